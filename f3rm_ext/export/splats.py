@@ -67,7 +67,7 @@ class SplatRun:
         if filter_3d and not mip.filter_3d:
             views = PinholeCameras.of(self.manager.train_dataset.cameras).to(self.model.device)
             means = self.model.gaussians.means.detach()
-            self.model.filter_3d = smoothing_filter(means, *views, options=mip)
+            self.model.filter_3d = smoothing_filter(means, views, options=mip)
 
     def splats(self, fused: bool = True) -> Gaussians:
         """Returns the Gaussians, float32, with the SH degree in use at the last training step.

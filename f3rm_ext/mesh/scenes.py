@@ -112,7 +112,7 @@ def open_splat_scene(
     start = read_start(splats)
     gaussians = start.to_scene(outputs, frame).gaussians
     cameras = pinhole(outputs.cameras, scale)
-    if not bool(sampling_intervals(gaussians.means, *PinholeCameras.of(cameras))[1].any()):
+    if not bool(sampling_intervals(gaussians.means, PinholeCameras.of(cameras))[1].any()):
         taken = start.frame if frame == "auto" else frame
         other = "capture" if taken == "scene" else "scene"
         raise MeshError(

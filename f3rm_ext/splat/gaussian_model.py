@@ -154,7 +154,7 @@ class GaussianModel(QueryableSplats):
             self.step = step
             self.current_sh_degree = self.schedule.sh_degree(step, config.sh_degree, config.sh_steps_per_degree)
             if config.mip.due(step, self.schedule.total, self._filter_stale):
-                self.filter_3d = smoothing_filter(self.gaussians.means.detach(), *views, options=config.mip)
+                self.filter_3d = smoothing_filter(self.gaussians.means.detach(), views, options=config.mip)
             self._filter_stale = False
 
         def end_step(step: int) -> None:

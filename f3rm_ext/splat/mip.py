@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.ranges import Count, Positive, Range, check_ranges
@@ -90,10 +91,7 @@ class MipOptions:
 @torch.no_grad()
 def sampling_intervals(
     means: Float[Tensor, "gaussians 3"],
-    viewmats: Float[Tensor, "cams 4 4"],
-    Ks: Float[Tensor, "cams 3 3"],
-    widths: Int[Tensor, " cams"],
-    heights: Int[Tensor, " cams"],
+    views: PinholeCameras,
     *,
     near: float = 0.2,
     margin: float = 0.15,
@@ -104,18 +102,17 @@ def sampling_intervals(
     combines the smallest depth with the largest focal length of all cameras; the two agree if all focal lengths do.
 
     Args:
-        viewmats: scene to camera, OpenCV axes.
         near: depth from which a camera sees, scene units.
         margin: share of width and height by which a projection may miss the image.
 
     Returns:
         Intervals, scene units (infinite where no camera sees the Gaussian), and which Gaussians are seen.
     """
-    finest = torch.full_like(means[:, 0], torch.inf)
+    finest, (viewmats, Ks) = torch.full_like(means[:, 0], torch.inf), views[:2]
     if not len(viewmats) or not len(means):
         return finest, torch.isfinite(finest)
     focal = torch.maximum(Ks[:, 0, 0], Ks[:, 1, 1])
-    widths, heights = widths.to(means), heights.to(means)
+    widths, heights = views.widths.to(means), views.heights.to(means)
     # The first two rows of K [R | t], which project up to the division by depth.
     rows = (Ks[:, :2, :, None] * viewmats[:, None, :3]).sum(2)
     low_x, high_x = -margin * widths, (1 + margin) * widths
@@ -136,19 +133,14 @@ def _affine(points: Tensor, rows: Tensor) -> Tensor:
 
 
 def smoothing_filter(
-    means: Float[Tensor, "gaussians 3"],
-    viewmats: Float[Tensor, "cams 4 4"],
-    Ks: Float[Tensor, "cams 3 3"],
-    widths: Int[Tensor, " cams"],
-    heights: Int[Tensor, " cams"],
-    options: MipOptions | None = None,
+    means: Float[Tensor, "gaussians 3"], views: PinholeCameras, options: MipOptions | None = None
 ) -> Float[Tensor, " gaussians"]:
     """Computes standard deviations of the 3D filter, σ = √variance · depth / focal length, scene units; no gradient.
 
     Gaussians that no camera sees get the largest value of the others. If no Gaussian is seen, all get 0 (no filter).
     """
     options = options or MipOptions()
-    finest, seen = sampling_intervals(means, viewmats, Ks, widths, heights, near=options.near, margin=options.margin)
+    finest, seen = sampling_intervals(means, views, near=options.near, margin=options.margin)
     # Nothing here reads a value back, for which the host would wait for a GPU.
     largest = torch.where(seen, finest, 0).max() if len(finest) else finest.new_zeros(())
     return options.variance_3d**0.5 * torch.where(seen, finest, largest)

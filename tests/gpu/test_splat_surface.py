@@ -90,8 +90,8 @@ def test_three_dimensional_filter(cuda: torch.device) -> None:
     viewmats[:, 2, 3] = torch.tensor([0.0, -4.5, 2.0])
     Ks = torch.tensor([[60.0, 0, 32], [0, 60, 24], [0, 0, 1]]).repeat(3, 1, 1)
     widths, heights = torch.tensor([64, 64, 64]), torch.tensor([48, 48, 48])
-    here = smoothing_filter(means, viewmats, Ks, widths, heights)
-    there = smoothing_filter(means.to(cuda), viewmats.to(cuda), Ks.to(cuda), widths.to(cuda), heights.to(cuda))
+    views = PinholeCameras(viewmats, Ks, widths, heights)
+    here, there = smoothing_filter(means, views), smoothing_filter(means.to(cuda), views.to(cuda))
     assert torch.allclose(here, there.cpu(), rtol=1e-5)
 
 

@@ -208,7 +208,7 @@ class BoundModel(GaussianModel):
             start, far = with_detail(start, splats.means, views.positions.cpu(), config.free_beyond, per_triangle)
             free = splats[far]
         bound = bind(start.vertices, start.faces, start.corner_colors, per_triangle, config.sh_degree, alpha, thickness)
-        seen = sampling_intervals(bound.gaussians().means.to(self.device), *views, near=config.near_plane)[1]
+        seen = sampling_intervals(bound.gaussians().means.to(self.device), views, near=config.near_plane)[1]
         if not bool(seen.any()):
             other = "capture" if start.frame == "scene" else "scene"
             raise MeshError(

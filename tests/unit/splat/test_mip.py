@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat import mip
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
 from f3rm_ext.splat.mip import MipOptions, fuse, sampling_intervals, smooth, smoothing_filter, unfuse
 
 
-def rig(count: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def rig(count: int, dtype: torch.dtype = torch.float64) -> PinholeCameras:
     """Cameras scattered around the unit cube that look anywhere, of different sizes and focal lengths."""
     generator = torch.Generator().manual_seed(count)
     viewmats = torch.eye(4, dtype=dtype).repeat(count, 1, 1)
@@ -26,7 +27,7 @@ def rig(count: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor,
     Ks[:, 0, 0] = 30 + 30 * torch.rand(count, generator=generator, dtype=dtype)
     Ks[:, 1, 1] = 30 + 30 * torch.rand(count, generator=generator, dtype=dtype)
     Ks[:, 0, 2], Ks[:, 1, 2], Ks[:, 2, 2] = widths / 2 + 1, heights / 2 - 2, 1
-    return viewmats, Ks, widths, heights
+    return PinholeCameras(viewmats, Ks, widths, heights)
 
 
 def by_definition(
@@ -51,28 +52,28 @@ def test_intervals_against_loops(elements: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(mip, "ELEMENTS", elements)  # 9 elements: chunks of two Gaussians
     means = 2 * torch.rand(80, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1
     cameras = rig(4)
-    finest, seen = sampling_intervals(means, *cameras)
+    finest, seen = sampling_intervals(means, cameras)
     expected = by_definition(means.numpy(), *(part.numpy() for part in cameras))
     np.testing.assert_allclose(finest.numpy(), expected, rtol=1e-12)
     assert 5 < int(seen.sum()) < 75, "the case tests nothing"
-    sigma = smoothing_filter(means, *cameras)
+    sigma = smoothing_filter(means, cameras)
     largest = max(value for value in expected if math.isfinite(value))
     np.testing.assert_allclose(
         sigma.numpy(), [math.sqrt(0.2) * (v if math.isfinite(v) else largest) for v in expected], rtol=1e-12
     )
 
 
-def single(focal: float = 100.0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def single(focal: float = 100.0) -> PinholeCameras:
     K = torch.tensor([[[focal, 0, 50.0], [0, focal, 50.0], [0, 0, 1]]])
-    return torch.eye(4)[None], K, torch.tensor([100]), torch.tensor([100])
+    return PinholeCameras(torch.eye(4)[None], K, torch.tensor([100]), torch.tensor([100]))
 
 
 def test_one_camera_by_hand() -> None:
     """Depth 4, focal length 100: an interval of 0.04, σ = √0.2 · 0.04."""
     means = torch.tensor([[0.0, 0.0, 4.0]])
-    assert float(smoothing_filter(means, *single())) == pytest.approx(math.sqrt(0.2) * 0.04)
+    assert float(smoothing_filter(means, single())) == pytest.approx(math.sqrt(0.2) * 0.04)
     near = MipOptions(variance_3d=0.8)
-    assert float(smoothing_filter(means, *single(), near)) == pytest.approx(2 * math.sqrt(0.2) * 0.04)
+    assert float(smoothing_filter(means, single(), near)) == pytest.approx(2 * math.sqrt(0.2) * 0.04)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +92,15 @@ def test_one_camera_by_hand() -> None:
     ],
 )
 def test_which_cameras_see(point: tuple[float, float, float], seen: bool) -> None:
-    assert sampling_intervals(torch.tensor([point]), *single())[1].tolist() == [seen]
+    assert sampling_intervals(torch.tensor([point]), single())[1].tolist() == [seen]
 
 
 def test_nobody_sees_anything() -> None:
     behind = torch.tensor([[0.0, 0.0, -4.0]])
-    assert smoothing_filter(behind, *single()).tolist() == [0]
-    no_cameras = [part[:0] for part in single()]
-    assert smoothing_filter(behind, *no_cameras).tolist() == [0]
-    assert smoothing_filter(behind[:0], *single()).shape == (0,)
+    assert smoothing_filter(behind, single()).tolist() == [0]
+    no_cameras = PinholeCameras(*(part[:0] for part in single()))
+    assert smoothing_filter(behind, no_cameras).tolist() == [0]
+    assert smoothing_filter(behind[:0], single()).shape == (0,)
 
 
 def some(n: int = 20, dtype: torch.dtype = torch.float64) -> Gaussians:

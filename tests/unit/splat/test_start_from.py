@@ -55,7 +55,7 @@ def test_a_filter_that_is_in_the_splats_is_taken_out(
     tmp_path: Path, colorful: Any, ring_cameras: Any, fused: bool | None
 ) -> None:
     views, splats = PinholeCameras.of(ring_cameras()), colorful(9)
-    written = fuse(splats, smoothing_filter(splats.means, *views)) if fused else splats
+    written = fuse(splats, smoothing_filter(splats.means, views)) if fused else splats
     export_splats(written, tmp_path / "a.ply", SplatInfo(filters_fused=fused))
     start = read_start(tmp_path / "a.ply")
     same(start.gaussians, written)

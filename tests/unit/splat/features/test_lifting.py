@@ -37,7 +37,7 @@ def scene(colorful: Callable[..., Gaussians], views: PinholeCameras) -> SplatSce
     gaussians = colorful(30)
     gaussians.means[-1] = torch.tensor([0.0, 0.0, 50.0])
     mip = MipOptions()
-    return SplatScene(gaussians, smoothing_filter(gaussians.means, *views, options=mip), mip)
+    return SplatScene(gaussians, smoothing_filter(gaussians.means, views, options=mip), mip)
 
 
 def maps(count: int = 3, dim: int = DIM, rows: int = 6, cols: int = 8) -> list[FeatureMap]:
