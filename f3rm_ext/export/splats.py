@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from f3rm_ext.data.image_datamanager import ImageDataManager
     from f3rm_ext.data.pinhole_dataset import PinholeDataset
-    from f3rm_ext.splat.model import SplatModel
+    from f3rm_ext.splat.gaussian_model import GaussianModel
 
 
 @dataclass
 class SplatRun:
     """A trained run of splats, opened for evaluation or export."""
 
-    model: "SplatModel"
+    model: "GaussianModel"
     """The model, in evaluation mode."""
     manager: "ImageDataManager"
     """The datamanager, with photos and cameras."""
@@ -67,7 +67,7 @@ class SplatRun:
         if filter_3d and not mip.filter_3d:
             views = PinholeCameras.of(self.manager.train_dataset.cameras).to(self.model.device)
             means = self.model.gaussians.means.detach()
-            self.model.filter_3d = smoothing_filter(means, *views, options=mip)
+            self.model.filter_3d = smoothing_filter(means, views, options=mip)
 
     def splats(self, fused: bool = True) -> Gaussians:
         """Returns the Gaussians, float32, with the SH degree in use at the last training step.
@@ -96,15 +96,15 @@ def load_splat_run(load_config: Path) -> SplatRun:
         CheckpointError: the run has no checkpoint yet, or all are damaged.
     """
     from f3rm_ext.data.image_datamanager import ImageDataManager
-    from f3rm_ext.splat.model import SplatModel
+    from f3rm_ext.splat.gaussian_model import GaussianModel
 
     opened = open_run(
         load_config,
-        lambda config: issubclass(config.pipeline.model._target, SplatModel),
+        lambda config: issubclass(config.pipeline.model._target, GaussianModel),
         "which has no splats: give a run of sugar-ext",
     )
     model, manager = opened.pipeline.model, opened.pipeline.datamanager
-    assert isinstance(model, SplatModel) and isinstance(manager, ImageDataManager)
+    assert isinstance(model, GaussianModel) and isinstance(manager, ImageDataManager)
     return SplatRun(model, manager, opened.config, opened.checkpoint, opened.step)
 
 

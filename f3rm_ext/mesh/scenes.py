@@ -66,18 +66,18 @@ def open_run_scene(
 def run_scene(run: "Run", scale: float = 1.0, depth: Depth | None = None, stereo_width: int = 0) -> SurfaceScene:
     """Returns the scene of a run that is open; see :func:`open_run_scene`."""
     from f3rm_ext.export.splats import SplatRun
-    from f3rm_ext.splat.model import SplatModel
+    from f3rm_ext.splat.gaussian_model import GaussianModel
 
     cameras = run.cameras("train")
     outputs = run.manager.train_dataparser_outputs
     frame, stereo = CaptureFrame.of_outputs(outputs, run.data), _stereo(outputs, stereo_width)
-    if not isinstance(run.model, SplatModel):
+    if not isinstance(run.model, GaussianModel):
         depth = depth or "median"
         origin = {**run.describe(), "depth": depth}
         return SurfaceScene(SceneViews.of_field(run.model, cameras, scale, depth), None, frame, origin, stereo)
     splats = SplatRun(run.model, run.manager, run.config, run.checkpoint, run.step)  # type: ignore[arg-type]
     mip = replace(run.model.config.mip, filter_3d=False)  # it is in the Gaussians
-    depth = depth or ("planes" if run.model.config.regularization == "planar" else "median")
+    depth = depth or ("planes" if getattr(run.model.config, "regularization", "none") == "planar" else "median")
     views = splat_views(splats.splats(fused=True), mip, pinhole(cameras, scale), depth)
     origin = {**run.describe(), "depth": depth}
     return SurfaceScene(views, splats.splats(fused=False).to("cpu"), frame, origin, stereo)
@@ -112,7 +112,7 @@ def open_splat_scene(
     start = read_start(splats)
     gaussians = start.to_scene(outputs, frame).gaussians
     cameras = pinhole(outputs.cameras, scale)
-    if not bool(sampling_intervals(gaussians.means, *PinholeCameras.of(cameras))[1].any()):
+    if not bool(sampling_intervals(gaussians.means, PinholeCameras.of(cameras))[1].any()):
         taken = start.frame if frame == "auto" else frame
         other = "capture" if taken == "scene" else "scene"
         raise MeshError(

@@ -5,7 +5,7 @@ object or on a leaf, and is drawn away by whatever is faintly seen behind.
 
 The median, from a histogram of depth in every pixel, stays on the surface that holds half of the weight.
 
-For flat Gaussians the mean over all planes that a ray meets (:mod:`f3rm_ext.splat.regularization.planes`) is smooth,
+For flat Gaussians the mean over all planes that a ray meets (:mod:`f3rm_ext.splat.regularization.normals`) is smooth,
 and right on a wall. Elsewhere a ray first finds the plane at which two fifths of its light are stopped (RaDe-GS takes
 half, Zhang et al. 2024), and then the mean of the planes near it. A little less than half keeps more of what is thin.
 The depth of a plane is z = d / (n · r), but not farther from the Gaussian's centre than three of its longest standard
@@ -27,8 +27,7 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.rasterize import cpu, reference
 from f3rm_ext.splat.rasterize.camera import MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTANCE, TILE_PX, Camera
 from f3rm_ext.splat.regularization.frames import pixel_rays, to_camera
-from f3rm_ext.splat.regularization.normals import facing_normals
-from f3rm_ext.splat.regularization.planes import plane_distances
+from f3rm_ext.splat.regularization.normals import facing_normals, plane_distances
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, composite
 
 BINS = 64

@@ -39,6 +39,8 @@ class Growth:
 def plan_growth(request: PlanRequest) -> Growth | None:
     """Returns the growth of a run; None for fields."""
     model = request.config.pipeline.model
+    if isinstance(model, BoundModelConfig):
+        return Growth(starting_gaussians(request), final_gaussians(request), _mesh_source(request), 0, 0, 1)
     if not isinstance(model, SplatModelConfig):
         return None
     schedule = schedule_of(request)
@@ -46,9 +48,7 @@ def plan_growth(request: PlanRequest) -> Growth | None:
     first, last = starting_gaussians(request), final_gaussians(request)
     begin = max(0, options.start - schedule.offset)
     end = max(begin, min(request.config.max_num_iterations, schedule.last_growth() - schedule.offset))
-    if isinstance(model, BoundModelConfig):
-        source, end = _mesh_source(request), begin
-    elif options.strategy == "none":
+    if options.strategy == "none":
         source, end = "growth is off", begin
     elif options.cap is not None and last == options.cap:
         source = f"the limit, --{LIMIT}"
@@ -113,10 +113,10 @@ def final_gaussians(request: PlanRequest) -> int:
     """Returns how many Gaussians there are when growth ends: those of the request, or what the options suggest."""
     if request.gaussians is not None:
         return request.gaussians
-    densify: Any = request.config.pipeline.model.densify  # type: ignore[attr-defined]
-    begin = starting_gaussians(request)
-    if densify.strategy == "none":
+    begin, model = starting_gaussians(request), request.config.pipeline.model
+    if not isinstance(model, SplatModelConfig) or model.densify.strategy == "none":
         return begin
+    densify = model.densify
     if densify.strategy == "default":
         return max(begin, densify.cap or ASSUMED_GAUSSIANS)
     return gaussians_at(request, schedule_of(request).last_growth())
@@ -132,12 +132,12 @@ def gaussians_at(request: PlanRequest, step: int) -> int:
         request: the run.
         step: step of the run, from 0.
     """
-    config: Any = request.config.pipeline.model
-    schedule = schedule_of(request)
-    densify = schedule.densify(config.densify)
-    begin, at, last = starting_gaussians(request), schedule.position(step), schedule.last_growth()
-    if densify.strategy == "none":
+    model, begin = request.config.pipeline.model, starting_gaussians(request)
+    if not isinstance(model, SplatModelConfig) or model.densify.strategy == "none":
         return request.gaussians or begin
+    schedule = schedule_of(request)
+    densify = schedule.densify(model.densify)
+    at, last = schedule.position(step), schedule.last_growth()
     if densify.strategy == "mcmc":
         end = request.gaussians or densify.cap or begin
         rounds = max(0, min(at, last, densify.mcmc_stop) - 1) // densify.every - densify.start // densify.every
@@ -155,4 +155,4 @@ def gaussians_at(request: PlanRequest, step: int) -> int:
 def schedule_of(request: PlanRequest) -> Schedule:
     """Returns the schedule of the run."""
     model: Any = request.config.pipeline.model
-    return Schedule.from_options(schedule_length(request.config), model.regularization_options, model.start_stage)
+    return model.schedule(schedule_length(request.config))

@@ -25,7 +25,8 @@ from f3rm_ext.planning.traced_run import (
     tracing_run,
 )
 from f3rm_ext.splat.features.heads import LiftedHead
-from f3rm_ext.splat.model import SplatModel
+from f3rm_ext.splat.gaussian_model import GaussianModel
+from f3rm_ext.splat.model import SplatModel, SplatModelConfig
 
 FEW = 100
 """Gaussians with which the model is built, before it gets those of the plan."""
@@ -69,15 +70,15 @@ class _TracedSplats:
         self.request, self.count = request, count
         self.config: Any = copy.deepcopy(request.config)
         options = self.config.pipeline.model
-        options.num_random, options.start_from, options.start_stage = FEW, None, "vanilla"
-        options.densify.max_gaussians = 0
-        self.regularized = options.regularization != "none"
+        options.start_from = None
+        if isinstance(options, SplatModelConfig):
+            options.num_random, options.start_stage, options.densify.max_gaussians = FEW, "vanilla", 0
         capture = request.capture
         self.view, self.queried = make_cameras(capture.width_px, capture.height_px), make_cameras(*QUERY_PX)
         self.view.metadata = {"cam_idx": 0}
         self.trained = make_cameras(capture.width_px, capture.height_px, min(capture.train_images, FEW_VIEWS))
         box = SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
-        self.model: SplatModel = options.setup(
+        self.model: GaussianModel = options.setup(
             scene_box=box,
             num_train_data=capture.train_images,
             metadata={},
@@ -107,9 +108,10 @@ class _TracedSplats:
         model.loaded = True  # no message about the start
         with tracker.allocating("buffers"):
             model.get_training_callbacks(attributes)
-        assert model.regularizer is not None and model.densifier is not None
-        surface, growing = model.regularizer.options, model.densifier.options
-        model.step = surface.first_surface_loss + 1 if self.regularized else growing.start + growing.every + 1
+        if isinstance(model, SplatModel):
+            assert model.regularizer is not None and model.densifier is not None
+            surface, growing = model.regularizer.options, model.densifier.options
+            model.step = (growing.start + growing.every if surface.mode == "none" else surface.first_surface_loss) + 1
 
     def _allocate_mesh(self, tracker: AllocationTracker) -> dict[str, int]:
         """Gives the model triangles. Returns the rows of parameters that do not have one for each Gaussian."""
@@ -155,6 +157,8 @@ class _TracedSplats:
 
     def _after(self) -> None:
         model = self.model
+        if not isinstance(model, SplatModel):
+            return
         assert model.regularizer is not None and model.densifier is not None and model._rasterization is not None
         if model.regularizer.neighbours.index is not None:
             self.run.tracker.label([model.regularizer.neighbours.index], "buffers")

@@ -27,7 +27,7 @@ from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError, install_excepthook
 from f3rm_ext.planning.request import ImageSizes
 from f3rm_ext.splat.model import SplatModelConfig
-from f3rm_ext.splat.schedule import Schedule
+from f3rm_ext.splat.options import GaussianOptions
 from f3rm_ext.utils.console import messages_to_stderr
 
 PROBE_STEPS, FEW_STEPS = 20, 5
@@ -132,12 +132,11 @@ def stage_starts(config: F3rmTrainerConfig) -> list[int]:
     """Returns the steps at which the cost of a step changes: 0, and the first of each stage and image size."""
     model, manager, total = config.pipeline.model, config.pipeline.datamanager, config.max_num_iterations
     starts = {0}
-    if isinstance(model, SplatModelConfig):
-        options = model.regularization_options
-        schedule = Schedule.from_options(schedule_length(config), options, model.start_stage)
-        if options.mode != "none":
-            surface = schedule.surface(options)
-            starts |= {surface.first_loss - schedule.offset, surface.first_surface_loss - schedule.offset}
+    if isinstance(model, SplatModelConfig) and model.regularization != "none":
+        schedule = model.schedule(schedule_length(config))
+        surface = schedule.surface(model.regularization_options)
+        starts |= {surface.first_loss - schedule.offset, surface.first_surface_loss - schedule.offset}
+    if isinstance(model, GaussianOptions):
         if isinstance(manager, ImageDataManagerConfig):
             starts |= {(1 + number) * manager.resolution_schedule for number in range(manager.num_downscales)}
     return sorted(start for start in starts if 0 <= start < total)

@@ -32,7 +32,7 @@ from f3rm_ext.planning.request import CaptureSizes
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Scorer
 from f3rm_ext.splat import losses
-from f3rm_ext.splat.densify import relocation
+from f3rm_ext.splat.densify import mcmc
 from f3rm_ext.utils import colormaps
 
 QUERY_PX = (1920, 1080)
@@ -152,7 +152,7 @@ def tracing_run(device_type: str, *, arrays: bool = True) -> Iterator[Allocation
         with tracing(device_type, arrays=arrays) as tracker:
             yield tracker
     finally:
-        caches = (losses._window, colormaps._color_table, relocation.relocation_table, layout.barycentric_weights)
+        caches = (losses._window, colormaps._color_table, mcmc.relocation_table, layout.barycentric_weights)
         for cache in caches:
             cache.cache_clear()
 

@@ -124,7 +124,7 @@ class Lift:
         from f3rm_ext.data.image_datamanager import ImageDataManager
         from f3rm_ext.engine.opening import open_run
         from f3rm_ext.splat.features.heads import save_lifted
-        from f3rm_ext.splat.model import SplatModel
+        from f3rm_ext.splat.gaussian_model import GaussianModel
         from f3rm_ext.utils.console import console
 
         if not self.extractors:
@@ -138,11 +138,11 @@ class Lift:
 
         opened = open_run(
             self.load_config,
-            lambda config: issubclass(config.pipeline.model._target, SplatModel),
+            lambda config: issubclass(config.pipeline.model._target, GaussianModel),
             "which has no splats: give a run of sugar-ext",
             change,
         )
-        model, manager = cast(SplatModel, opened.pipeline.model), cast(ImageDataManager, opened.pipeline.datamanager)
+        model, manager = cast(GaussianModel, opened.pipeline.model), cast(ImageDataManager, opened.pipeline.datamanager)
         source = cast("FeatureSource", manager.prepare_features(with_train=True)[0])
         model.lift_features(manager.train_dataset, source, required=True)
         save_lifted(model.lifted, opened.checkpoint)

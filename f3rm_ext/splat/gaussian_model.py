@@ -1,43 +1,102 @@
-"""A nerfstudio model whose parameters are Gaussians: access to them, replacing them, and loading checkpoints."""
+"""The base of models whose parameters are Gaussians: rendering, colour loss, metrics, viewer and checkpoints."""
 
 import json
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from nerfstudio.models.base_model import Model
+from nerfstudio.cameras.cameras import Cameras
+from nerfstudio.data.scene_box import OrientedBox
+from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
-from f3rm_ext.engine.ranks import Ranks
-from f3rm_ext.errors import CheckpointError
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.uploads import upload
+from f3rm_ext.engine.cost import TrainingCost
+from f3rm_ext.engine.optimizers import schedule_length
+from f3rm_ext.engine.ranks import is_first, sum_over_ranks
+from f3rm_ext.memory.options import MemoryOption, RunState
+from f3rm_ext.model_components import masks
+from f3rm_ext.model_components.image_metrics import ImageMetrics
+from f3rm_ext.model_components.output_guard import OutputGuard
+from f3rm_ext.model_components.visualization import comparison_images, feature_images
+from f3rm_ext.splat.densify import RunOptimizers
 from f3rm_ext.splat.features.heads import LiftedHeads
+from f3rm_ext.splat.features.queryable import QueryableSplats
 from f3rm_ext.splat.gaussians import Gaussians, degree_from_count
-from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
-from f3rm_ext.splat.sharding import collect, count_of_all, deal_out
+from f3rm_ext.splat.losses import photometric_loss
+from f3rm_ext.splat.memory.allocator import CacheCleaner
+from f3rm_ext.splat.memory.conversion import ConversionLoss
+from f3rm_ext.splat.mip import MipOptions, smoothing_filter
+from f3rm_ext.splat.options import GaussianOptions
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+from f3rm_ext.splat.schedule import Schedule
+from f3rm_ext.utils import threads
+from f3rm_ext.viewer.panel import QueryPanel
 
 PREFIX = "gauss_params."
 """Prefix of the parameters in checkpoints, as in splatfacto."""
 
 
-class GaussianModel(Model):
-    """Holds any number of Gaussians; subclasses create them and render them."""
+class GaussianModel(QueryableSplats):
+    """Holds any number of Gaussians; subclasses create them and say what training changes besides their values."""
 
-    config: Any
-    """Has ``sh_degree`` and ``memory`` (:class:`~f3rm_ext.splat.memory.options.MemoryOptions`)."""
+    config: GaussianOptions
     gauss_params: nn.ParameterDict
     """Tensors of :class:`~f3rm_ext.splat.gaussians.Gaussians` by name, or what a subclass computes them from."""
     filter_3d: Tensor
     """Standard deviations of the 3D filter, (gaussians,), scene units; 0 where not computed yet."""
-    lifted: LiftedHeads
-    """Features of the Gaussians."""
+    schedule: Schedule
+    """Of the run; set when training starts."""
     loaded = False
     """Whether the Gaussians come from a checkpoint."""
     sharded = False
     """Whether this process holds a part of the Gaussians; see :mod:`f3rm_ext.splat.sharding`."""
-    _total = 0
+
+    @abstractmethod
+    def _initial_parameters(self, views: PinholeCameras | None) -> dict[str, Tensor]:
+        """Returns the initial values of the parameters by name."""
+
+    @abstractmethod
+    def _start(self, manager: Any, views: PinholeCameras) -> str:
+        """Prepares the Gaussians of a run that does not resume. Returns what the log says.
+
+        Args:
+            views: the training cameras, on the device of the model.
+        """
+
+    @abstractmethod
+    def _take(self, state_dict: Mapping[str, Any]) -> ConversionLoss:
+        """Replaces all Gaussians by those of a checkpoint. Returns what the SH degree and the storage lose.
+
+        Raises:
+            CheckpointError: the checkpoint is of another method.
+        """
+
+    def populate_modules(self) -> None:
+        """Creates the initial Gaussians."""
+        threads.settle(numba=torch.device(self.kwargs.get("device") or "cpu").type == "cpu")
+        config = self.config
+        cameras: Cameras | None = (self.kwargs.get("metadata") or {}).get("cameras")
+        views = None if cameras is None else PinholeCameras.of(cameras)
+        self.extent = 1.0 if views is None else views.extent()
+        first = self._initial_parameters(views)
+        self.gauss_params = nn.ParameterDict({name: nn.Parameter(value.contiguous()) for name, value in first.items()})
+        self.gauss_params["features_rest"].data = self.gauss_params["features_rest"].data.to(config.memory.sh_dtype)
+        self.register_buffer("filter_3d", torch.zeros(self.num_gaussians))
+        self.register_buffer("background", torch.tensor(1.0 if config.background_color == "white" else 0.0).repeat(3))
+        self.collider = None
+        self.image_metrics = ImageMetrics(config.lpips_weights)
+        self.guard = OutputGuard()
+        self.lifted = LiftedHeads()
+        self.queries = QueryPanel(self)
+        self.cost = TrainingCost()
+        self.step = 0
+        self.current_sh_degree = config.sh_degree
+        self._filter_stale = True
 
     @property
     def gaussians(self) -> Gaussians:
@@ -46,58 +105,171 @@ class GaussianModel(Model):
 
     @property
     def num_gaussians(self) -> int:
-        """Number of Gaussians."""
+        """Number of Gaussians that this process holds."""
         return len(self.gauss_params["opacities"])
 
     @property
     def total_gaussians(self) -> int:
-        """Number of Gaussians of all processes, as of the last round of densification where they are divided."""
-        return self._total if self.sharded else self.num_gaussians
+        """Number of Gaussians of all processes."""
+        return self.num_gaussians
 
-    def count_gaussians(self) -> int:
-        """Returns the number of Gaussians of all processes, each of which must call it where they are divided."""
-        return count_of_all(self.num_gaussians, self.device) if self.sharded else self.num_gaussians
+    @property
+    def growing(self) -> bool:
+        """Whether Gaussians will still be added."""
+        return False
 
-    def deal_out(self, state: dict[str, Any]) -> None:
-        """Keeps of a checkpoint what this process is to hold; see :func:`f3rm_ext.splat.sharding.deal_out`."""
-        if self.sharded:
-            deal_out(state)
-
-    def collect(self, state: dict[str, Any], ranks: Ranks) -> None:
-        """Completes a checkpoint on rank 0; see :func:`f3rm_ext.splat.sharding.collect`."""
-        if self.sharded:
-            collect(state, ranks)
-
-    def set_gaussians(
-        self, gaussians: Gaussians, filter_3d: Float[Tensor, " gaussians"] | None = None
-    ) -> ConversionLoss:
-        """Replaces all Gaussians. The parameters stay the same objects, so optimisers keep working.
-
-        Args:
-            gaussians: any number of them; colours are converted to the SH degree of the model.
-            filter_3d: standard deviations of their 3D filter; 0 (not filtered yet) by default.
-
-        Returns:
-            What the SH degree and the storage of the model lose of the colours.
-        """
-        self.lifted.clear()
-        rest, loss = convert_harmonics(gaussians.features_rest, self.config.sh_degree, self.config.memory.sh_dtype)
-        for name, value in replace(gaussians, features_rest=rest).tensors().items():
-            dtype = rest.dtype if name == "features_rest" else torch.float32
-            self.gauss_params[name].data = value.detach().to(self.device, dtype, copy=True)
-        self.filter_3d = torch.zeros(len(gaussians)) if filter_3d is None else filter_3d
-        self.filter_3d = self.filter_3d.to(self.device)
-        return loss
+    @property
+    def mip(self) -> MipOptions:
+        """The anti-aliasing filters, with the compensation that suits the Gaussians."""
+        return self.config.mip.resolve(flat=False)
 
     def get_param_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Returns one group for each tensor of the Gaussians."""
+        """Returns one group for each parameter."""
         return {name: [parameter] for name, parameter in self.gauss_params.items()}  # type: ignore[misc]
+
+    def memory_options(self) -> list[MemoryOption]:
+        """Returns options that lower the memory of a training step."""
+        return self.config.memory_options(
+            RunState(self.device.type, self.num_train_data, gaussians=self.total_gaussians, growing=self.growing)
+        )
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
+        """Sets up the schedule and, unless the run resumes, the Gaussians. Returns one callback before each step, for
+        filters and SH degree, and one after it."""
+        assert attributes.trainer is not None and attributes.pipeline is not None and attributes.optimizers is not None
+        config, optimizers, trainer = self.config, attributes.optimizers, attributes.trainer.config
+        manager: Any = attributes.pipeline.datamanager
+        views = PinholeCameras.of(manager.train_dataset.cameras).to(self.device)
+        self.extent = views.extent()
+        self.schedule = config.schedule(schedule_length(trainer))
+        if not self.loaded:
+            CONSOLE.log(self._start(manager, views), markup=False)
+        self.lifted.clear()  # Features do not follow the Gaussians through training.
+        cleaner = CacheCleaner(config.memory.clear_every)
+
+        def begin_step(step: int) -> None:
+            self.cost.before_step(self.device)
+            self.step = step
+            self.current_sh_degree = self.schedule.sh_degree(step, config.sh_degree, config.sh_steps_per_degree)
+            if config.mip.due(step, self.schedule.total, self._filter_stale):
+                self.filter_3d = smoothing_filter(self.gaussians.means.detach(), views, options=config.mip)
+            self._filter_stale = False
+
+        def end_step(step: int) -> None:
+            self._filter_stale = self._change_gaussians(step, optimizers)
+            self.cost.after_step(step, self.device)
+            cleaner.clear(step, self.device)
+            if step == trainer.max_num_iterations - 1 and hasattr(manager, "train_feature_source") and is_first():
+                self.lift_features(manager.train_dataset, manager.train_feature_source())
+
+        locations = (TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION)
+        return [
+            TrainingCallback([location], call, update_every_num_iters=1)
+            for location, call in zip(locations, (begin_step, end_step), strict=True)
+        ]
+
+    def _change_gaussians(self, step: int, optimizers: RunOptimizers) -> bool:
+        """Adds and removes Gaussians after a step. Returns whether their set changed."""
+        return False
+
+    def get_outputs(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Any]:  # type: ignore[override]
+        """Renders one camera.
+
+        Args:
+            camera: one pinhole camera, shape (1,).
+            obb_box: Gaussians whose centres lie outside are left out; used outside training only.
+
+        Returns:
+            ``rgb`` (h, w, 3), ``depth`` (h, w, 1; along the camera's axis, divided by the accumulation) and
+            ``accumulation`` (h, w, 1); outside training also ``plane_depth`` (h, w, 1), and ``normal`` and
+            ``normal_from_depth`` as colours, see :func:`~f3rm_ext.splat.rendering.render_outputs`.
+        """
+        if not self.training:
+            return self.render_with_features(camera, {}, obb_box)
+        background, view = self._training_background(), PinholeCameras.to_render(camera, self.device)
+        rendered = render(self._scene(), view, self.current_sh_degree, background, self._settings)
+        return {**rendered.outputs(), "background": background}
+
+    def _scene(self) -> SplatScene:
+        return SplatScene(self.gaussians, self.filter_3d, self.mip)
+
+    @property
+    def _settings(self) -> RenderSettings:
+        return RenderSettings(self.config.near_plane, self.config.backend, self.sharded)
+
+    def _training_background(self) -> Float[Tensor, "3"]:
+        if self.config.background_color != "random":
+            return self.background
+        generator = torch.Generator().manual_seed((self.config.seed << 32) + self.step)
+        return upload(torch.rand(3, generator=generator), self.device)
+
+    def get_loss_dict(
+        self, outputs: dict[str, Any], batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None
+    ) -> dict[str, Tensor]:
+        """Returns ``rgb_loss`` and, in training, the active losses of the regularisation."""
+        truth = self._truth(batch, outputs.get("background", self.background))
+        mask = batch["mask"].to(self.device) if "mask" in batch else None
+        losses = {"rgb_loss": photometric_loss(outputs["rgb"], truth, mask, self.config.ssim_weight)}
+        return losses | self._regularization_losses(outputs, truth, mask) if self.training else losses
+
+    def _regularization_losses(
+        self, outputs: dict[str, Any], truth: Float[Tensor, "h w 3"], mask: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Returns the losses of a training step besides that of colours."""
+        return {}
+
+    def get_metrics_dict(self, outputs: dict[str, Any], batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Returns psnr over the pixels that masks keep (absent if they keep none) and the number of Gaussians."""
+        truth = self._truth(batch, outputs.get("background", self.background))
+        kept = batch.get("mask")
+        if "kept" in batch:
+            kept = batch["kept"] if kept is None else kept & batch["kept"]
+        metrics = {"gaussian_count": torch.tensor(float(self.total_gaussians))}
+        if not masks.is_empty(kept):
+            kept = None if kept is None else kept.to(self.device)
+            metrics["psnr"] = masks.psnr(outputs["rgb"].detach(), truth, kept)
+        return metrics
+
+    def _truth(self, batch: dict[str, Any], background: Float[Tensor, "3"]) -> Float[Tensor, "h w 3"]:
+        image = batch["image"].to(self.device)
+        if "alpha" not in batch:
+            return image
+        alpha = batch["alpha"].to(self.device)
+        return alpha * image + (1 - alpha) * background
+
+    @torch.no_grad()
+    def get_image_metrics_and_images(
+        self, outputs: dict[str, Tensor], batch: dict[str, Any]
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """Compares a rendered image with the photo.
+
+        Returns:
+            The metrics psnr, ssim, lpips (where its weights are available), l1, gaussian_count, mean_opacity,
+            train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib, with those of the features; and the images
+            img (photo | rendered), accumulation, depth and normal. Pixels that ``mask`` leaves out do not count and
+            are grey. If it leaves out all pixels, the metrics that compare images are absent.
+        """
+        truth, mask = self._truth(batch, self.background), batch.get("mask")
+        metrics = self.image_metrics(outputs["rgb"], truth, mask)
+        metrics["gaussian_count"] = float(self.total_gaussians)
+        opacities = self.gaussians.alphas().sum()
+        if self.sharded:
+            sum_over_ranks(opacities)
+        metrics["mean_opacity"] = float(opacities) / self.total_gaussians
+        metrics.update(self.feature_metrics(batch))
+        metrics.update(self.cost.metrics(self.device))
+        images = comparison_images(outputs, truth, mask)
+        return metrics, images | masks.grey_out(feature_images(self, outputs, batch), mask)
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Loads any number of Gaussians of any SH degree, and logs what a lower degree loses.
 
         Raises:
-            CheckpointError: the checkpoint holds no Gaussians.
+            CheckpointError: the checkpoint is of another method.
         """
         loss = self._take(state_dict)
         ours, theirs = self.config.sh_degree, degree_from_count(state_dict[f"{PREFIX}features_rest"].shape[1])
@@ -111,11 +283,25 @@ class GaussianModel(Model):
         own["filter_3d"] = self.filter_3d
         return super().load_state_dict({**state_dict, **own}, *args, **kwargs)
 
-    def _take(self, state_dict: Mapping[str, Any]) -> ConversionLoss:
-        """Replaces all Gaussians by those of a checkpoint; see :meth:`set_gaussians`."""
-        if PREFIX + "means" not in state_dict:
-            raise CheckpointError(
-                "The checkpoint holds no Gaussians, so it is of another method: load a run of sugar-ext."
-            )
-        gaussians = Gaussians.from_tensors({name.removeprefix(PREFIX): value for name, value in state_dict.items()})
-        return self.set_gaussians(gaussians, state_dict.get("filter_3d", torch.zeros(len(gaussians))))
+    def _about(self) -> dict[str, Any]:
+        """Returns the part of the checkpoint's extra state that is plain JSON."""
+        return {
+            **self.cost.state(),
+            "extent": self.extent,
+            "sh_degree_in_use": self.current_sh_degree,
+            "step": self.step,
+            "filter_stale": self._filter_stale,
+            "features": self.lifted.describe(),
+        }
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Returns the state that the checkpoint keeps beside the parameters."""
+        return {"about": json.dumps(self._about())}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Restores :meth:`get_extra_state`."""
+        about = json.loads(state["about"])
+        self.cost.restore(about)
+        self.extent = float(about["extent"])
+        self.current_sh_degree = min(int(about["sh_degree_in_use"]), self.config.sh_degree)
+        self._filter_stale = bool(about["filter_stale"])

@@ -103,9 +103,6 @@ class Gaussians:
     def require_finite(self, source: str) -> "Gaussians":
         """Returns the Gaussians after checking that there are any and that all values are finite.
 
-        Args:
-            source: name of their origin, for the message.
-
         Raises:
             ConfigError: there are none, or some values are NaN or infinite.
         """

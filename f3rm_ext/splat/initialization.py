@@ -49,10 +49,8 @@ def initial_points(
 
     Args:
         points: positions (points, 3), scene frame, and colours, 0 to 255, of the capture's points; None for none.
-        source: origin of the points, for the log.
         views: training cameras; without them random points fill the cube from −1 to 1.
         most: upper limit; a random subset is kept. 0 for no limit.
-        generator: random number generator on the CPU.
     """
     count = 0 if points is None else len(points[0])
     parts: list[tuple[Tensor, Tensor]] = []
@@ -79,9 +77,6 @@ def random_points(views: PinholeCameras, count: int, generator: torch.Generator)
     """Draws random points for a capture without points: half by :func:`points_seen_by_many` (the subject), half by
     :func:`points_on_rays` (everything around and behind it).
 
-    Args:
-        generator: random number generator on the CPU.
-
     Returns:
         Scene frame, on the CPU.
     """
@@ -99,7 +94,6 @@ def points_on_rays(views: PinholeCameras, count: int, generator: torch.Generator
 
     Args:
         views: training cameras, on the CPU.
-        generator: random number generator on the CPU.
     """
     chosen = torch.randint(len(views.viewmats), (count,), generator=generator)
     sizes = torch.stack([views.widths, views.heights], dim=1)[chosen]
@@ -120,11 +114,7 @@ def points_seen_by_many(
     The centre of the ball is the point nearest to all optical axes; the farthest camera lies on its surface.
 
     Args:
-        generator: random number generator on the CPU.
         share: a point is drawn again if fewer cameras see it than this share of those that see the best-seen point.
-
-    Returns:
-        Scene frame, on the CPU.
     """
     views = views.to("cpu")
     centre, radius = views.focus(), views.radius()
@@ -149,7 +139,7 @@ def _count_views(points: Tensor, views: PinholeCameras) -> Float[Tensor, " point
     seen = torch.zeros(len(points))
     for index in range(len(views.viewmats)):
         one = PinholeCameras(*(part[index : index + 1] for part in views))
-        seen += sampling_intervals(points, *one, near=1e-3, margin=0.0)[1]
+        seen += sampling_intervals(points, one, near=1e-3, margin=0.0)[1]
     return seen
 
 
@@ -164,10 +154,7 @@ def initial_gaussians(
 
     Args:
         means: centres, scene frame, on the CPU.
-        rgb: colours, 0 to 1; None for grey.
-        sh_degree: of the colours, 0 to 3.
         largest: upper limit of the standard deviations, scene units.
-        generator: random number generator of the rotations, on the CPU.
 
     Raises:
         ConfigError: ``means`` is empty.

@@ -29,7 +29,6 @@ class NearestGaussians:
         """Returns indices of the nearest centres, nearest first, on the device of the points.
 
         Args:
-            points: in the frame of the centres.
             count: neighbours per point, 1 or more; all Gaussians if there are fewer.
         """
         count = min(count, len(self._finite))

@@ -19,8 +19,6 @@ def photometric_loss(
     Images smaller than the SSIM window have no SSIM term.
 
     Args:
-        predicted: rendered image p.
-        truth: photo t.
         mask: True for pixels to learn; None for all.
         ssim_weight: λ, 0 to 1.
     """

@@ -6,14 +6,16 @@ dilation by 0.3 px². With it, views from farther away do not make thin things f
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.utils.ranges import Count, Positive, Range, check_ranges
 
 ELEMENTS = 1 << 22
 """Gaussians × cameras per chunk: about 16 MiB for each of eight intermediates."""
@@ -29,41 +31,30 @@ class MipOptions:
     """Apply the 3D filter: widen Gaussians to what the training cameras could resolve."""
     filter_2d: bool = True
     """Apply Mip-Splatting's 2D filter instead of 3DGS's dilation."""
-    variance_3d: float = 0.2
+    variance_3d: Positive = 0.2
     """Variance of the 3D filter, in squared sampling intervals (depth / focal length), > 0."""
     compensation: Literal["auto", "volume", "area"] = "auto"
     """How the 3D filter lowers opacities. volume keeps the integral over space, as Mip-Splatting does; thin discs turn
     transparent. area ignores the thinnest side. auto is area for planar, else volume."""
-    near: float = 0.2
+    near: Positive = 0.2
     """Depth from which a camera sees a Gaussian, scene units, > 0."""
-    margin: float = 0.15
+    margin: Annotated[float, Range(0)] = 0.15
     """A camera sees a Gaussian whose centre projects into the image or at most this far outside it, as a share of
     the image's width and height, ≥ 0."""
-    every: int = 100
+    every: Count = 100
     """Steps between updates of the 3D filter while the number of Gaussians stays the same, ≥ 1."""
-    freeze: int = 100
+    freeze: Annotated[int, Range(0)] = 100
     """Number of final steps in which the 3D filter is not updated, ≥ 0."""
-    eps2d_mip: float = 0.1
+    eps2d_mip: Positive = 0.1
     """Variance of the 2D filter, px², > 0. Opacities are compensated (gsplat's `antialiased`)."""
-    eps2d_plain: float = 0.3
+    eps2d_plain: Positive = 0.3
     """Variance of the dilation used without the 2D filter, px², > 0. Opacities are not compensated."""
 
     def __post_init__(self) -> None:
-        for name in ("variance_3d", "near", "eps2d_mip", "eps2d_plain"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"The mip filter's {name} is {getattr(self, name)}: use a number above 0.")
-        if self.every < 1 or self.freeze < 0 or not self.margin >= 0:
-            raise ConfigError(
-                f"The mip filter's every is {self.every}, freeze {self.freeze} and margin {self.margin}: "
-                "use at least 1, 0 and 0."
-            )
+        check_ranges(self, "pipeline.model.mip.")
 
     def resolve(self, flat: bool) -> "MipOptions":
-        """Returns the options with ``auto`` decided.
-
-        Args:
-            flat: whether the Gaussians are trained to be discs.
-        """
+        """Returns the options with ``auto`` decided."""
         if self.compensation != "auto":
             return self
         return replace(self, compensation="area" if flat else "volume")
@@ -90,7 +81,6 @@ class MipOptions:
         the last :attr:`freeze` ones.
 
         Args:
-            step: of the training, from 0.
             changed: whether the set of Gaussians changed since the last computation.
         """
         if not self.filter_3d:
@@ -101,10 +91,7 @@ class MipOptions:
 @torch.no_grad()
 def sampling_intervals(
     means: Float[Tensor, "gaussians 3"],
-    viewmats: Float[Tensor, "cams 4 4"],
-    Ks: Float[Tensor, "cams 3 3"],
-    widths: Int[Tensor, " cams"],
-    heights: Int[Tensor, " cams"],
+    views: PinholeCameras,
     *,
     near: float = 0.2,
     margin: float = 0.15,
@@ -115,20 +102,17 @@ def sampling_intervals(
     combines the smallest depth with the largest focal length of all cameras; the two agree if all focal lengths do.
 
     Args:
-        viewmats: scene to camera, OpenCV axes.
-        Ks: intrinsics in pixels.
-        widths, heights: of the images, pixels.
         near: depth from which a camera sees, scene units.
         margin: share of width and height by which a projection may miss the image.
 
     Returns:
         Intervals, scene units (infinite where no camera sees the Gaussian), and which Gaussians are seen.
     """
-    finest = torch.full_like(means[:, 0], torch.inf)
+    finest, (viewmats, Ks) = torch.full_like(means[:, 0], torch.inf), views[:2]
     if not len(viewmats) or not len(means):
         return finest, torch.isfinite(finest)
     focal = torch.maximum(Ks[:, 0, 0], Ks[:, 1, 1])
-    widths, heights = widths.to(means), heights.to(means)
+    widths, heights = views.widths.to(means), views.heights.to(means)
     # The first two rows of K [R | t], which project up to the division by depth.
     rows = (Ks[:, :2, :, None] * viewmats[:, None, :3]).sum(2)
     low_x, high_x = -margin * widths, (1 + margin) * widths
@@ -149,19 +133,14 @@ def _affine(points: Tensor, rows: Tensor) -> Tensor:
 
 
 def smoothing_filter(
-    means: Float[Tensor, "gaussians 3"],
-    viewmats: Float[Tensor, "cams 4 4"],
-    Ks: Float[Tensor, "cams 3 3"],
-    widths: Int[Tensor, " cams"],
-    heights: Int[Tensor, " cams"],
-    options: MipOptions | None = None,
+    means: Float[Tensor, "gaussians 3"], views: PinholeCameras, options: MipOptions | None = None
 ) -> Float[Tensor, " gaussians"]:
     """Computes standard deviations of the 3D filter, σ = √variance · depth / focal length, scene units; no gradient.
 
     Gaussians that no camera sees get the largest value of the others. If no Gaussian is seen, all get 0 (no filter).
     """
     options = options or MipOptions()
-    finest, seen = sampling_intervals(means, viewmats, Ks, widths, heights, near=options.near, margin=options.margin)
+    finest, seen = sampling_intervals(means, views, near=options.near, margin=options.margin)
     # Nothing here reads a value back, for which the host would wait for a GPU.
     largest = torch.where(seen, finest, 0).max() if len(finest) else finest.new_zeros(())
     return options.variance_3d**0.5 * torch.where(seen, finest, largest)
@@ -180,9 +159,6 @@ def smooth(
     the integral over the disc.
 
     Args:
-        sizes: standard deviations, scene units.
-        alphas: opacities, 0 to 1.
-        filter_3d: σ of :func:`smoothing_filter`.
         area: leave the shortest side out of the product.
     """
     wide = torch.hypot(sizes, filter_3d[:, None].expand_as(sizes))

@@ -115,8 +115,6 @@ def image_size(view: PinholeIntrinsics, scale: float, trained: float) -> tuple[i
     """Returns height and width of an image at a scale, pixels; scale 1 is the training resolution.
 
     Args:
-        view: intrinsics of the photo at the resolution of its file.
-        scale: ratio to the training resolution.
         trained: ratio of the training resolution to that of the file.
     """
     return shrunk_size(view.height, view.width, min(scale * trained, 1.0))
@@ -133,9 +131,6 @@ def evaluate_scales(
     """Renders the view of each photo at each scale and compares. Reads each file once, one at a time.
 
     Args:
-        model: in evaluation mode.
-        photos: the photos to compare with, at the training resolution.
-        scales: see :func:`select_scales`.
         example: index of the photo whose images are kept.
 
     Raises:

@@ -19,12 +19,81 @@ from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rasterize import Backend
 from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
 from f3rm_ext.splat.resources import fit_trainer, splat_memory_options
-from f3rm_ext.splat.schedule import Stage
+from f3rm_ext.splat.schedule import Schedule, Stage
 from f3rm_ext.splat.sharding import check_sharding
+from f3rm_ext.utils.ranges import Count, Positive, Range, check_ranges
 
 
 @dataclass
-class SplatOptions(OwnModelConfig):
+class GaussianOptions(OwnModelConfig):
+    """Options of every model of Gaussians."""
+
+    mip: MipOptions = field(default_factory=MipOptions)
+    """Anti-aliasing filters."""
+    start_from: Path | None = None
+    """Splats to start from: a .ply, .spz or .splat file, a checkpoint of this method or of splatfacto (.ckpt) or
+    of SuGaR's coarse stage (.pt), or an output folder of 3DGS or SuGaR."""
+    start_iteration: Annotated[int, Range(0)] | None = None
+    """Iteration to load from the folder given by --pipeline.model.start-from, 0 or more; the newest by default."""
+    start_frame: Literal["auto", "scene", "capture"] = "auto"
+    """Coordinate frame of the splats to start from. scene is nerfstudio's, which exports of this package and of
+    splatfacto use. capture is that of the capture's original poses, e.g. COLMAP's. auto selects capture for
+    output folders of 3DGS and checkpoints of SuGaR, else scene."""
+    memory: Annotated[MemoryOptions, tyro.conf.arg(name="")] = field(default_factory=MemoryOptions)
+    """Precision in which Gaussians and their optimiser state are stored."""
+    sh_degree: Annotated[int, tyro.conf.arg(aliases=["--sh-degree"]), Range(0, MAX_SH_DEGREE)] = 3
+    """Degree of the spherical harmonics of view-dependent colours, 0 (no dependence) to 3."""
+    sh_steps_per_degree: Count = 1000
+    """Steps between increases of the SH degree in use, 1 or more; scales with the length of the run."""
+    background_color: Literal["random", "black", "white"] = "random"
+    """Colour behind the splats and behind transparent pixels of the images. random is black outside training."""
+    ssim_weight: Annotated[float, Range(0, 1)] = 0.2
+    """Weight of 1 − SSIM in the photometric loss, 0 to 1; the mean absolute error has the remaining weight."""
+    near_plane: Positive = 0.01
+    """Gaussians whose centres are nearer to the camera are not rendered, scene units, > 0."""
+    backend: Backend = "auto"
+    """Rasteriser: gsplat (CUDA), numba (CPU), torch (any device, very slow), or auto to match the device."""
+    seed: int = 0
+    """Seed of the initial Gaussians, of random backgrounds and of the points of the regularisation."""
+    lpips_weights: Path | None = None
+    """File of LPIPS weights, for evaluation offline; by default torchvision's AlexNet, from TORCH_HOME or the
+    network."""
+    # Images of splats are rendered whole.
+    eval_num_rays_per_chunk: tyro.conf.Suppress[int] = 4096
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "pipeline.model.")
+        if self.start_iteration is not None and self.start_from is None:
+            raise ConfigError(
+                "--pipeline.model.start-iteration needs the folder that it is an iteration of: give it by "
+                "--pipeline.model.start-from, or leave it out."
+            )
+
+    def schedule(self, steps: int) -> Schedule:
+        """Returns the schedule of a run of this many steps."""
+        return Schedule.from_options(steps, RegularizationOptions())
+
+    def check_export(self, command: str, argv: Sequence[str]) -> None:
+        """Refuses exports that ns-export cannot make of splats; see :func:`~f3rm_ext.engine.ns_export.check_export`."""
+        check_export(command, argv, splats=True)
+
+    def memory_options(self, state: RunState) -> list[MemoryOption]:
+        """Returns options that lower the memory of a training step."""
+        return list(splat_memory_options(self.memory, state, self.sh_degree))
+
+    def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
+        """Applies the memory options to the optimisers of a run."""
+        self.memory.fit(optimizers["features_rest"]["optimizer"])
+
+    def fit_trainer(self, trainer: TrainerConfig) -> None:
+        """Checks and adapts the trainer's options, in place; see :func:`~f3rm_ext.splat.resources.fit_trainer`."""
+        fit_trainer(trainer, self.memory, self.backend)
+        if self.start_from is not None or trainer.load_dir is not None or trainer.load_checkpoint is not None:
+            cast(Any, trainer.pipeline.datamanager).stereo_points = "never"  # Gaussians are given
+
+
+@dataclass
+class SplatOptions(GaussianOptions):
     """Options of :class:`~f3rm_ext.splat.model.SplatModelConfig`, whose name runs store."""
 
     regularization: Annotated[
@@ -39,46 +108,13 @@ class SplatOptions(OwnModelConfig):
     """Constants of the regularisation. Steps are for a run of 15 000 steps and scale with its length."""
     densify: DensifyOptions = field(default_factory=DensifyOptions)
     """How Gaussians are added and removed. Steps are for a run of 15 000 steps and scale with its length."""
-    mip: MipOptions = field(default_factory=MipOptions)
-    """Anti-aliasing filters."""
-
-    start_from: Path | None = None
-    """Splats to start from: a .ply, .spz or .splat file, a checkpoint of this method or of splatfacto (.ckpt) or
-    of SuGaR's coarse stage (.pt), or an output folder of 3DGS or SuGaR."""
-    start_iteration: int | None = None
-    """Iteration to load from the folder given by --pipeline.model.start-from, 0 or more; the newest by default."""
-    start_frame: Literal["auto", "scene", "capture"] = "auto"
-    """Coordinate frame of the splats to start from. scene is nerfstudio's, which exports of this package and of
-    splatfacto use. capture is that of the capture's original poses, e.g. COLMAP's. auto selects capture for
-    output folders of 3DGS and checkpoints of SuGaR, else scene."""
     start_stage: Stage = "vanilla"
     """First stage of the run. entropy and regularized need --pipeline.model.start-from."""
-    memory: Annotated[MemoryOptions, tyro.conf.arg(name="")] = field(default_factory=MemoryOptions)
-    """Precision in which Gaussians and their optimiser state are stored."""
-    num_random: int = 50_000
+    num_random: Count = 50_000
     """Number of random initial Gaussians for a capture with fewer than 100 points, 1 or more."""
-    sh_degree: Annotated[int, tyro.conf.arg(aliases=["--sh-degree"])] = 3
-    """Degree of the spherical harmonics of view-dependent colours, 0 (no dependence) to 3."""
-    sh_steps_per_degree: int = 1000
-    """Steps between increases of the SH degree in use, 1 or more; scales with the length of the run."""
-    background_color: Literal["random", "black", "white"] = "random"
-    """Colour behind the splats and behind transparent pixels of the images. random is black outside training."""
-    ssim_weight: float = 0.2
-    """Weight of 1 − SSIM in the photometric loss, 0 to 1; the mean absolute error has the remaining weight."""
-    near_plane: float = 0.01
-    """Gaussians whose centres are nearer to the camera are not rendered, scene units, > 0."""
-    backend: Backend = "auto"
-    """Rasteriser: gsplat (CUDA), numba (CPU), torch (any device, very slow), or auto to match the device."""
-    seed: int = 0
-    """Seed of the initial Gaussians, of random backgrounds and of the points of the regularisation."""
     shard_gaussians: bool = False
     """Divide the Gaussians over the GPUs of the run, for scenes that outgrow one. Regularisation, features and viewer
     must be off, and all images must have one size."""
-    lpips_weights: Path | None = None
-    """File of LPIPS weights, for evaluation offline; by default torchvision's AlexNet, from TORCH_HOME or the
-    network."""
-    # Images of splats are rendered whole.
-    eval_num_rays_per_chunk: tyro.conf.Suppress[int] = 4096
 
     @property
     def regularization_options(self) -> RegularizationOptions:
@@ -86,62 +122,25 @@ class SplatOptions(OwnModelConfig):
         return replace(self.surface, mode=cast(Mode, self.regularization))
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.regularization == "dn_consistency":
             self.regularization = "dn-consistency"
-        if not 0 <= self.sh_degree <= MAX_SH_DEGREE:
-            raise ConfigError(f"sh-degree is {self.sh_degree}, but it must be from 0 to {MAX_SH_DEGREE}.")
-        for name in ("num_random", "sh_steps_per_degree"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name)}, but it must be at least 1.")
-        if not 0 <= self.ssim_weight <= 1:
-            raise ConfigError(f"ssim-weight is {self.ssim_weight}, but it must be from 0 to 1.")
-        if not self.near_plane > 0:
-            raise ConfigError(f"near-plane is {self.near_plane}, but it must be above 0: 0.01 is usual.")
-        if self.start_iteration is not None and (self.start_from is None or self.start_iteration < 0):
-            raise ConfigError(
-                f"start-iteration is {self.start_iteration}, but it must be an iteration, 0 or more, in the folder "
-                "given by --pipeline.model.start-from: leave it out for the newest."
-            )
         if self.start_stage != "vanilla" and self.start_from is None:
             raise ConfigError(
                 f"start-stage {self.start_stage} needs splats to continue with: give them by "
                 "--pipeline.model.start-from, or start with vanilla."
             )
 
-    def check_export(self, command: str, argv: Sequence[str]) -> None:
-        """Refuses exports that ns-export cannot make of splats; see :func:`~f3rm_ext.engine.ns_export.check_export`."""
-        check_export(command, argv, splats=True)
+    def schedule(self, steps: int) -> Schedule:
+        return Schedule.from_options(steps, self.regularization_options, self.start_stage)
 
     def memory_options(self, state: RunState) -> list[MemoryOption]:
-        """Returns options that lower the memory of a training step."""
-        found = splat_memory_options(
-            self.memory,
-            state.device_type,
-            sh_degree=self.sh_degree,
-            samples=0 if self.regularization in ("none", "planar") else self.surface.samples,
-            gaussians=state.gaussians,
-            max_gaussians=self.densify.max_gaussians,
-            growing=state.growing,
-        )
+        samples = 0 if self.regularization in ("none", "planar") else self.surface.samples
+        options = splat_memory_options(self.memory, state, self.sh_degree, samples, self.densify.max_gaussians)
         # Divided Gaussians have colours in float32.
-        return [option for option in found if not (self.shard_gaussians and option.name.endswith("optimize-memory"))]
-
-    def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
-        """Applies the memory options to the optimisers of a run.
-
-        Args:
-            optimizers: configurations by parameter group; changed in place.
-        """
-        self.memory.fit(optimizers["features_rest"]["optimizer"])
+        return [option for option in options if not (self.shard_gaussians and option.name.endswith("optimize-memory"))]
 
     def fit_trainer(self, trainer: TrainerConfig) -> None:
-        """Checks and adapts the trainer's options; see :func:`~f3rm_ext.splat.resources.fit_trainer`.
-
-        Args:
-            trainer: options of the trainer, changed in place.
-        """
-        fit_trainer(trainer, self.memory, self.backend)
-        if self.start_from is not None or trainer.load_dir is not None or trainer.load_checkpoint is not None:
-            cast(Any, trainer.pipeline.datamanager).stereo_points = "never"  # Gaussians are given
+        super().fit_trainer(trainer)
         if self.shard_gaussians:
             check_sharding(trainer)

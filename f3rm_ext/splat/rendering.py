@@ -16,8 +16,14 @@ from f3rm_ext.splat.mip import MipOptions, smooth
 from f3rm_ext.splat.rasterize import Backend, Rasterization, prepare, rasterize
 from f3rm_ext.splat.rasterize.camera import Strips
 from f3rm_ext.splat.rasterize.sharded import rasterize_sharded
-from f3rm_ext.splat.regularization.normals import expected_depth, facing_normals, normals_from_depth, unit_normals
-from f3rm_ext.splat.regularization.planes import plane_depth, plane_distances
+from f3rm_ext.splat.regularization.normals import (
+    expected_depth,
+    facing_normals,
+    normals_from_depth,
+    plane_depth,
+    plane_distances,
+    unit_normals,
+)
 
 SOLID = 0.5
 """Pixels have a normal where the accumulation exceeds this."""
@@ -66,7 +72,7 @@ class RenderOutput:
     normals: Float[Tensor, "h w 3"] | None
     """Σ w n in the camera's frame, OpenCV axes; None unless requested."""
     plane_depth: Float[Tensor, "h w"] | None
-    """Depth of the Gaussians' planes (:mod:`f3rm_ext.splat.regularization.planes`), along the camera's axis, scene
+    """Depth of the Gaussians' planes (:mod:`f3rm_ext.splat.regularization.normals`), along the camera's axis, scene
     units; 0 where there is none. None unless requested."""
 
     def outputs(self) -> dict[str, Any]:
@@ -95,12 +101,10 @@ def render(
     """Renders one view; differentiable.
 
     Args:
-        view: one camera.
         sh_degree: SH degree of the colours; higher coefficients are ignored.
         rgb: composite colours; may be left out where there is something else to composite.
         normals: composite normals too.
         planes: composite normals and distances of planes too, for the depth of the planes.
-        absgrad: see :func:`~f3rm_ext.splat.rasterize.rasterize`.
     """
     gaussians, viewmat = scene.gaussians, view.viewmats[0]
     sizes, alphas = scene.shapes()
@@ -174,7 +178,6 @@ def composite(
 
     Args:
         scene: the Gaussians; no gradient flows to them.
-        view: one camera.
         values: one row per Gaussian; differentiable.
     """
     sizes, alphas = scene.shapes()
@@ -193,9 +196,6 @@ def composite(
 def prepare_view(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Strips:
     """Prepares one view to :func:`composite` many channels, strip by strip; see
     :func:`~f3rm_ext.splat.rasterize.prepare`.
-
-    Args:
-        view: one camera.
     """
     sizes, alphas = scene.shapes()
     return prepare(
@@ -220,10 +220,6 @@ def render_nearby(
 ) -> tuple[Float[Tensor, "h w"], Float[Tensor, "h w 3"] | None]:
     """Renders what another view is compared with, without gradient: depth of planes and colours.
 
-    Args:
-        view: one camera.
-        sh_degree: SH degree of the colours.
-
     Returns:
         The depth, 0 where the accumulation is at most ½, and the colours.
     """
@@ -246,9 +242,6 @@ def render_outputs(
     """Renders the outputs of one camera, outside training.
 
     Args:
-        view: one camera.
-        sh_degree: SH degree of the colours.
-        guard: handles exceptions in the normals.
         obb_box: Gaussians whose centres lie outside are left out.
 
     Returns:

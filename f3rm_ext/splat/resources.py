@@ -6,7 +6,7 @@ from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import compat
-from f3rm_ext.memory.options import MemoryOption, QualityImpact, halve
+from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState, halve
 from f3rm_ext.splat.memory.allocator import SETTING, VARIABLE, request_expandable_segments
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.rasterize import Backend
@@ -20,8 +20,6 @@ def fit_trainer(trainer: TrainerConfig, memory: MemoryOptions, backend: Backend)
 
     Args:
         trainer: options of the trainer, changed in place.
-        memory: says whether CUDA's allocator is to grow its segments.
-        backend: rasteriser of the run.
 
     Raises:
         ConfigError: splats cannot be trained with these options on this machine.
@@ -38,27 +36,15 @@ def fit_trainer(trainer: TrainerConfig, memory: MemoryOptions, backend: Backend)
 
 
 def splat_memory_options(
-    memory: MemoryOptions,
-    device_type: str,
-    *,
-    sh_degree: int,
-    samples: int,
-    gaussians: int,
-    max_gaussians: int,
-    growing: bool,
+    memory: MemoryOptions, state: RunState, sh_degree: int, samples: int = 0, max_gaussians: int = 0
 ) -> Iterator[MemoryOption]:
     """Yields the options that can still be changed to lower the memory of a training step.
 
     Args:
-        memory: storage and allocator options of the run.
-        device_type: type of the device the run is on, e.g. "cuda".
-        sh_degree: of the run, 0 to 3.
         samples: points per step at which surfaces are regularised; 0 without regularisation.
-        gaussians: present number of Gaussians.
-        max_gaussians: limit on their number; 0 for no limit.
-        growing: whether Gaussians will still be added.
+        max_gaussians: limit on the number of Gaussians; 0 for no limit.
     """
-    if device_type == "cuda":
+    if state.device_type == "cuda":
         if not memory.grow_segments:
             yield MemoryOption(QualityImpact.NONE, "pipeline.model.expandable-segments", "False", "True")
         if memory.fragmentation != "aggressive":
@@ -72,8 +58,8 @@ def splat_memory_options(
         yield from halve(QualityImpact.NOISE, "pipeline.model.surface.samples", samples, _FEWEST_POINTS)
     if sh_degree:
         yield MemoryOption(QualityImpact.DETAIL, "pipeline.model.sh-degree", sh_degree, sh_degree - 1)
-    if growing:
+    if state.growing:
         # A lower limit removes no Gaussians, but stops growth.
-        lower = max(1, int(0.8 * min(gaussians, max_gaussians or gaussians)))
-        now = f"{max_gaussians or 'without limit'}, {gaussians} there"
+        lower = max(1, int(0.8 * min(state.gaussians, max_gaussians or state.gaussians)))
+        now = f"{max_gaussians or 'without limit'}, {state.gaussians} there"
         yield MemoryOption(QualityImpact.DETAIL, "pipeline.model.densify.max-gaussians", now, lower)

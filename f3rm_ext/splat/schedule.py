@@ -43,7 +43,6 @@ class Schedule:
 
         Args:
             surface: first steps of the stages, for a run of ``surface.schedule_steps``.
-            begin: stage of the first step.
         """
         # Splats that are given have grown already, also where planar begins while others still grow.
         grown = surface.entropy_start
@@ -70,9 +69,7 @@ class Schedule:
         """Checks that a run can continue from a checkpoint.
 
         Args:
-            step: last step of the checkpoint.
             trained_as: regularisation of the run that wrote the checkpoint.
-            surface: :meth:`surface` of this run.
 
         Raises:
             ConfigError: the checkpoint was trained without regularisation past the point where this run's would have

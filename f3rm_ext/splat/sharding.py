@@ -108,7 +108,6 @@ def collect(state: dict[str, Any], ranks: Ranks) -> None:
 
     Args:
         state: ``pipeline`` and ``optimizers`` of this rank; changed in place on rank 0.
-        ranks: this process among the others.
 
     Raises:
         RankError: the ranks do not hold the same kinds of tensors.
@@ -146,12 +145,7 @@ def _gaussian_rows(state: dict[str, Any], count: int) -> Iterator[tuple[MutableM
 
 
 def count_of_all(count: int, device: torch.device) -> int:
-    """Returns the number of Gaussians of all ranks, each of which must call it.
-
-    Args:
-        count: of this rank.
-        device: on which the ranks talk.
-    """
+    """Returns the number of Gaussians of all ranks, each of which must call it."""
     total = torch.tensor(count, device=device)
     sum_over_ranks(total)
     return int(total)

@@ -58,7 +58,6 @@ class Start:
         """Transforms the splats to the scene frame.
 
         Args:
-            outputs: dataparser outputs of the training images.
             frame: frame of the splats; auto is the usual one of such files.
         """
         if (self.frame if frame == "auto" else frame) == "scene":
@@ -80,7 +79,7 @@ class Start:
             ConfigError: no camera sees any of the Gaussians.
         """
         gaussians = self.gaussians.to(views.viewmats.device)
-        if not bool(sampling_intervals(gaussians.means, *views)[1].any()):
+        if not bool(sampling_intervals(gaussians.means, views)[1].any()):
             taken, other = ("scene", "capture") if self.frame == "scene" else ("capture", "scene")
             raise ConfigError(
                 f"No training camera sees any of the {len(gaussians)} Gaussians to start from, assumed to be in the "
@@ -91,7 +90,7 @@ class Start:
         if not (self.fused and options.filter_3d):
             return gaussians
         try:
-            return unfuse(gaussians, smoothing_filter(gaussians.means, *views, options=options), options.area)
+            return unfuse(gaussians, smoothing_filter(gaussians.means, views, options=options), options.area)
         except ConfigError:
             CONSOLE.log(
                 "The splats include a 3D filter made for other cameras. It is now applied a second time, so they start "

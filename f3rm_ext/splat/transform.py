@@ -66,13 +66,13 @@ class Similarity:
         rest = torch.einsum("jk,nkc->njc", turn.float(), gaussians.features_rest.float())
         # A Gaussian is symmetric, so its mirror image is a rotated Gaussian.
         proper = self.rotation * np.sign(np.linalg.det(self.rotation))
-        x, y, z, w = Rotation.from_matrix(proper).as_quat()
-        turned = self._tensor(np.array([w, x, y, z]), gaussians.quats).to(gaussians.quats.dtype)
+        xyzw = gaussians.quats.detach().cpu().double().numpy()[:, [1, 2, 3, 0]]
+        wxyz = (Rotation.from_matrix(proper) * Rotation.from_quat(xyzw)).as_quat()[:, [3, 0, 1, 2]]
         return replace(
             gaussians,
             means=self.points(gaussians.means),
             scales=gaussians.scales + float(np.log(self.scale)),
-            quats=_multiply_quats(turned, gaussians.quats),
+            quats=torch.from_numpy(wxyz).to(gaussians.quats),
             features_rest=rest.to(gaussians.features_rest.dtype),
         )
 
@@ -91,18 +91,3 @@ def _harmonics(rotation: Float[np.ndarray, "3 3"], degree: int) -> Float[np.ndar
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     before, after = (sh_bases(degree, torch.from_numpy(d)).numpy() for d in (directions, directions @ rotation.T))
     return np.linalg.lstsq(after, before, rcond=None)[0]
-
-
-def _multiply_quats(rotation: Float[Tensor, "4"], quats: Float[Tensor, "gaussians 4"]) -> Float[Tensor, "gaussians 4"]:
-    """Multiplies quaternions (w, x, y, z): each rotation of ``quats``, followed by ``rotation``."""
-    w, x, y, z = quats.unbind(-1)
-    a, b, c, d = rotation
-    return torch.stack(
-        [
-            a * w - b * x - c * y - d * z,
-            a * x + b * w + c * z - d * y,
-            a * y - b * z + c * w + d * x,
-            a * z + b * y - c * x + d * w,
-        ],
-        dim=-1,
-    )

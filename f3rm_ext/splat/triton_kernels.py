@@ -14,11 +14,7 @@ from f3rm_ext.utils.kernel_trials import explain_choice, reason_against
 
 
 def find_kernels(module: str, device: torch.device) -> Any:
-    """Returns a module of Triton kernels if they work on a device, else None. Says once why they do not.
-
-    Args:
-        module: full name of the module.
-    """
+    """Returns a module of Triton kernels if they work on a device, else None. Says once why they do not."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     return _load_kernels(module, torch.cuda.current_device() if device.index is None else device.index)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import Parameter
 
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
-from f3rm_ext.splat.densify.relocation import MAX_COPIES, compute_relocation
+from f3rm_ext.splat.densify.mcmc import MAX_COPIES, compute_relocation
 from f3rm_ext.splat.memory import adam, packed
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.moments import MOMENTS

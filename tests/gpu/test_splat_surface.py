@@ -13,7 +13,7 @@ from f3rm_ext.splat.regularization.field import TRITON_KERNELS, neighbour_field
 from f3rm_ext.splat.regularization.multiview import DepthView
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
-from f3rm_ext.splat.regularization.regularizer import Regularizer
+from f3rm_ext.splat.regularization.regularizer import Regularizer, TrainingView
 from f3rm_ext.splat.regularization.sampling import sample_points
 from f3rm_ext.splat.regularization.table import gaussian_table
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_nearby
@@ -47,8 +47,7 @@ def test_losses_and_gradients(mode: Mode, cuda: torch.device) -> None:
         gaussians = made(3000, device)
         K = torch.tensor([[60.0, 0, 32], [0, 60, 24], [0, 0, 1]], device=device)
         ramp = torch.linspace(0.6, 1, 64, device=device).expand(48, 64)
-        losses = Regularizer(RegularizationOptions(mode=mode, samples=20_000, chunk_points=3000)).losses(
-            9001,
+        view = TrainingView(
             gaussians,
             torch.ones(3000, dtype=torch.bool, device=device),
             torch.eye(4, device=device),
@@ -59,6 +58,8 @@ def test_losses_and_gradients(mode: Mode, cuda: torch.device) -> None:
             normals=torch.tensor([0.0, 0.6, -0.8], device=device).expand(48, 64, 3),
             generator=torch.Generator().manual_seed(0),
         )
+        options = RegularizationOptions(mode=mode, samples=20_000, chunk_points=3000)
+        losses = Regularizer(options).losses(9001, view)
         total = torch.stack(list(losses.values())).sum()
         total.backward()
         grads = [getattr(gaussians, name).grad.cpu() for name in ("means", "scales", "quats", "opacities")]
@@ -78,7 +79,7 @@ def test_memory_does_not_grow_with_the_chunks(cuda: torch.device) -> None:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     eye = torch.eye(4, device=cuda)
-    losses = regularizer.losses(9001, gaussians, visible, eye, eye[:3, :3], extent=1.0)
+    losses = regularizer.losses(9001, TrainingView(gaussians, visible, eye, eye[:3, :3], extent=1.0))
     torch.stack(list(losses.values())).sum().backward()
     assert torch.cuda.max_memory_allocated() - before < 1.2 * 2**30
 
@@ -89,8 +90,8 @@ def test_three_dimensional_filter(cuda: torch.device) -> None:
     viewmats[:, 2, 3] = torch.tensor([0.0, -4.5, 2.0])
     Ks = torch.tensor([[60.0, 0, 32], [0, 60, 24], [0, 0, 1]]).repeat(3, 1, 1)
     widths, heights = torch.tensor([64, 64, 64]), torch.tensor([48, 48, 48])
-    here = smoothing_filter(means, viewmats, Ks, widths, heights)
-    there = smoothing_filter(means.to(cuda), viewmats.to(cuda), Ks.to(cuda), widths.to(cuda), heights.to(cuda))
+    views = PinholeCameras(viewmats, Ks, widths, heights)
+    here, there = smoothing_filter(means, views), smoothing_filter(means.to(cuda), views.to(cuda))
     assert torch.allclose(here, there.cpu(), rtol=1e-5)
 
 
@@ -149,8 +150,7 @@ def test_planar_and_the_depth_of_planes(cuda: torch.device) -> None:
         scene = SplatScene(gaussians, torch.zeros(3000, device=device), MipOptions(filter_3d=False))
         black, settings = torch.zeros(3, device=device), RenderSettings()
         drawn = render(scene, view, 0, black, settings, planes=True)
-        losses = make_regularizer(RegularizationOptions(mode="planar", plane_factor=1.0, multiview_factor=1.0)).losses(
-            9001,
+        training_view = TrainingView(
             gaussians,
             drawn.rasterization.radii > 0,
             viewmats[0],
@@ -162,6 +162,8 @@ def test_planar_and_the_depth_of_planes(cuda: torch.device) -> None:
             photo=torch.full((48, 64, 3), 0.5, device=device),
             other=DepthView(render_nearby(scene, other, 0, black, settings)[0], viewmats[1], K),
         )
+        options = RegularizationOptions(mode="planar", plane_factor=1.0, multiview_factor=1.0)
+        losses = make_regularizer(options).losses(9001, training_view)
         torch.stack(list(losses.values())).sum().backward()
         grads = [getattr(gaussians, name).grad.cpu() for name in ("means", "scales", "quats", "opacities")]
         results.append(({name: float(loss.detach()) for name, loss in losses.items()}, grads))

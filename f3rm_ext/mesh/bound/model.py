@@ -28,14 +28,13 @@ from f3rm_ext.mesh.bound.smoothness import (
 from f3rm_ext.mesh.bound.start import photo_colors, read_start_mesh
 from f3rm_ext.mesh.bound.subdivision import with_detail
 from f3rm_ext.mesh.texture.photos import photos_of
-from f3rm_ext.splat.densify import DensifyOptions
-from f3rm_ext.splat.gaussian_model import PREFIX
+from f3rm_ext.splat.gaussian_model import PREFIX, GaussianModel
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count
 from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
 from f3rm_ext.splat.mip import MipOptions, sampling_intervals
-from f3rm_ext.splat.model import SplatModel, SplatModelConfig
-from f3rm_ext.splat.regularization.options import RegularizationOptions
+from f3rm_ext.splat.options import GaussianOptions
 from f3rm_ext.splat.start_from import read_start
+from f3rm_ext.utils.ranges import Positive, Range
 
 RefinementTime = Literal["short", "medium", "long"]
 STEPS: dict[str, int] = {"short": 2_000, "medium": 7_000, "long": 15_000}
@@ -48,7 +47,7 @@ _FACES = "faces"
 
 
 @dataclass
-class BoundModelConfig(SplatModelConfig):
+class BoundModelConfig(GaussianOptions):
     """Options of the refinement of a mesh with Gaussians bound to it."""
 
     _target: type = field(default_factory=lambda: BoundModel)
@@ -65,26 +64,18 @@ class BoundModelConfig(SplatModelConfig):
     """Splats that the mesh was made of: a checkpoint (.ckpt, .pt) or a file. Those far from the mesh, where it has
     holes or ends, go on as free Gaussians; triangles are divided where splats are denser than they are. By default all
     Gaussians are on the mesh as it is."""
-    free_beyond: float = 0.02
+    free_beyond: Positive = 0.02
     """Distance from the mesh beyond which splats of --pipeline.model.start-from are free, as a share of their distance
     from the nearest camera, above 0."""
-    initial_opacity: float = 0.1
+    initial_opacity: Annotated[float, Range(0, 1, above=True, below=True)] = 0.1
     """Opacity of the Gaussians at first, between 0 and 1."""
-    normal_consistency: float = 0.1
+    normal_consistency: Annotated[float, Range(0)] = 0.1
     """Weight of the loss that aligns the normals of neighbouring triangles, 0 or more."""
-    laplacian: float = 0.0
+    laplacian: Annotated[float, Range(0)] = 0.0
     """Weight of the mean distance of the vertices from the mean of their neighbours, in units of the extent of the
     cameras, 0 or more. SuGaR has 5, off by default."""
     mip: MipOptions = field(default_factory=lambda: MipOptions(filter_3d=False))
     """Anti-aliasing filters. The 3D filter is for Gaussians with a thickness."""
-
-    # A mesh fixes where and how many the Gaussians are, and that they are flat.
-    regularization: tyro.conf.Suppress[Any] = "none"
-    surface: tyro.conf.Suppress[Any] = field(default_factory=RegularizationOptions)
-    densify: tyro.conf.Suppress[Any] = field(default_factory=lambda: DensifyOptions(strategy="none"))
-    start_stage: tyro.conf.Suppress[Any] = "vanilla"
-    num_random: tyro.conf.Suppress[int] = 50_000
-    shard_gaussians: tyro.conf.Suppress[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,13 +84,6 @@ class BoundModelConfig(SplatModelConfig):
                 "The 3D filter makes Gaussians without thickness transparent, and those on a mesh have none: leave "
                 "it off (--pipeline.model.mip.filter-3d False)."
             )
-        if not 0 < self.initial_opacity < 1:
-            raise ConfigError(f"initial-opacity is {self.initial_opacity}, but it must be between 0 and 1.")
-        if not self.free_beyond > 0:
-            raise ConfigError(f"free-beyond is {self.free_beyond}, but it must be above 0.")
-        for name in ("normal_consistency", "laplacian"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name)}, but it must be 0 or more.")
 
     def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
         """See the base; config files of earlier versions have no optimisers for free Gaussians."""
@@ -147,7 +131,7 @@ class BoundModelConfig(SplatModelConfig):
             trainer.max_num_iterations = steps
 
 
-class BoundModel(SplatModel):
+class BoundModel(GaussianModel):
     """A mesh whose vertices are optimised, with flat Gaussians on its triangles.
 
     It has no triangles until training starts or a checkpoint is loaded.
@@ -165,7 +149,7 @@ class BoundModel(SplatModel):
         self.register_buffer(_FACES, torch.zeros(0, 3, dtype=torch.int64))
         super().populate_modules()
 
-    def _first_parameters(self, source: str, views: PinholeCameras | None) -> dict[str, Tensor]:
+    def _initial_parameters(self, views: PinholeCameras | None) -> dict[str, Tensor]:
         rest = sh_rest_count(self.config.sh_degree)
         widths = {"vertices": (3,), "scales": (2,), "turns": (2,), "opacities": (1,), "features_dc": (3,)}
         widths |= {"free_means": (3,), "free_scales": (3,), "free_quats": (4,)}
@@ -208,10 +192,6 @@ class BoundModel(SplatModel):
         self._known = None
         return loss
 
-    def set_gaussians(self, gaussians: Gaussians, filter_3d: Tensor | None = None) -> ConversionLoss:
-        """Raises: Gaussians on a mesh follow it; see :meth:`set_bound`."""
-        raise NotImplementedError("Gaussians on a mesh follow it: use set_bound.")
-
     def _start(self, manager: Any, views: PinholeCameras) -> str:
         config = self.config
         assert config.mesh is not None
@@ -228,7 +208,7 @@ class BoundModel(SplatModel):
             start, far = with_detail(start, splats.means, views.positions.cpu(), config.free_beyond, per_triangle)
             free = splats[far]
         bound = bind(start.vertices, start.faces, start.corner_colors, per_triangle, config.sh_degree, alpha, thickness)
-        seen = sampling_intervals(bound.gaussians().means.to(self.device), *views, near=config.near_plane)[1]
+        seen = sampling_intervals(bound.gaussians().means.to(self.device), views, near=config.near_plane)[1]
         if not bool(seen.any()):
             other = "capture" if start.frame == "scene" else "scene"
             raise MeshError(
@@ -269,15 +249,12 @@ class BoundModel(SplatModel):
             self._edges = VertexEdges.of(self.faces, len(self.gauss_params["vertices"]))
         return callbacks
 
-    def get_loss_dict(
-        self, outputs: dict[str, Any], batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None
-    ) -> dict[str, Tensor]:
-        """Returns ``rgb_loss``, ``normal_consistency`` and ``laplacian``."""
-        losses = super().get_loss_dict(outputs, batch, metrics_dict)
-        if self.training and self._pairs is not None and self.config.normal_consistency > 0:
+    def _regularization_losses(self, outputs: dict[str, Any], truth: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = {}
+        if self._pairs is not None and self.config.normal_consistency > 0:
             inconsistency = normal_inconsistency(self.gauss_params["vertices"], self.faces, self._pairs)
             losses["normal_consistency"] = self.config.normal_consistency * inconsistency
-        if self.training and self._edges is not None:
+        if self._edges is not None:
             rough = roughness(self.gauss_params["vertices"], self._edges)
             losses["laplacian"] = self.config.laplacian / self.extent * rough
         return losses

@@ -22,9 +22,7 @@ def make_densifier(
     """Creates the strategy that the options select.
 
     Args:
-        scene_scale: extent of the scene, scene units.
         last_step: step from which no Gaussians are added, if earlier than the options say.
-        sharded: see :class:`Densifier`.
     """
     if options.strategy == "default":
         from f3rm_ext.splat.densify.default import DefaultDensifier

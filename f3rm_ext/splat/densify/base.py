@@ -50,11 +50,7 @@ class Densifier:
             self._mix_in_rank()
 
     def step_pre_backward(self, step: int, rasterization: Rasterization) -> None:
-        """Prepares for the backward pass.
-
-        Args:
-            step: of the training, from 0.
-        """
+        """Prepares for the backward pass."""
 
     def step_post_backward(
         self, step: int, rasterization: Rasterization, params: Parameters, optimizers: RunOptimizers
@@ -62,32 +58,23 @@ class Densifier:
         """Gathers statistics and, in the steps of a round, changes the set of Gaussians.
 
         Args:
-            step: of the training, from 0.
-            rasterization: result of this step, after the backward pass.
             params: of the Gaussians; replaced where rows change.
-
-        Returns:
-            The change.
 
         Raises:
             ConfigError: no Gaussian would be left.
         """
         return Change(len(params["opacities"]))
 
-    def prune(self, mask: Bool[Tensor, " gaussians"], params: Parameters, optimizers: RunOptimizers) -> Change:
+    def prune(self, remove: Bool[Tensor, " gaussians"], params: Parameters, optimizers: RunOptimizers) -> Change:
         """Removes Gaussians outside the schedule.
 
         Args:
-            mask: True for Gaussians to remove.
             params: of the Gaussians; replaced.
-
-        Returns:
-            The change.
 
         Raises:
             ConfigError: no Gaussian would be left; nothing is changed then.
         """
-        change = Change.removal(~mask)
+        change = Change.removal(~remove)
         apply(change, params, optimizers)
         self.follow(change)
         return change

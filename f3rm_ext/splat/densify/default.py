@@ -35,12 +35,6 @@ class _CappedStrategy(DefaultStrategy):
 
         gsplat chooses the visible ones first, for which the host waits for a GPU, and its versions take radii of
         different shapes.
-
-        Args:
-            params: of the Gaussians; only their number is read.
-            state: the statistics, changed in place.
-            info: of the image, from :func:`_info`.
-            packed: must be False.
         """
         centres = info[self.key_for_gradient]
         gradient = (centres.absgrad if self.absgrad else centres.grad)[0].clone()
@@ -119,8 +113,6 @@ class DefaultDensifier(Densifier):
 
         Args:
             scene_scale: extent of the scene, scene units; thresholds of size are fractions of it.
-            last_step: step from which no Gaussians are added, if earlier than the options say.
-            sharded: see :class:`~f3rm_ext.splat.densify.base.Densifier`.
         """
         super().__init__(options, last_step, sharded)
         self.absgrad = options.absgrad

@@ -55,7 +55,6 @@ class Change:
         """Returns the rows of the new set.
 
         Args:
-            rows: data of the old set, one row per Gaussian.
             fresh: value for rows that were copied, moved or resized; None copies that of their source.
         """
         if self.source is None or self.fresh is None:
@@ -67,11 +66,7 @@ class Change:
 
     @classmethod
     def removal(cls, keep: Bool[Tensor, " gaussians"]) -> "Change":
-        """Creates the removal of all other Gaussians.
-
-        Args:
-            keep: True for Gaussians that stay.
-        """
+        """Creates the removal of all other Gaussians."""
         source = keep.nonzero().squeeze(-1)
         if len(source) == len(keep):
             return cls(len(keep))
@@ -88,7 +83,6 @@ def apply(
 
     Args:
         params: replaced by name.
-        optimizers: of these parameters; a parameter may have none.
         values: new values by name, for parameters whose rows are not copies of their source.
 
     Raises:
@@ -119,7 +113,6 @@ def rebind(name: str, old: Parameter, new: Parameter, optimizers: RunOptimizers,
 
     Args:
         old: the replaced parameter; nerfstudio's optimisers drop it too, which frees its memory.
-        new: the parameter to update from now on.
         change: applied to the optimiser's state; by default all rows stay.
     """
     by_name = optimizers_by_name(optimizers)

@@ -1,9 +1,9 @@
 """Options of densification."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 MCMC_CAP = 1_000_000
 
@@ -15,14 +15,14 @@ class DensifyOptions:
     strategy: Literal["default", "mcmc", "none"] = "default"
     """default copies and splits Gaussians with large image-space gradients and prunes transparent ones. mcmc moves
     dead Gaussians to live ones and adds noise (3DGS-MCMC). none keeps their number."""
-    max_gaussians: int = 0
+    max_gaussians: Annotated[int, Range(0)] = 0
     """Upper limit of the number of Gaussians, ≥ 1; 0 means no limit for default and 1 000 000 for mcmc. Near the
     limit, default grows where gradients are largest."""
-    start: int = 500
+    start: Annotated[int, Range(0)] = 500
     """Step after which Gaussians are added and removed, ≥ 0."""
     stop: int = 15_000
     """Step at which adding and removing ends, ≥ 0; the end of the first stage if that is earlier."""
-    every: int = 100
+    every: Count = 100
     """Steps between rounds of densification, ≥ 1."""
     seed: int = 0
     """Seed of the random numbers for splits, samples and noise."""
@@ -38,7 +38,7 @@ class DensifyOptions:
     grow_scale2d: float = 0.05
     """Image radius above which a Gaussian is split before stop-scale2d, > 0, as a fraction of the image's longer
     side."""
-    prune_opacity: float = 0.005
+    prune_opacity: Annotated[float, Range(0, 1, below=True)] = 0.005
     """Opacity below which a Gaussian is removed, 0 to below 1."""
     prune_scale3d: float = 0.1
     """Largest standard deviation above which a Gaussian is removed after the first reset of opacities, as a
@@ -48,7 +48,7 @@ class DensifyOptions:
     side."""
     stop_scale2d: int = 0
     """Step up to which image radii are checked, ≥ 0; 0 never checks them, as 3DGS does in effect."""
-    reset_every: int = 3000
+    reset_every: Annotated[int, Range(0)] = 3000
     """Steps between resets, which lower all opacities; 0 never resets them and never removes large Gaussians."""
     pause_after_reset: int = 0
     """Steps without densification after a reset; the number of training images is a good choice."""
@@ -57,27 +57,15 @@ class DensifyOptions:
 
     mcmc_stop: int = 25_000
     """mcmc: step at which adding and moving Gaussians ends, ≥ 0; noise continues."""
-    mcmc_min_opacity: float = 0.005
+    mcmc_min_opacity: Annotated[float, Range(0, 1, below=True)] = 0.005
     """mcmc: opacity up to which a Gaussian counts as dead, above 0 to below 1."""
-    mcmc_noise: float = 5e5
+    mcmc_noise: Annotated[float, Range(0)] = 5e5
     """mcmc: strength of the noise on centres, in units of their learning rate, ≥ 0."""
     mcmc_growth: float = 0.05
     """mcmc: fraction of Gaussians added per round, ≥ 0."""
 
     def __post_init__(self) -> None:
-        for name, least in (("every", 1), ("start", 0), ("max_gaussians", 0), ("reset_every", 0), ("mcmc_noise", 0)):
-            if getattr(self, name) < least:
-                option = name.replace("_", "-")
-                raise ConfigError(
-                    f"The option {option} of densification is {getattr(self, name)}, but it must be {least} or more."
-                )
-        for name in ("prune_opacity", "mcmc_min_opacity"):
-            if not 0 <= getattr(self, name) < 1:
-                option = name.replace("_", "-")
-                raise ConfigError(
-                    f"The option {option} of densification is {getattr(self, name)}, but opacities lie between 0 "
-                    "and 1: use the default of 0.005."
-                )
+        check_ranges(self, "pipeline.model.densify.")
 
     @property
     def cap(self) -> int | None:

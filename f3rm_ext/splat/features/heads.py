@@ -60,12 +60,7 @@ class LiftedHeads(nn.Module):
         return describe_heads(self.to_dict().values())
 
     def grow(self, described: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], prefix: str) -> None:
-        """Replaces all features by those of a checkpoint.
-
-        Args:
-            described: see :meth:`describe`.
-            prefix: of this module's entries in ``state_dict``.
-        """
+        """Replaces all features by those of a checkpoint."""
         self.clear()
         at = f"{prefix}heads."
         for spec in specs_from_checkpoint(described, state_dict, at):
@@ -74,9 +69,6 @@ class LiftedHeads(nn.Module):
 
 def save_lifted(heads: LiftedHeads, path: Path) -> None:
     """Rewrites a checkpoint with these features in place of its own; everything else in it stays.
-
-    Args:
-        heads: features of the Gaussians in the checkpoint.
 
     Raises:
         CheckpointError: the checkpoint cannot be read or written; it is then unchanged.

@@ -35,13 +35,8 @@ def lift(
     """Lifts the features of the training views, one feature after another.
 
     Args:
-        scene: the Gaussians, as they will be rendered.
         dataset: the training views; masked pixels do not count, transparent ones count by their alpha.
-        source: 2D features of the views.
         on_view: called after each pass over a view, :func:`count_lifting_steps` times in all.
-
-    Returns:
-        One head per feature, with its codes on the device of the Gaussians.
     """
     views = PinholeCameras.of(dataset.cameras).to(scene.gaussians.means.device)
     shares = Shares(dataset)
@@ -93,13 +88,8 @@ def lift_maps(
     """Lifts one feature.
 
     Args:
-        views: cameras of the feature maps.
-        load: returns the feature map of a view.
         shares: returns the weights of a view's pixels, 0 to 1; None for 1 everywhere.
         on_view: called after each pass over a view.
-
-    Returns:
-        Codes of all Gaussians; 0 for those that no view sees.
     """
     means = scene.gaussians.means
     codes = torch.zeros(len(means), dim, dtype=torch.float16, device=means.device)
@@ -140,7 +130,6 @@ def accumulate_pixels(
     """Computes Σ wᵢ(p) f(p) over the pixels of a view, for every Gaussian.
 
     Args:
-        view: one camera.
         pixels: f, at the resolution of the view.
     """
     with torch.enable_grad():

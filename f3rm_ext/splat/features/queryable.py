@@ -1,12 +1,14 @@
 """Splats with features as a target of queries: see :class:`~f3rm_ext.query.queryable.Queryable`."""
 
-from collections.abc import Callable, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
+from nerfstudio.models.base_model import Model
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 from f3rm_ext.splat.features.lifting import count_lifting_steps, lift
 from f3rm_ext.splat.features.rendering import FeatureRender
 from f3rm_ext.splat.knn import NearestGaussians
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render_outputs
 from f3rm_ext.utils.console import image_progress
 from f3rm_ext.viewer.panel import QueryPanel
 
@@ -30,31 +32,34 @@ NEIGHBOURS = 16
 """Gaussians that contribute to the features at a point."""
 
 
-class QueryableSplats:
-    """Makes a splat model :class:`~f3rm_ext.query.queryable.Queryable`; a mixin placed before nerfstudio's model."""
+class QueryableSplats(Model):
+    """A model of Gaussians that is :class:`~f3rm_ext.query.queryable.Queryable`; subclasses hold the Gaussians."""
 
     lifted: LiftedHeads
+    """Features of the Gaussians."""
     queries: QueryPanel
     guard: OutputGuard
-    device: torch.device
-    _scene: Callable[[], SplatScene]
-    """Returns the Gaussians with their filters."""
-    _settings: RenderSettings
-    _render: Callable[..., dict[str, Tensor]]
-    """Renders a camera: ``_render(camera, obb_box)``."""
+    background: Tensor
+    """Colour behind the Gaussians outside training, (3,)."""
+    current_sh_degree: int
+    """SH degree in use."""
     _nearest: NearestGaussians | None = None
+
+    @abstractmethod
+    def _scene(self) -> SplatScene:
+        """Returns the Gaussians with their filters."""
+
+    @property
+    @abstractmethod
+    def _settings(self) -> RenderSettings:
+        """Settings of the rasteriser."""
 
     def query_heads(self) -> dict[str, LiftedHead]:
         """Returns the features of the Gaussians by name, the primary one first."""
         return self.lifted.to_dict()
 
     def render_features(self, camera: Cameras, obb_box: OrientedBox | None = None) -> FeatureRender:
-        """Prepares images of the features.
-
-        Args:
-            camera: one camera.
-            obb_box: Gaussians whose centres lie outside are left out.
-        """
+        """Prepares images of the features."""
         scene, heads = self._scene(), self.query_heads()
         if obb_box is not None:
             within = obb_box.within(scene.gaussians.means)
@@ -69,11 +74,12 @@ class QueryableSplats:
         """Renders a camera with the images of its features; depth is along the camera's axis.
 
         Args:
-            camera: one camera.
             extra: further outputs, see :class:`~f3rm_ext.query.queryable.Queryable`.
-            obb_box: Gaussians whose centres lie outside are left out.
         """
-        outputs = self._render(camera, obb_box)
+        view, scene = PinholeCameras.to_render(camera, self.device), self._scene()
+        outputs = render_outputs(
+            scene, view, self.current_sh_degree, self.background, self._settings, self.guard, obb_box
+        )
         if not (self.query_heads() or extra):
             return outputs
         return self.render_features(camera, obb_box).add_outputs(outputs, extra, self.guard)
@@ -95,11 +101,6 @@ class QueryableSplats:
 
         As for a field, ``depth`` and ``expected_depth`` (equal here) are along the rays. In the viewer, depth is along
         the camera's axis.
-
-        Args:
-            camera: one camera.
-            extra: further outputs, see :class:`~f3rm_ext.query.queryable.Queryable`.
-            obb_box: Gaussians whose centres lie outside are left out.
         """
         outputs = self.render_with_features(camera, extra, obb_box)
         view = PinholeCameras.to_render(camera, self.device)

@@ -32,9 +32,6 @@ class FeatureRender:
     """Renders the features that Gaussians carry from one camera, one strip of rows at a time.
 
     The Gaussians are projected once, and listed by tile once for each strip.
-
-    Args:
-        view: one camera.
     """
 
     def __init__(
@@ -90,10 +87,6 @@ class FeatureRender:
         Args:
             outputs: rendered images, (h, w, channels); changed in place.
             extra: functions that compute an output from the other outputs and the rendered features, strip by strip.
-            guard: handles exceptions in ``feature_pca``.
-
-        Returns:
-            ``outputs``.
         """
         for index, name in enumerate(self._heads):
             suffix = f"_{name}" if index else ""

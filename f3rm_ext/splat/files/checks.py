@@ -32,8 +32,6 @@ def check_values(
     """Checks that all values are finite and that no rotation has length 0.
 
     Args:
-        path: of the file, for messages.
-        bad_values: stop on invalid values, or drop their Gaussians.
         action: verb for messages: the file "has" or "would get" the values.
 
     Returns:

@@ -44,7 +44,6 @@ def read_compressed_ply(path: Path, tables: PlyTables | None = None) -> tuple[Ga
 
     Raises:
         SplatFileError: the file is of another kind, or damaged.
-        OSError: the file cannot be read.
     """
     tables = tables or PlyTables.open(path)
     names = _require_layout(path, tables)
@@ -77,9 +76,7 @@ def write_compressed_ply(stream: BufferedIOBase, gaussians: Gaussians, info: Spl
     """Writes splats. Neighbours in the file should be neighbours in space; see :func:`packing.morton_order`.
 
     Args:
-        stream: binary, at its start.
         gaussians: one or more, on the CPU.
-        info: its tags and comments go into the header.
     """
     arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
     count, rest = len(gaussians), arrays["features_rest"]
@@ -174,11 +171,7 @@ def _read_rest(path: Path, tables: PlyTables, count: int) -> Float[np.ndarray, "
 
 
 def _require_layout(path: Path, tables: PlyTables) -> list[str]:
-    """Returns the properties of chunks, in the order of :data:`BOUNDS`.
-
-    Raises:
-        SplatFileError: a property is missing or has the wrong type, or counts do not match.
-    """
+    """Returns the properties of chunks, in the order of :data:`BOUNDS`."""
     chunk, vertex = (tables.tables.get(name, Table(name, 0)) for name in ("chunk", "vertex"))
     names = list(BOUNDS if any(name in chunk.kinds for name in BOUNDS[12:]) else BOUNDS[:12])
     missing = [name for name in (*names, *PACKED) if name not in (*chunk.kinds, *vertex.kinds)]

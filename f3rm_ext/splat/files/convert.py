@@ -48,12 +48,7 @@ def export_splats(
     """Writes the splats of a model, in the format given by the file name, as ``f3rm-ext export splats`` does.
 
     Args:
-        gaussians: on any device; include the 3D filter if ``info`` says so.
-        path: ends in one of :data:`~f3rm_ext.splat.files.formats.SUFFIXES`.
-        info: render mode, whether filters are fused, comments.
         provenance: entries for the comments of the file, e.g. the checkpoint.
-        bad_values: treatment of values that are NaN or infinite.
-        spz_axes: axes of the coordinates in an ``.spz`` file.
 
     Returns:
         Contents of the file; its notices are for the user.
@@ -73,8 +68,6 @@ def convert_splats(
 
     Args:
         sh_degree: new, lower SH degree; None keeps it if the format supports it.
-        bad_values: treatment of values that are NaN or infinite.
-        spz_axes: axes of the coordinates in ``.spz`` files.
 
     Raises:
         SplatFileError: the splats cannot be read or converted.

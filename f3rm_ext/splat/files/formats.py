@@ -14,7 +14,15 @@ from f3rm_ext.splat.files.compressed_ply import is_compressed, read_compressed_p
 from f3rm_ext.splat.files.info import Format, SplatInfo, find_maker
 from f3rm_ext.splat.files.ply import read_ply, write_ply_splats
 from f3rm_ext.splat.files.splat import read_splat, write_splat
-from f3rm_ext.splat.files.spz import GZIP, Axes, read_comments, read_spz, require_known_version, write_spz
+from f3rm_ext.splat.files.spz import (
+    GZIP,
+    Axes,
+    read_comments,
+    read_spz,
+    require_known_version,
+    require_readable,
+    write_spz,
+)
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.ply import PlyTables
@@ -48,10 +56,6 @@ def format_to_write(path: Path) -> Format:
 
 def read_splats(path: Path, bad_values: BadValues = "error", spz_axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
     """Reads splats of any format. Detects the format from the contents, or from the name for ``.splat``.
-
-    Args:
-        bad_values: treatment of values that are NaN or infinite.
-        spz_axes: axes of the coordinates in an ``.spz`` file.
 
     Returns:
         The Gaussians, float32, on the CPU, all values finite; and the file's information about them.
@@ -89,19 +93,19 @@ def write_splats(
     Overwrites a file only if its comments say that a command of :data:`MAKERS` wrote it.
 
     Args:
-        path: the file; its folder is created if necessary.
         info: its tags and comments are written; the comments should name the maker (``made_by: ...``).
-        bad_values: treatment of values that are NaN or infinite.
-        spz_axes: axes of the coordinates in an ``.spz`` file.
 
     Returns:
         Contents of the file, with notices of what was left out.
 
     Raises:
-        SplatFileError: the name belongs to no format, there are no Gaussians, or values are invalid.
+        SplatFileError: the name belongs to no format, there are no Gaussians or more than readers of the format accept,
+            or values are invalid.
         ConfigError: the file exists and was made by others, or cannot be written.
     """
     kind = format_to_write(path)
+    if kind == "spz":
+        require_readable(path, len(gaussians))
     require_replaceable(path)
     kept, notices = check_values(gaussians, path, bad_values, action="would get")
     kept = kept[storage_order(kept, kind)].to("cpu")

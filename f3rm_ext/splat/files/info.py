@@ -40,9 +40,6 @@ class SplatInfo:
 def read_tags(comments: Iterable[str]) -> tuple[RenderMode | None, bool | None, tuple[str, ...]]:
     """Returns the render mode, whether filters are fused, and the other comments. The last tag of a kind counts.
 
-    Args:
-        comments: of a file; Postshot's ``antialiased 1`` means ``SplatRenderMode: mip``.
-
     >>> read_tags(["SplatRenderMode: mip", "filter_3d: fused", "made on Monday"])
     ('mip', True, ('made on Monday',))
     """

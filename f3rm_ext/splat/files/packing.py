@@ -24,12 +24,7 @@ def pack_unorm(values: Float[np.ndarray, "*shape"], bits: int) -> UInt32[np.ndar
 
 
 def unpack_unorm(packed: UInt32[np.ndarray, "*shape"], shift: int, bits: int) -> Float[np.ndarray, "*shape"]:
-    """Extracts numbers from 0 to 1 from some bits of integers, float64.
-
-    Args:
-        shift: number of lower bits to skip.
-        bits: number of bits that hold the number.
-    """
+    """Extracts numbers from 0 to 1 from some bits of integers, float64."""
     top = (1 << bits) - 1
     return ((packed >> np.uint32(shift)) & np.uint32(top)) / float(top)
 

@@ -32,7 +32,6 @@ def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, Sp
 
     Raises:
         SplatFileError: the file has no splats, lacks a property, has SH coefficients that fit no degree, or is damaged.
-        OSError: the file cannot be read.
     """
     tables = tables or PlyTables.open(path)
     table = _require_splats(path, tables)
@@ -73,9 +72,7 @@ def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
     """Writes splats; the normals of the layout are 0.
 
     Args:
-        stream: binary, at its start.
         gaussians: one or more, on the CPU.
-        info: its tags and comments go into the header.
     """
     arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
     per_channel = sh_rest_count(gaussians.sh_degree)
@@ -113,11 +110,7 @@ def rest_degree(path: Path, table: Table) -> int:
 
 
 def _require_splats(path: Path, tables: PlyTables) -> Table:
-    """Returns the element that holds the Gaussians.
-
-    Raises:
-        SplatFileError: there is none, or it lacks properties.
-    """
+    """Returns the element that holds the Gaussians."""
     table = tables.tables.get("vertex", Table("vertex", 0))
     wanted = (*POSITION, OPACITY, *SCALE, *ROTATION)
     missing = [name for name in wanted if name not in table.kinds]

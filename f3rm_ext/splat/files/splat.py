@@ -23,7 +23,6 @@ def read_splat(path: Path) -> tuple[Gaussians, SplatInfo]:
 
     Raises:
         SplatFileError: the file is of another kind, or cut short.
-        OSError: the file cannot be read.
     """
     size = path.stat().st_size
     if size % RECORD.itemsize:
@@ -53,7 +52,6 @@ def write_splat(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -
     """Writes splats. Large ones should come first; see :func:`packing.importance_order`.
 
     Args:
-        stream: binary, at its start.
         gaussians: one or more, on the CPU; SH coefficients beyond the first are left out.
         info: not used, since the format cannot store it.
     """

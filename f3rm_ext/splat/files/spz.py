@@ -37,6 +37,8 @@ COLOR_SCALE = 0.15
 SH_STEPS = (8, 16)
 """Steps of SH coefficients of degree 1, and of higher ones, in units of 1/128."""
 MAX_FRACTION_BITS = 23
+MAX_GAUSSIANS = 10_000_000
+"""Niantic's library, on which most viewers build, refuses files with more."""
 _LIMIT = (1 << 23) - 1
 _COMMENT = 0x10
 _HIGHEST_RATIO, _ALWAYS_READ = 20, 1 << 26
@@ -51,12 +53,8 @@ _TURN_SH = np.array([-1, -1, 1, -1, 1, 1, -1, 1, -1, 1, -1, -1, 1, -1, 1])
 def read_spz(path: Path, axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
     """Reads splats; float32, on the CPU, values not checked, in the axes of PLY.
 
-    Args:
-        axes: of the coordinates in the file.
-
     Raises:
         SplatFileError: the file is of another kind or version, damaged, or cut short.
-        OSError: the file cannot be read.
     """
     try:
         comments = _gzip_comments(path)
@@ -120,11 +118,9 @@ def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axe
     """Writes splats, version 3. Positions get as many fraction bits as the largest coordinate allows.
 
     Args:
-        stream: binary, at its start.
         gaussians: one or more, on the CPU, in the axes of PLY.
         info: its render mode goes into the header; its tags and comments go into the comment of the gzip stream, which
             other programs skip.
-        axes: of the coordinates in the file.
 
     Raises:
         SplatFileError: a position is too large for the format.
@@ -141,6 +137,15 @@ def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axe
         stream.write(press.compress(piece))
         checksum, size = zlib.crc32(piece, checksum), size + len(piece)
     stream.write(press.flush() + struct.pack("<II", checksum, size & 0xFFFFFFFF))
+
+
+def require_readable(path: Path, count: int) -> None:
+    """Raises SplatFileError if a file would have more Gaussians than readers of the format accept."""
+    if count > MAX_GAUSSIANS:
+        raise SplatFileError(
+            f"{path} would hold {count} Gaussians, but readers of .spz refuse more than {MAX_GAUSSIANS}: write .ply or "
+            ".compressed.ply, or train with a lower --pipeline.model.densify.max-gaussians."
+        )
 
 
 def choose_fraction_bits(largest: float) -> int:

@@ -62,9 +62,6 @@ class PackedAdam(torch.optim.Optimizer):
 
         Args:
             params: parameters, (rows, ...), float32 or float16.
-            betas: decay rates of the first and second moments.
-            eps: added to the root of the second moment.
-            seed: of the random numbers for rounding.
             reflective_above: view dependence of a colour above which the float16 coefficients of a Gaussian get a
                 remainder; 0 for none. See :mod:`f3rm_ext.splat.memory.remainder`.
         """

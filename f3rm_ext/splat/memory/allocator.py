@@ -41,22 +41,11 @@ class CacheCleaner:
     """Releases unused memory of CUDA's allocator at regular steps, if wanted; does nothing on other devices."""
 
     def __init__(self, every: int) -> None:
-        """Sets the interval.
-
-        Args:
-            every: steps between clearings; 0 for none.
-        """
+        """Sets the interval."""
         self.every = every
 
     def clear(self, step: int, device: torch.device) -> bool:
-        """Clears the cache if the step ends an interval.
-
-        Args:
-            step: the completed step, from 0.
-
-        Returns:
-            Whether it cleared the cache.
-        """
+        """Clears the cache if the step ends an interval."""
         if device.type != "cuda" or not self.every or (step + 1) % self.every:
             return False
         torch.cuda.empty_cache()

@@ -36,12 +36,7 @@ def convert_harmonics(
     """Converts the coefficients beyond the first to another degree and storage.
 
     Args:
-        rest: coefficients of degrees 1 and up, any dtype.
         degree: 0 to 3; coefficients of new degrees are zero.
-        dtype: torch.float32 or torch.float16.
-
-    Returns:
-        The coefficients, and what the conversion loses.
     """
     degree_from_count(rest.shape[1])  # raises if their number fits no degree
     wanted = resize_harmonics(rest, degree)

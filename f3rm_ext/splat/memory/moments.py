@@ -21,19 +21,29 @@ class Moments(ABC):
 
     @abstractmethod
     def zeros(self, like: Tensor) -> dict[str, Tensor]:
-        """Creates the state of zero moments.
-
-        Args:
-            like: the parameter, (rows, ...).
-        """
+        """Creates the state of zero moments of a parameter, (rows, ...)."""
 
     @abstractmethod
+    def encode(self, first: Tensor, second: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """Returns what is stored of some rows, by name."""
+
+    @abstractmethod
+    def decode(self, stored: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Returns the first and second moments of some rows, float32; may change its argument."""
+
+    @abstractmethod
+    def bytes_per_row(self, numbers: int) -> int:
+        """Returns the bytes of both moments of a row with this many numbers."""
+
     def read(
         self, state: dict[str, Any], rows: Int[Tensor, " rows"] | slice
     ) -> tuple[Float[Tensor, "rows *rest"], Float[Tensor, "rows *rest"]]:
         """Returns copies of the first and second moments of some rows, float32."""
+        stored = {name: value[rows] for name, value in state.items() if name.startswith(FIRST)}
+        if isinstance(rows, slice):  # still views
+            stored = {name: value.clone() for name, value in stored.items()}
+        return self.decode(stored)
 
-    @abstractmethod
     def write(
         self,
         state: dict[str, Any],
@@ -43,10 +53,8 @@ class Moments(ABC):
         generator: torch.Generator,
     ) -> None:
         """Stores first and second moments of some rows."""
-
-    @abstractmethod
-    def bytes_per_row(self, numbers: int) -> int:
-        """Returns the bytes of both moments of a row with this many numbers."""
+        for name, value in self.encode(first, second, generator).items():
+            state[name][rows] = value
 
 
 class FloatMoments(Moments):
@@ -57,23 +65,11 @@ class FloatMoments(Moments):
     def zeros(self, like: Tensor) -> dict[str, Tensor]:
         return {name: torch.zeros(like.shape, dtype=self.dtype, device=like.device) for name in (FIRST, SECOND)}
 
-    def read(
-        self, state: dict[str, Any], rows: Int[Tensor, " rows"] | slice
-    ) -> tuple[Float[Tensor, "rows *rest"], Float[Tensor, "rows *rest"]]:
-        first, second = (state[name][rows].float() for name in (FIRST, SECOND))
-        if isinstance(rows, slice) and self.dtype == torch.float32:  # still a view
-            return first.clone(), second.clone()
-        return first, second
+    def encode(self, first: Tensor, second: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        return {FIRST: first, SECOND: second}
 
-    def write(
-        self,
-        state: dict[str, Any],
-        rows: Int[Tensor, " rows"] | slice,
-        first: Float[Tensor, "rows *rest"],
-        second: Float[Tensor, "rows *rest"],
-        generator: torch.Generator,
-    ) -> None:
-        state[FIRST][rows], state[SECOND][rows] = first, second
+    def decode(self, stored: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        return stored[FIRST].float(), stored[SECOND].float()
 
     def bytes_per_row(self, numbers: int) -> int:
         return 2 * numbers * self.dtype.itemsize
@@ -84,15 +80,8 @@ class HalfMoments(FloatMoments):
 
     dtype = torch.bfloat16
 
-    def write(
-        self,
-        state: dict[str, Any],
-        rows: Int[Tensor, " rows"] | slice,
-        first: Float[Tensor, "rows *rest"],
-        second: Float[Tensor, "rows *rest"],
-        generator: torch.Generator,
-    ) -> None:
-        state[FIRST][rows], state[SECOND][rows] = to_bfloat16(first, generator), to_bfloat16(second, generator)
+    def encode(self, first: Tensor, second: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        return {FIRST: to_bfloat16(first, generator), SECOND: to_bfloat16(second, generator)}
 
 
 class ByteMoments(Moments):
@@ -111,33 +100,23 @@ class ByteMoments(Moments):
             SECOND + SCALE: scale.clone(),
         }
 
-    def read(
-        self, state: dict[str, Any], rows: Int[Tensor, " rows"] | slice
-    ) -> tuple[Float[Tensor, "rows *rest"], Float[Tensor, "rows *rest"]]:
-        first = state[FIRST][rows].float()
-        root = state[SECOND][rows].float()
-        first *= _broadcast(state[FIRST + SCALE][rows], first)
-        root *= _broadcast(state[SECOND + SCALE][rows], root)
-        return first, root.square_()
-
-    def write(
-        self,
-        state: dict[str, Any],
-        rows: Int[Tensor, " rows"] | slice,
-        first: Float[Tensor, "rows *rest"],
-        second: Float[Tensor, "rows *rest"],
-        generator: torch.Generator,
-    ) -> None:
+    def encode(self, first: Tensor, second: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         if not first.numel():
-            return  # Colours of degree 0 have no further harmonics.
-        root = second.sqrt()
-        for name, values, largest in ((FIRST, first, SIGNED_MAX), (SECOND, root, UNSIGNED_MAX)):
+            return {}  # Colours of degree 0 have no further harmonics.
+        stored = {}
+        for name, values, largest in ((FIRST, first, SIGNED_MAX), (SECOND, second.sqrt(), UNSIGNED_MAX)):
             scale = values.abs().flatten(1).amax(dim=1) / largest
             unit = values / _broadcast(torch.where(scale > 0, scale, 1), values)
             if name == SECOND:
                 unit = torch.where(unit > 0, unit.clamp(min=1), 0)
-            state[name][rows] = to_codes(unit, largest, generator)
-            state[name + SCALE][rows] = scale
+            stored |= {name: to_codes(unit, largest, generator), name + SCALE: scale}
+        return stored
+
+    def decode(self, stored: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        first, root = (
+            stored[name].float().mul_(_broadcast(stored[name + SCALE], stored[name])) for name in (FIRST, SECOND)
+        )
+        return first, root.square_()
 
     def bytes_per_row(self, numbers: int) -> int:
         return 2 * (numbers + torch.float32.itemsize)
@@ -161,7 +140,6 @@ def resize_moments(state: dict[str, Tensor], like: Tensor) -> dict[str, Tensor]:
 
     Args:
         state: tensors by name, with any storage of moments; tensors of other shapes than the moments stay.
-        like: the parameter, (gaussians, coeffs, 3).
 
     Returns:
         The converted state; the same state if it has another number of Gaussians or is not of harmonics.

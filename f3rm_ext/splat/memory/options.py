@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.memory.adam import PackedAdamOptimizerConfig
 from f3rm_ext.splat.memory.moments import MomentStorage
+from f3rm_ext.utils.ranges import Positive, check_ranges
 
 Storage = Literal["float32", "float16", "selective"]
 Fragmentation = Literal["minimal", "normal", "aggressive"]
@@ -30,7 +30,7 @@ class MemoryOptions:
     sh_moments: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     """Storage of Adam's moments of these harmonics: 8, 4 or about 2 bytes per coefficient. auto is float32, or
     bfloat16 with optimize-memory."""
-    reflective_above: float = 0.05
+    reflective_above: Positive = 0.05
     """selective: a Gaussian is reflective if the view-dependent part of its colour (0 to 1), root mean square over
     directions, exceeds this, > 0."""
     fragmentation: Annotated[
@@ -43,11 +43,7 @@ class MemoryOptions:
     cache. Your own allocator settings take precedence. Follows optimize-memory by default."""
 
     def __post_init__(self) -> None:
-        if not self.reflective_above > 0:
-            raise ConfigError(
-                f"Gaussians are to count as reflective above {self.reflective_above}, but the threshold must be "
-                "positive: use the default of 0.05."
-            )
+        check_ranges(self, "pipeline.model.")
 
     @property
     def storage(self) -> Storage:
@@ -79,10 +75,6 @@ class MemoryOptions:
         return self.optimize_memory if self.expandable_segments is None else self.expandable_segments
 
     def fit(self, optimizer: PackedAdamOptimizerConfig) -> None:
-        """Applies the options to the optimiser of features_rest.
-
-        Args:
-            optimizer: its configuration, changed in place.
-        """
+        """Applies the options to the optimiser of features_rest."""
         optimizer.moments = self.moments
         optimizer.reflective_above = self.reflective_above if self.storage == "selective" else 0.0

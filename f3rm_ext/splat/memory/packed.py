@@ -28,60 +28,39 @@ CHUNK_CPU, CHUNK, CHUNK_KERNEL = 1 << 12, 1 << 17, 1 << 19
 gsplat's kernel, which evaluates them in one launch."""
 
 
+@dataclass
 class ColorGradient:
     """Gradient of one image with respect to the coefficients of its visible Gaussians.
 
-    It may come for all Gaussians, with zeros where they are not visible. The visible ones are then chosen when they are
-    first read, for which the host waits for a GPU.
+    It may come for all Gaussians, with zeros where they are not visible. The visible ones are then chosen by
+    :meth:`choose` when they are first read, for which the host waits for a GPU.
     """
 
-    def __init__(
-        self,
-        rows: Int[Tensor, " visible"] | None,
-        directions: Float[Tensor, "visible 3"],
-        colors: Float[Tensor, "visible 3"],
-        degree: int,
-    ) -> None:
-        """Keeps the tensors.
+    rows: Int[Tensor, " visible"] | None
+    """Indices of the Gaussians, ascending; None for all."""
+    directions: Float[Tensor, "visible 3"]
+    """From the camera to the Gaussians, length 1."""
+    colors: Float[Tensor, "visible 3"]
+    """Gradients with respect to their colours."""
+    degree: int
+    """SH degree of the image."""
 
-        Args:
-            rows: indices of the Gaussians, ascending; None for all.
-            directions: from the camera to the Gaussians, length 1.
-            colors: gradients with respect to their colours.
-            degree: SH degree of the image.
-        """
-        self._rows, self._directions, self._colors, self.degree = rows, directions, colors, degree
-
-    @property
-    def rows(self) -> Int[Tensor, " visible"]:
-        """Indices of the visible Gaussians, ascending."""
-        return self._visible()[0]
-
-    @property
-    def directions(self) -> Float[Tensor, "visible 3"]:
-        """Directions from the camera to the visible Gaussians, length 1."""
-        return self._visible()[1]
-
-    @property
-    def colors(self) -> Float[Tensor, "visible 3"]:
-        """Gradients with respect to the colours of the visible Gaussians."""
-        return self._visible()[2]
-
-    def _visible(self) -> tuple[Tensor, Tensor, Tensor]:
-        if self._rows is None:
-            self._rows = self._colors.any(dim=1).nonzero().squeeze(-1)
-            self._directions, self._colors = self._directions[self._rows], self._colors[self._rows]
-        return self._rows, self._directions, self._colors
+    def choose(self) -> Int[Tensor, " visible"]:
+        """Drops the Gaussians that are not visible. Returns the indices of the others, ascending."""
+        if self.rows is None:
+            self.rows = self.colors.any(dim=1).nonzero().squeeze(-1)
+            self.directions, self.colors = self.directions[self.rows], self.colors[self.rows]
+        return self.rows
 
     def expand(self, count: int) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, "gaussians 3"]]:
         """Returns directions and gradients for all Gaussians, 0 where not visible, without waiting for a GPU."""
-        if self._rows is None:
-            return self._directions, self._colors
-        empty = self._colors.new_zeros(count, 3)
-        return empty.index_copy(0, self._rows, self._directions), empty.index_copy(0, self._rows, self._colors)
+        if self.rows is None:
+            return self.directions, self.colors
+        empty = self.colors.new_zeros(count, 3)
+        return empty.index_copy(0, self.rows, self.directions), empty.index_copy(0, self.rows, self.colors)
 
     def coefficients(self, part: slice | Tensor) -> Float[Tensor, "part coeffs 3"]:
-        """Unpacks the gradient with respect to the coefficients of some of the visible Gaussians."""
+        """Unpacks the gradient with respect to the coefficients of some of the chosen Gaussians."""
         bases = sh_bases(self.degree, self.directions[part])
         return bases[:, :, None] * self.colors[part, None, :]
 
@@ -91,7 +70,7 @@ class ColorGradient:
 
     def tensors(self) -> list[Tensor]:
         """Returns the tensors held."""
-        return [tensor for tensor in (self._rows, self._directions, self._colors) if tensor is not None]
+        return [tensor for tensor in (self.rows, self.directions, self.colors) if tensor is not None]
 
 
 @dataclass
@@ -103,8 +82,8 @@ class PackedGradient:
     def rows(self) -> Int[Tensor, " visible"]:
         """Returns the Gaussians visible in any image, ascending."""
         if len(self.pictures) == 1:
-            return self.pictures[0].rows
-        return torch.cat([picture.rows for picture in self.pictures]).unique()
+            return self.pictures[0].choose()
+        return torch.cat([picture.choose() for picture in self.pictures]).unique()
 
     def expand(
         self, count: int
@@ -128,18 +107,19 @@ class PackedGradient:
         Args:
             rows: a consecutive part of :meth:`rows`.
             start: position of that part in :meth:`rows`.
-            coeffs: number of coefficients of the parameter.
         """
         if len(self.pictures) == 1:
             (picture,) = self.pictures
+            picture.choose()
             gradient = picture.coefficients(slice(start, start + len(rows)))
             missing = coeffs - gradient.shape[1]
             return functional.pad(gradient, (0, 0, 0, missing)) if missing else gradient
         out = torch.zeros(len(rows), coeffs, 3, device=rows.device)
         for picture in self.pictures:
-            if len(picture.rows):
-                place = torch.searchsorted(picture.rows, rows).clamp_(max=len(picture.rows) - 1)
-                here = (picture.rows[place] == rows).nonzero().squeeze(-1)
+            seen = picture.choose()
+            if len(seen):
+                place = torch.searchsorted(seen, rows).clamp_(max=len(seen) - 1)
+                here = (seen[place] == rows).nonzero().squeeze(-1)
                 out[here, : sh_rest_count(picture.degree)] += picture.coefficients(place[here])
         return out
 
@@ -158,7 +138,6 @@ def gather_gradient(parameter: Tensor, ranks: Ranks) -> bool:
 
     Args:
         parameter: has a gradient on at least one rank.
-        ranks: this process among the others.
 
     Returns:
         Whether gradients are packed; if not, nothing is done.
@@ -168,13 +147,13 @@ def gather_gradient(parameter: Tensor, ranks: Ranks) -> bool:
     most = max(count for (count,) in ranks.share([-1 if own is None else len(pictures)]))
     if most < 0:
         return False
-    shapes = ranks.share([n for p in pictures for n in (len(p.rows), p.degree)] + [0, 0] * (most - len(pictures)))
+    shapes = ranks.share([n for p in pictures for n in (len(p.choose()), p.degree)] + [0, 0] * (most - len(pictures)))
     gathered = PackedGradient()
     for index in range(most):
         if index < len(pictures):
             # Indices travel as the bits of a float32.
             picture = pictures[index]
-            bits = picture.rows.to(torch.int32).view(torch.float32)[:, None]
+            bits = picture.choose().to(torch.int32).view(torch.float32)[:, None]
             table = torch.cat([bits, picture.directions, picture.colors], dim=1)
         else:
             table = torch.zeros(0, 7, device=parameter.device)
@@ -294,7 +273,6 @@ def packed_sh_colors(
     Args:
         degree: SH degree to evaluate, 0 to 3.
         directions: from the camera to the Gaussians, scene frame, any length.
-        features_dc: coefficients of degree 0, float32.
         features_rest: the parameter itself, float32 or float16; must be a leaf.
 
     Raises:

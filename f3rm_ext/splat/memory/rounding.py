@@ -21,7 +21,6 @@ def to_half(values: Float32[Tensor, "*shape"], generator: torch.Generator | None
 
     Args:
         values: limited to ±65504.
-        generator: on the values' device; torch's default generator if None.
     """
     noise = _noise(values, generator)
     cut = (1 << _CUT_BITS) - 1
@@ -38,7 +37,6 @@ def to_bfloat16(
 
     Args:
         values: finite.
-        generator: on the values' device; torch's default generator if None.
     """
     cut = (1 << 16) - 1
     noise = _noise(values, generator).int().bitwise_and_(cut)
@@ -53,8 +51,6 @@ def to_codes(
 
     Args:
         values: within ±127 for int8, from 0 to 255 for uint8.
-        largest: largest code; 127 gives int8, 255 uint8.
-        generator: on the values' device; torch's default generator if None.
     """
     codes = (_noise(values, generator) * 2.0**-16).add_(0.5).add_(values).floor_()
     return codes.clamp_(-largest, largest).to(torch.int8 if largest == 127 else torch.uint8)

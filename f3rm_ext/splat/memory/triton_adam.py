@@ -198,10 +198,8 @@ def step_packed(
     Args:
         parameter: coefficients of the harmonics, (gaussians, coeffs, 3), contiguous, float32 or float16.
         state: moments with the count of this step, changed in place.
-        seed: of the random numbers of this step.
         directions: from the cameras to the Gaussians, length 1.
         colors: gradients with respect to the colours, 0 where a Gaussian is not visible.
-        degree: SH degree of the images, 1 or more.
     """
     columns = parameter[0].numel() if len(parameter) else 0
     if not columns:
@@ -223,11 +221,7 @@ def step_packed(
 
 
 def try_out(device: torch.device) -> None:
-    """Compiles the kernel and runs it on a few Gaussians, with every storage.
-
-    Raises:
-        RuntimeError: the results are wrong.
-    """
+    """Compiles the kernel and runs it on a few Gaussians, with every storage."""
     group = {"lr": 0.25, "betas": (0.9, 0.999), "eps": 1e-15}
     seen = torch.zeros(4, dtype=torch.int32, device=device)
     pictures = torch.ones(1, 4, 3, device=device)

@@ -87,8 +87,6 @@ def rasterize(
         colors: colours or features, any number of channels.
         viewmat: scene to camera, a rotation and a translation; OpenCV axes (z forward, y down).
         K: pinhole intrinsics, pixels; no skew.
-        width: of the image, pixels.
-        height: of the image, pixels.
         background: colour behind the Gaussians; 0 if None.
         near_plane: Gaussians whose centres are nearer are not rendered, scene units.
         far_plane: Gaussians whose centres are farther are not rendered, scene units.

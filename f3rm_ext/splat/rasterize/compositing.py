@@ -237,10 +237,6 @@ def backward(
 
     Args:
         starts: first intersection of each tile.
-        geometry: as in the forward pass.
-        payload: as in the forward pass.
-        background: as in the forward pass.
-        columns: as in the forward pass.
         upstream: gradients of colours and of depth, (h, w, channels + 1).
         g_alphas: gradients of the accumulation, (h, w).
         first: intersection of row 0 of the result.

@@ -115,11 +115,7 @@ def _tiles(projected: KernelProjection, means2d: Tensor, size: tuple[int, int]) 
 
 @torch.no_grad()
 def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera: Camera, antialiased: bool) -> Strips:
-    """Projects Gaussians once, and lists them by tile once for each strip; see :func:`render`.
-
-    Raises:
-        ConfigError: gsplat has no kernels on this machine.
-    """
+    """Projects Gaussians once, and lists them by tile once for each strip; see :func:`render`."""
     gsplat = kernels_for(means)
     means, quats, sizes, alphas = (value.float() for value in (means, quats, sizes, alphas))
     projected = _project(means, quats, sizes, alphas, camera, antialiased)
@@ -160,9 +156,6 @@ def render(
 
     More than 32 channels are composited in several passes. Absolute gradients are then summed over the passes, and may
     exceed those of a single pass.
-
-    Raises:
-        ConfigError: gsplat has no kernels on this machine.
     """
     # The kernels take float32 alone; under autocast a product of matrices, such as features in few colours, is half.
     means, quats, sizes, alphas, colors = (value.float() for value in (means, quats, sizes, alphas, colors))
@@ -178,9 +171,6 @@ def composite(
     """Composites projected Gaussians; returns colours, depth and accumulation.
 
     Args:
-        colors: (gaussians, channels).
-        size: width and height of the image, pixels.
-        behind: colour behind the Gaussians, (channels,).
         absgrad: whether ``means2d.absgrad`` is to hold absolute gradients after the backward pass.
     """
     gsplat = kernels_for(colors)

@@ -150,7 +150,6 @@ def pixel_weights(
 
     Args:
         offsets: from the Gaussians' centres to the pixels, pixels.
-        conics: inverse covariances, 1/px².
         alphas: opacities, already compensated if antialiased.
         in_tile: True for pixels in tiles that the Gaussian touches.
     """

@@ -43,23 +43,6 @@ def rasterize_sharded(
 ) -> Rasterization:
     """Renders one camera on every rank, from the Gaussians of all ranks. All must call it, with images of one size.
 
-    Args:
-        means: centres of the Gaussians of this rank; for all arguments not explained see
-            :func:`~f3rm_ext.splat.rasterize.rasterize`.
-        quats: rotations.
-        sizes: standard deviations.
-        features_dc: SH coefficients of degree 0 of the colours, which differ between cameras.
-        features_rest: SH coefficients of higher degrees.
-        sh_degree: degree to evaluate; higher coefficients are ignored.
-        viewmat: of the camera of this rank.
-        K: of the camera of this rank.
-        width: of the images of all ranks, pixels.
-        height: of the images of all ranks, pixels.
-        background: colour behind the Gaussians, on this rank.
-        near_plane: Gaussians whose centres are nearer are not rendered.
-        eps2d: added to the image-space variances.
-        antialiased: lower opacities to compensate for the area that eps2d adds.
-
     Returns:
         The image of this rank. Centres and radii are those of this rank's Gaussians in the images of all ranks, one
         entry for each Gaussian and image that shows it; ``rows`` names the Gaussian.

@@ -37,9 +37,6 @@ def sh_colors(
         directions: from the camera to the Gaussians, scene frame, any length.
         features_dc: coefficients of degree 0; their dtype is that of the arithmetic.
         features_rest: coefficients of degrees 1 and up, float32 or float16.
-
-    Raises:
-        ConfigError: the degree needs more coefficients than there are.
     """
     require_degree(degree, features_rest)
     if degree == 0:

@@ -112,7 +112,6 @@ def bin_gaussians(
         depths: (gaussians,) float32, > 0 if visible.
         alphas: opacities as composited, (gaussians,) float32.
         radii: pixels, 0 if not visible, (gaussians,) int32.
-        size: width and height of the image, pixels.
     """
     columns, rows = (-(-side // TILE_PX) for side in size)
     order = front_to_back(depths, (radii > 0) & (alphas >= np.float32(MIN_ALPHA)))

@@ -6,9 +6,9 @@ They follow SuGaR (Guédon and Lepetit 2024), 2D Gaussian splatting (Huang et al
 
 from f3rm_ext.splat.regularization.options import RegularizationOptions
 from f3rm_ext.splat.regularization.planar import PlanarRegularizer
-from f3rm_ext.splat.regularization.regularizer import Regularizer
+from f3rm_ext.splat.regularization.regularizer import Regularizer, TrainingView
 
-__all__ = ["Regularizer", "make_regularizer"]
+__all__ = ["Regularizer", "TrainingView", "make_regularizer"]
 
 
 def make_regularizer(options: RegularizationOptions) -> Regularizer:

@@ -25,7 +25,6 @@ def search_in_blocks(means: Float[Tensor, "gaussians 3"], count: int) -> Int[Ten
     """Returns the nearest points of every point, including itself, nearest first; int32 indices.
 
     Args:
-        means: finite points.
         count: neighbours per point, at most the number of points.
     """
     total = len(means)

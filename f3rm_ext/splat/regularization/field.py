@@ -68,9 +68,7 @@ def neighbour_field(
     nothing more.
 
     Args:
-        points: positions, scene frame.
         owners: index of the Gaussian each point belongs to; the neighbours of that Gaussian contribute.
-        table: see :func:`~f3rm_ext.splat.regularization.table.gaussian_table`.
         neighbours: indices into the table, -1 for none.
         chunk: points per chunk (torch only); 0 for 32 768 on the CPU and for as many as fit in a quarter of the free
             memory of a GPU.
@@ -110,7 +108,6 @@ def field_reference(
     """Defines the field in plain torch, all points at once.
 
     Args:
-        points: positions, scene frame.
         own: table rows of the points' own Gaussians.
         rows: table rows of the neighbours.
         present: 1 where that neighbour exists, else 0.

@@ -37,8 +37,6 @@ def neighbour_views(views: PinholeCameras, extent: float, most: int) -> list[lis
 
     Args:
         views: on the CPU.
-        extent: radius of the cameras' positions, scene units.
-        most: neighbours per camera.
     """
     positions, forward = views.positions, views.forward
     apart = torch.cdist(positions, positions, compute_mode="donot_use_mm_for_euclid_dist")
@@ -53,8 +51,6 @@ class NeighbourViews:
 
     Args:
         cameras: of the training images at full size, on the CPU.
-        extent: radius of the cameras' positions, scene units.
-        device: of the Gaussians.
     """
 
     def __init__(self, cameras: PinholeCameras, extent: float, device: torch.device) -> None:
@@ -63,12 +59,7 @@ class NeighbourViews:
         self._cameras = cameras.to(device)
 
     def draw(self, index: int, seed: int) -> int | None:
-        """Returns a random neighbour of a training camera, the same for the same seed; None if it has none.
-
-        Args:
-            index: of the camera.
-            seed: of the choice.
-        """
+        """Returns a random neighbour of a training camera, the same for the same seed; None if it has none."""
         candidates = self.nearest[index]
         if not candidates:
             return None
@@ -78,7 +69,6 @@ class NeighbourViews:
         """Returns a training camera, scaled to another size.
 
         Args:
-            index: of the camera.
             size: height and width of its image, pixels.
         """
         h, w = self._sizes[index]
@@ -88,13 +78,7 @@ class NeighbourViews:
         return PinholeCameras(viewmat[None], K[None], torch.tensor(size[1:]), torch.tensor(size[:1]))
 
     def size_like(self, index: int, other: int, width: int) -> tuple[int, int]:
-        """Returns height and width of an image that is shrunk as much as another one is.
-
-        Args:
-            index: of its camera.
-            other: camera of the other image.
-            width: of the other image, pixels.
-        """
+        """Returns height and width of an image that is shrunk as much as another one is."""
         return shrunk_size(*self._sizes[index], width / self._sizes[other][1])
 
 

@@ -26,7 +26,6 @@ def nearest_neighbours(
     Args:
         means: centres. A centre that is not finite has no neighbour except itself and is nobody else's neighbour.
         count: neighbours per Gaussian, including itself.
-        workers: threads of the tree search, -1 for all cores.
 
     Returns:
         int32 indices. Column 0 is the Gaussian itself. The last columns are -1 if there are fewer than ``count``
@@ -81,9 +80,6 @@ class NeighbourIndex:
 
     Args:
         count: neighbours per Gaussian, including itself.
-        start: first step of the schedule.
-        every: steps between searches.
-        workers: threads of the search on the CPU, -1 for all cores.
     """
 
     def __init__(self, count: int = 16, start: int = 7001, every: int = 500, workers: int = -1) -> None:

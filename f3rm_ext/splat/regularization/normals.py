@@ -1,4 +1,4 @@
-"""Normals of Gaussians and of depth maps, and the loss that makes them agree."""
+"""Normals of Gaussians and of depth maps, the loss that makes them agree, and the depth of the Gaussians' planes."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,8 +17,6 @@ def facing_normals(
 
     Args:
         normals: unit vectors, scene frame, either sign.
-        means: centres, scene frame.
-        viewmat: scene to camera.
     """
     local = rotate(normals, viewmat[:3, :3])
     with torch.no_grad():
@@ -113,28 +111,18 @@ def dn_consistency(
     four neighbours, away from the border. Other pixels contribute nothing, so an empty image gives 0, and a small
     object has the same weight as its pixels in the colour loss.
 
-    **Whether to divide.** The composited depth is D = A z̄ with A = Σ w and the mean depth z̄ along the ray. A factor on
-    the whole depth map does not change normals, so both variants agree where A is constant: inside an opaque object,
-    or at A = 0.9 everywhere. Where A varies, D bends with A. On a wall seen straight on whose A falls from 1 to ½
-    within a few pixels, D describes a ramp towards the camera, and the loss turns and moves Gaussians to correct an
-    error of opacity. There z̄ = D / A is right.
-    **Divide** (the default) to learn geometry: objects with soft or masked borders, thin parts, early stages with
-    opacities far from 1. The price is that z̄ is undefined at A = 0 and noisy near it, hence ``min_alpha``, and that
-    the loss tolerates A < 1.
-    **Do not divide** to reproduce SuGaR's results (it composites over 0 and does not divide), or for closed indoor or
-    outdoor scenes without background. There A is near 1 wherever training has converged, and the loss may close the
-    remaining holes: D has no singularity, and its gradient with respect to opacity favours a constant A.
+    **Whether to divide.** The composited depth is D = A z̄ with A = Σ w and the mean depth z̄ along the ray. Where A
+    varies, D bends with it: on a wall seen straight on whose A falls off, D describes a ramp, and the loss would turn
+    Gaussians to correct an error of opacity. Divide (the default) for objects with soft or masked borders, thin parts
+    and early stages; z̄ is noisy near A = 0, hence ``min_alpha``. Do not divide to reproduce SuGaR, or for closed
+    scenes, where A is near 1 and the loss may close the remaining holes.
 
     Args:
         depth: Σ w z along the camera's axis, over 0.
         alpha: Σ w.
         normals: Σ w n of :func:`facing_normals`.
-        K: intrinsics in pixels.
-        divide: use Σ w z / Σ w instead of Σ w z.
         rebuild_z: see :func:`unit_normals`; SuGaR uses True, with ``divide`` False.
         min_alpha: accumulation that a pixel must exceed, 0 to 1.
-        mask: True for pixels that count; None for all.
-        weights: factors on pixels; None for 1.
     """
     used = expected_depth(depth, alpha, divide=divide, min_alpha=min_alpha)
     # Depth 0 at thin pixels makes them and their neighbours invalid.
@@ -146,3 +134,51 @@ def dn_consistency(
     error = 1 - (rendered * from_depth).sum(-1)
     error = error if weights is None else weights * error
     return torch.where(valid, error, 0).sum() / max(1, depth.numel())
+
+
+MIN_COSINE = 0.02
+"""Where the composited plane is closer to edge-on than this, a ray has no depth."""
+
+
+def plane_distances(
+    facing: Float[Tensor, "gaussians 3"], means: Float[Tensor, "gaussians 3"], viewmat: Float[Tensor, "4 4"]
+) -> Float[Tensor, " gaussians"]:
+    """Returns signed distances n · μ of the Gaussians' planes from the camera, scene units, ≤ 0.
+
+    Args:
+        facing: normals of :func:`~f3rm_ext.splat.regularization.normals.facing_normals`.
+    """
+    return (facing * to_camera(means, viewmat)).sum(1)
+
+
+def plane_depth(
+    normals: Float[Tensor, "h w 3"], distances: Float[Tensor, "h w"], K: Float[Tensor, "3 3"]
+) -> Float[Tensor, "h w"]:
+    """Computes the depth at which each ray meets the planes of the Gaussians; differentiable.
+
+    A flat Gaussian is a disc, and the depth of its centre is wrong by up to its size wherever it is tilted. In the
+    camera's frame let n be the unit normal of a Gaussian, facing the camera, μ its centre, d = n · μ, and
+    r = K⁻¹ (u, v, 1). The ray meets the plane at the depth z = d / (n · r). Composited like colours, N = Σ w n and
+    D = Σ w d have the quotient
+
+        D / (N · r) = Σ w (n · r) z / Σ w (n · r),
+
+    the mean of the intersections, weighted by w and by the cosine to the ray: exact if the Gaussians along the ray lie
+    in one plane, independent of the accumulation, and least affected by Gaussians seen edge-on. This is the unbiased
+    depth of PGSR (Chen et al. 2024).
+
+    It is 0, without gradient, where the plane is seen within :data:`MIN_COSINE` of edge-on or from behind, and where
+    nothing is drawn.
+
+    Args:
+        normals: N = Σ w n over 0, camera frame (OpenCV axes).
+        distances: D = Σ w d over 0, scene units.
+    """
+    h, w = distances.shape
+    x, y = pixel_rays(h, w, K)
+    towards = normals[..., 0] * x + normals[..., 1] * y[:, None] + normals[..., 2]
+    with torch.no_grad():
+        long = (1 + x.square() + y[:, None].square()).sqrt() * normals.norm(dim=-1)
+        seen = (towards < -MIN_COSINE * long) & (distances < 0) & torch.isfinite(distances)
+    # Sets the others to 1 before the division, so that they cannot produce NaN gradients.
+    return torch.where(seen, torch.where(seen, distances, 1) / torch.where(seen, towards, 1), 0)

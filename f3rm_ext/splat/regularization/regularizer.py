@@ -1,5 +1,6 @@
 """The surface regularisation of a run, on SuGaR's schedule: what to render, which losses, when to prune."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -8,14 +9,14 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
-from f3rm_ext.splat.regularization.density import density_loss, normal_loss
 from f3rm_ext.splat.regularization.field import neighbour_field
 from f3rm_ext.splat.regularization.frames import to_camera
+from f3rm_ext.splat.regularization.multiview import DepthView
 from f3rm_ext.splat.regularization.neighbours import NONE, NeighbourIndex
 from f3rm_ext.splat.regularization.normals import dn_consistency
 from f3rm_ext.splat.regularization.options import RegularizationOptions
 from f3rm_ext.splat.regularization.sampling import sample_points
-from f3rm_ext.splat.regularization.sdf import background_depth, look_up, near_depth, sdf_loss
+from f3rm_ext.splat.regularization.sdf import background_depth, density_loss, look_up, near_depth, normal_loss, sdf_loss
 from f3rm_ext.splat.regularization.table import gaussian_table
 
 MOST_LOST = 0.1
@@ -32,9 +33,45 @@ class Needs(NamedTuple):
     normals: bool
     """Composited normals: :func:`~f3rm_ext.splat.regularization.normals.facing_normals` as three channels over 0."""
     planes: bool = False
-    """Normals as above, and depth of planes (:mod:`~f3rm_ext.splat.regularization.planes`)."""
+    """Normals as above, and depth of planes (:mod:`~f3rm_ext.splat.regularization.normals`)."""
     neighbour: bool = False
     """Depth of planes of a nearby training view; without gradient."""
+
+
+@dataclass(frozen=True)
+class TrainingView:
+    """Gaussians, a training view rendered from them, and what it is compared with. :class:`Needs` says which images."""
+
+    gaussians: Gaussians
+    """All Gaussians, with gradients."""
+    visible: Bool[Tensor, " gaussians"]
+    """True for Gaussians with a positive radius in this view."""
+    viewmat: Float[Tensor, "4 4"]
+    """Scene to camera, OpenCV axes."""
+    K: Float[Tensor, "3 3"]
+    """Intrinsics in pixels, at the rendered resolution."""
+    extent: float
+    """Radius of the cameras' positions, scene units."""
+    depth: Float[Tensor, "h w"] | None = None
+    """Σ w z over 0, not divided."""
+    alpha: Float[Tensor, "h w"] | None = None
+    """Σ w."""
+    normals: Float[Tensor, "h w 3"] | None = None
+    """Σ w n in the camera's frame."""
+    plane_depth: Float[Tensor, "h w"] | None = None
+    """Depth of planes, 0 where there is none."""
+    photo: Float[Tensor, "h w 3"] | None = None
+    """The photo that the view is compared with."""
+    other: DepthView | None = None
+    """Depth of planes of a nearby view; None if there is none."""
+    picture: Float[Tensor, "h2 w2 3"] | None = None
+    """Photo of that view, or colours rendered there, without gradient."""
+    filter_3d: Float[Tensor, " gaussians"] | None = None
+    """Standard deviations of the 3D filter, scene units; None for no filter."""
+    mask: Bool[Tensor, "h w"] | None = None
+    """True for pixels of the scene. Other pixels do not count."""
+    generator: torch.Generator | None = None
+    """Random number generator of the points and patches."""
 
 
 def opacity_entropy(alphas: Float[Tensor, " gaussians"], visible: Bool[Tensor, " gaussians"]) -> Float[Tensor, ""]:
@@ -51,10 +88,6 @@ class Regularizer:
     180 N bytes for the table of Gaussians, its gradient and those of the parameters; 224 P bytes for points, field and
     their gradients; and in torch 280 MiB for a chunk of 32 768 points. Without chunks, the neighbours of 1 M points
     alone would take 5 GiB. The kernels of numba and Triton need no chunks.
-
-    Args:
-        options: kind, schedule and constants.
-        workers: threads of the search for neighbours on the CPU, -1 for all cores.
     """
 
     def __init__(self, options: RegularizationOptions, workers: int = -1) -> None:
@@ -65,7 +98,7 @@ class Regularizer:
 
     def active(self, step: int) -> bool:
         """Returns whether the surface losses (not only the entropy) are active at a step."""
-        return self.options.mode != "none" and step > self.options.start
+        return self.options.mode != "none" and step > self.options.first_surface_loss
 
     def needs(self, step: int) -> Needs:
         """Returns what must be rendered for :meth:`losses`."""
@@ -73,22 +106,7 @@ class Regularizer:
         consistency = active and options.mode == "dn-consistency" and options.dn_factor > 0
         return Needs(depth=consistency or (active and options.mode == "sdf"), normals=consistency)
 
-    def losses(
-        self,
-        step: int,
-        gaussians: Gaussians,
-        visible: Bool[Tensor, " gaussians"],
-        viewmat: Float[Tensor, "4 4"],
-        K: Float[Tensor, "3 3"],
-        *,
-        extent: float,
-        depth: Float[Tensor, "h w"] | None = None,
-        alpha: Float[Tensor, "h w"] | None = None,
-        normals: Float[Tensor, "h w 3"] | None = None,
-        mask: Bool[Tensor, "h w"] | None = None,
-        generator: torch.Generator | None = None,
-        **_: Any,
-    ) -> dict[str, Tensor]:
+    def losses(self, step: int, view: TrainingView) -> dict[str, Tensor]:
         """Computes the weighted losses of a step, by name, for the caller to sum.
 
         A loss without data (no visible Gaussian, empty depth) is 0 with gradient 0. Gaussians that are not finite are
@@ -96,63 +114,62 @@ class Regularizer:
 
         Args:
             step: position in the schedule.
-            gaussians: all Gaussians, with gradients.
-            visible: True for Gaussians with a positive radius in this view.
-            viewmat: scene to camera, OpenCV axes.
-            K: intrinsics in pixels, at the rendered resolution.
-            extent: radius of the cameras' positions, scene units (sdf only).
-            depth: Σ w z over 0, not divided; required if ``needs(step).depth``.
-            alpha: Σ w; required with depth.
-            normals: Σ w n in the camera's frame; required if ``needs(step).normals``.
-            mask: True for pixels of the scene, at the resolution of K. Pixels outside do not count, and Gaussians whose
-                centre projects outside are not sampled.
-            generator: random number generator of the points.
-            _: what only :class:`~f3rm_ext.splat.regularization.planar.PlanarRegularizer` needs.
         """
-        options, losses = self.options, {}
-        if options.mode == "none":
-            return losses
-        if options.entropy_factor > 0 and options.entropy_start < step < options.entropy_end:
-            losses["opacity_entropy"] = options.entropy_factor * opacity_entropy(gaussians.alphas(), visible)
+        losses = self._opacity_losses(step, view)
         if not self.active(step):
             return losses
         needs = self.needs(step)
-        if (needs.depth and (depth is None or alpha is None)) or (needs.normals and normals is None):
-            raise ValueError(f"step {step} of mode {options.mode} needs {needs}")
-        if mask is not None:
-            visible = visible & self._in_mask(gaussians.means.detach(), viewmat, K, mask)
-        background = None
-        if options.mode == "sdf" and depth is not None and alpha is not None:
-            z = to_camera(gaussians.means.detach()[visible], viewmat)[:, 2]
+        named = {
+            "depth": needs.depth,
+            "alpha": needs.depth or needs.planes,
+            "normals": needs.normals or needs.planes,
+            "plane_depth": needs.planes,
+            "photo": needs.planes,
+        }
+        missing = [name for name, needed in named.items() if needed and getattr(view, name) is None]
+        if missing:
+            raise ValueError(f"step {step} of mode {self.options.mode} needs {', '.join(missing)}")
+        return losses | self._surface_losses(step, view)
+
+    def _opacity_losses(self, step: int, view: TrainingView) -> dict[str, Tensor]:
+        options = self.options
+        active = options.mode != "none" and options.entropy_start < step < options.entropy_end
+        if not active or not options.entropy_factor:
+            return {}
+        return {"opacity_entropy": options.entropy_factor * opacity_entropy(view.gaussians.alphas(), view.visible)}
+
+    def _surface_losses(self, step: int, view: TrainingView) -> dict[str, Tensor]:
+        """Returns the losses of a step at which they are active; the images that they need are there."""
+        options, visible, background = self.options, view.visible, None
+        means = view.gaussians.means.detach()
+        if view.mask is not None:
+            share, usable = look_up(view.mask.to(means.dtype), to_camera(means, view.viewmat), view.K)
+            visible = visible & usable & (share > 0.5)
+        if options.mode == "sdf":
+            assert view.depth is not None and view.alpha is not None
+            z = to_camera(means[visible], view.viewmat)[:, 2]
             z = z[torch.isfinite(z)]
-            background = background_depth(depth, alpha, z.max() if len(z) else z.new_zeros(()))
-        losses |= self._at_points(step, gaussians, visible, viewmat, K, extent, background, generator)
-        if needs.normals and depth is not None and alpha is not None and normals is not None:
+            background = background_depth(view.depth, view.alpha, z.max() if len(z) else z.new_zeros(()))
+        losses = self._point_losses(step, view, visible, background)
+        if self.needs(step).normals:
+            assert view.depth is not None and view.alpha is not None and view.normals is not None
             losses["dn_consistency"] = options.dn_factor * dn_consistency(
-                depth,
-                alpha,
-                normals,
-                K,
+                view.depth,
+                view.alpha,
+                view.normals,
+                view.K,
                 divide=options.dn_divide,
                 rebuild_z=options.dn_rebuild_z,
                 min_alpha=options.dn_min_alpha,
-                mask=mask,
+                mask=view.mask,
             )
         return losses
 
-    def _at_points(
-        self,
-        step: int,
-        gaussians: Gaussians,
-        visible: Tensor,
-        viewmat: Tensor,
-        K: Tensor,
-        extent: float,
-        background: Tensor | None,
-        generator: torch.Generator | None,
+    def _point_losses(
+        self, step: int, view: TrainingView, visible: Tensor, background: Tensor | None
     ) -> dict[str, Tensor]:
         """Computes the losses at points near the visible Gaussians: density or sdf, and normals."""
-        options = self.options
+        options, gaussians, viewmat, K = self.options, view.gaussians, view.viewmat, view.K
         neighbours = self.neighbours.at(step, gaussians.means)
         table = gaussian_table(gaussians)
         finite = torch.isfinite(table.detach().sum(dim=1))  # the sum avoids a mask of the whole table
@@ -165,44 +182,30 @@ class Regularizer:
             means, quats, scales = (
                 value.detach()[seen] for value in (gaussians.means, gaussians.quats, gaussians.scales)
             )
-            near = near_depth(
-                means,
-                quats_to_rotations(quats),
-                scales.exp(),
-                background.detach(),
-                viewmat,
-                K,
-                sigmas=options.sdf_sigmas,
-            )
+            rotations, depth = quats_to_rotations(quats), background.detach()
+            near = near_depth(means, rotations, scales.exp(), depth, viewmat, K, sigmas=options.sdf_sigmas)
             visible = torch.zeros_like(visible).index_fill(0, seen[near], True)
-        points, owners = sample_points(gaussians, visible, options.samples, spread=options.spread, generator=generator)
+        points, owners = sample_points(
+            gaussians, visible, options.samples, spread=options.spread, generator=view.generator
+        )
         field = neighbour_field(points, owners, table, neighbours, chunk=options.chunk_points)
         losses = {}
         if background is not None:
             losses["surface_sdf"] = options.sdf_factor * sdf_loss(
-                points, field, background, viewmat, K, extent, unit=options.sdf_unit, most=options.sdf_most
+                points, field, background, viewmat, K, view.extent, unit=options.sdf_unit, most=options.sdf_most
             )
         else:
             losses["surface_density"] = options.density_factor * density_loss(points, field)
         losses["surface_normal"] = options.normal_factor * normal_loss(field)
         return losses
 
-    @staticmethod
-    def _in_mask(means: Tensor, viewmat: Tensor, K: Tensor, mask: Tensor) -> Tensor:
-        share, usable = look_up(mask.to(means.dtype), to_camera(means, viewmat), K)
-        return usable & (share > 0.5)
-
-    def pruning(self) -> tuple[int, float]:
-        """Returns the step at which Gaussians are removed by opacity, and the opacity below which."""
-        return self.options.prune_step, self.options.prune_opacity
-
     def prune_mask(self, step: int, gaussians: Gaussians) -> Bool[Tensor, " gaussians"] | None:
         """Returns a mask of Gaussians to remove after a step; None for none.
 
         Skips pruning, and logs this, if hardly any Gaussian would remain, as happens in short runs.
         """
-        due, least = self.pruning()
-        if self.options.mode == "none" or step != due or least <= 0:
+        least = self.options.prune_below
+        if self.options.mode == "none" or step != self.options.prune_step or least <= 0:
             return None
         remove = ~(gaussians.alphas().detach() >= least)
         opaque = len(remove) - int(remove.sum())

@@ -50,10 +50,7 @@ def sample_points(
 
     Args:
         gaussians: all Gaussians; only means, quats and scales are read.
-        visible: True for Gaussians to sample.
         count: number of points; there are none if no Gaussian is visible.
-        spread: standard deviation of the points, in units of the standard deviation of their Gaussian.
-        generator: random number generator.
     """
     owners = draw_owners(visible, count, generator)
     # index_select: its gradient is far cheaper than that of indexing.

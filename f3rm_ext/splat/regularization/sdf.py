@@ -1,4 +1,8 @@
-"""The sdf loss, which compares the distance implied by the density with the distance to the rendered depth."""
+"""Losses at points near Gaussians: density, normals, and sdf.
+
+The density loss compares the density with that of flat, opaque Gaussians on a surface. The sdf loss compares the
+distance implied by the density with the distance to the rendered depth.
+"""
 
 import torch
 from jaxtyping import Bool, Float
@@ -7,6 +11,7 @@ from torch.nn import functional
 
 from f3rm_ext.splat.regularization.field import NeighbourField
 from f3rm_ext.splat.regularization.frames import rotate, to_camera
+from f3rm_ext.splat.regularization.table import MAX_SQUARED
 
 MAX_DENSITY = 1 - 1e-3
 """Upper limit of densities; there √(−2 log d) has the finite slope 22, while at 1 it is infinite."""
@@ -118,10 +123,7 @@ def sdf_loss(
 
     Args:
         points: sampled from Gaussians :func:`near_depth`.
-        field: the neighbours' field at the points.
         depth: along the camera's axis, over a background (:func:`background_depth`), scene units.
-        viewmat: scene to camera, OpenCV axes.
-        K: intrinsics in pixels.
         extent: radius of the cameras' positions, scene units.
         unit: error that counts as 1, as a share of the extent.
         most: upper limit of the loss of a point, in units of the extent (applied to a plain number, as in SuGaR).
@@ -131,3 +133,27 @@ def sdf_loss(
     error = (implied_distance(field.density, field.beta) - (found - local[:, 2]).abs()).abs() / (unit * extent)
     error = torch.where(usable, error.clamp(max=most * extent), 0)
     return error.sum() / usable.sum().clamp_min(1)
+
+
+def heights(points: Float[Tensor, "points 3"], field: NeighbourField) -> Float[Tensor, " points"]:
+    """Computes f̂ = ⟨p − μ_g, n_g⟩: signed distances of points from the planes of their own Gaussians, scene units."""
+    return ((points - field.center) * field.normal).sum(1)
+
+
+def ideal_density(distance: Float[Tensor, " points"], beta: Float[Tensor, " points"]) -> Float[Tensor, " points"]:
+    """Computes exp(−½ f̂² / β²): the density of opaque, flat Gaussians of thickness β at a distance f̂."""
+    return (-0.5 * (distance / beta).square().clamp(max=MAX_SQUARED)).exp()
+
+
+def density_loss(points: Float[Tensor, "points 3"], field: NeighbourField) -> Float[Tensor, ""]:
+    """Computes mean |d(p) − exp(−½ f̂² / β²)| (SuGaR §4.1); d is not clamped. 0 if there are no points."""
+    error = (field.density - ideal_density(heights(points, field), field.beta)).abs()
+    return error.sum() / max(1, len(points))
+
+
+def normal_loss(field: NeighbourField) -> Float[Tensor, ""]:
+    """Computes mean ‖n_g − n(p)‖² of a Gaussian's normal and the direction of its neighbours; 0 if there are no points.
+
+    Gradients flow to the normals of the Gaussian and its neighbours. Signs do not matter, since neighbours are aligned.
+    """
+    return (field.normal - field.direction).square().sum() / max(1, len(field.normal))

@@ -248,14 +248,7 @@ def field_triton(
 
 
 def try_out(device: torch.device) -> None:
-    """Compiles the kernels and runs them on a few points.
-
-    Args:
-        device: of the points.
-
-    Raises:
-        RuntimeError: the results are wrong.
-    """
+    """Compiles the kernels and runs them on a few points."""
     with torch.enable_grad():
         points = torch.zeros(4, 3, device=device, requires_grad=True)
         table = torch.ones(2, WIDTH, device=device, requires_grad=True)

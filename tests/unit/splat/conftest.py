@@ -68,7 +68,7 @@ def make_splat_model(
         model: SplatModel = config.setup(scene_box=box, num_train_data=6, metadata={"cameras": cameras})
         gaussians = colorful(count, config.sh_degree)
         model.set_gaussians(
-            gaussians, smoothing_filter(gaussians.means, *PinholeCameras.of(cameras), options=config.mip)
+            gaussians, smoothing_filter(gaussians.means, PinholeCameras.of(cameras), options=config.mip)
         )
         return model.eval()
 
@@ -124,7 +124,7 @@ def make_splat_run(tiny_capture: Path, colorful: Callable[..., Gaussians]) -> Ca
         model = pipeline.model
         gaussians = colorful(300, 2, radius=0.8)
         views = PinholeCameras.of(pipeline.datamanager.train_dataset.cameras)
-        filter_3d = smoothing_filter(gaussians.means, *views, options=model.config.mip)
+        filter_3d = smoothing_filter(gaussians.means, views, options=model.config.mip)
         model.set_gaussians(gaussians, filter_3d if model.config.mip.filter_3d else None)
         if sh_degree_in_use is not None:
             model.current_sh_degree = sh_degree_in_use

@@ -2,7 +2,6 @@
 
 import io
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,12 +227,6 @@ def test_checkpoints_of_other_methods_are_refused(make_model: Any, make_splat_mo
 def test_options_that_cannot_work(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BoundModelConfig(**options)
-
-
-def test_the_3d_filter_is_refused() -> None:
-    config = BoundModelConfig()
-    with pytest.raises(ConfigError, match="3D filter"):
-        replace(config, mip=replace(config.mip, filter_3d=True))
 
 
 def test_the_3d_filter_is_not_switched_on_later(make_model: Any) -> None:

@@ -1,6 +1,7 @@
 """Cameras as the rasteriser wants them, and where a run begins."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,22 +18,25 @@ from f3rm_ext.splat.initialization import (
     random_points,
 )
 
-
-def ring(count: int = 12, radius: float = 4.0, centre: tuple[float, float, float] = (1.0, 2.0, 3.0)) -> Cameras:
-    """Cameras on a circle that look at its centre, z up."""
-    poses = []
-    for index in range(count):
-        angle = 2 * math.pi * index / count
-        back = torch.tensor([math.cos(angle), math.sin(angle), 0.3])
-        back = back / back.norm()
-        right = torch.linalg.cross(torch.tensor([0.0, 0.0, 1.0]), back)
-        right = right / right.norm()
-        position = torch.tensor(centre) + radius * back
-        poses.append(torch.stack([right, torch.linalg.cross(back, right), back, position], dim=1))
-    return Cameras(torch.stack(poses), fx=80.0, fy=90.0, cx=32.0, cy=24.0, width=64, height=48)
+Ring = Callable[..., Cameras]
+CENTRE = torch.tensor([1.0, 2.0, 3.0])
 
 
-def test_projection_is_that_of_nerfstudio() -> None:
+@pytest.fixture
+def ring(ring_cameras: Callable[..., Cameras]) -> Callable[[int], Cameras]:
+    """Cameras on a circle of radius 4 that look at its centre, 64 × 48 pixels."""
+
+    def make(count: int = 12) -> Cameras:
+        cameras = ring_cameras(count, 4.0)
+        cameras.rescale_output_resolution(2.0)
+        cameras.fx, cameras.fy = cameras.fx / 60 * 80, cameras.fy / 60 * 90
+        cameras.camera_to_worlds[:, :, 3] += CENTRE
+        return cameras
+
+    return make
+
+
+def test_projection_is_that_of_nerfstudio(ring: Ring) -> None:
     """A point along the ray of a pixel projects to that pixel."""
     cameras = ring(3)
     views = PinholeCameras.of(cameras)
@@ -45,27 +49,27 @@ def test_projection_is_that_of_nerfstudio() -> None:
     assert (int(views.widths[1]), int(views.heights[1])) == (64, 48)
 
 
-def test_where_cameras_are_and_look() -> None:
+def test_where_cameras_are_and_look(ring: Ring) -> None:
     cameras = ring(4)
     views = PinholeCameras.of(cameras)
     torch.testing.assert_close(views.positions, cameras.camera_to_worlds[:, :3, 3])
     torch.testing.assert_close(views.forward, -cameras.camera_to_worlds[:, :3, 2])
-    horizontal = 4.0 / math.hypot(1.0, 0.3)
+    horizontal = 4.0 / math.hypot(1.0, 0.2)
     assert views.extent() == pytest.approx(1.1 * horizontal, rel=1e-5)
     assert PinholeCameras.of(ring(1)).extent() == 1e-3
 
 
-def test_first_places_are_where_cameras_look() -> None:
+def test_first_places_are_where_cameras_look(ring: Ring) -> None:
     views = PinholeCameras.of(ring())
     points = points_seen_by_many(views, 500, torch.Generator().manual_seed(0))
     assert points.shape == (500, 3)
-    away = (points - torch.tensor([1.0, 2.0, 3.0])).norm(dim=1)
+    away = (points - CENTRE).norm(dim=1)
     assert float(away.max()) <= 4.0 + 1e-4 and float(away.median()) < 2.5
     again = points_seen_by_many(views, 500, torch.Generator().manual_seed(0))
     assert torch.equal(points, again)
 
 
-def test_places_on_rays_are_seen_and_lie_at_all_depths() -> None:
+def test_places_on_rays_are_seen_and_lie_at_all_depths(ring: Ring) -> None:
     views = PinholeCameras.of(ring(1))  # so that all rays are of one camera
     radius = 2.0
     views.viewmats[0, :3, 3] = torch.tensor([0.0, 0.0, radius])  # looks at the origin from there
@@ -85,7 +89,7 @@ def test_places_on_rays_are_seen_and_lie_at_all_depths() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 101])
-def test_first_places_are_of_both_kinds(count: int) -> None:
+def test_first_places_are_of_both_kinds(ring: Ring, count: int) -> None:
     views = PinholeCameras.of(ring())
     points = random_points(views, count, torch.Generator().manual_seed(0))
     assert points.shape == (count, 3)
@@ -119,7 +123,7 @@ def test_one_gaussian_and_none() -> None:
         initial_gaussians(torch.zeros(0, 3), None, 0, largest=0.5, generator=torch.Generator())
 
 
-def test_a_camera_to_render_is_the_same_camera() -> None:
+def test_a_camera_to_render_is_the_same_camera(ring: Ring) -> None:
     camera = ring()[2:3]
     there, here = PinholeCameras.to_render(camera, torch.device("cpu")), PinholeCameras.of(camera)
     assert all(torch.equal(one, other) for one, other in zip(there, here, strict=True))

@@ -9,9 +9,7 @@ from f3rm_ext.splat.gaussians import (
     Gaussians,
     degree_from_count,
     quats_to_rotations,
-    rgb_to_sh,
     sh_rest_count,
-    sh_to_rgb,
 )
 
 
@@ -41,24 +39,10 @@ def test_no_degree_has_that_many_coefficients() -> None:
         degree_from_count(7)
 
 
-def test_colors_there_and_back() -> None:
-    rgb = torch.rand(4, 3)
-    torch.testing.assert_close(sh_to_rgb(rgb_to_sh(rgb)), rgb)
-    assert torch.equal(rgb_to_sh(torch.full((1, 3), 0.5)), torch.zeros(1, 3))
-
-
 def test_rotations_are_those_of_scipy() -> None:
     quats = torch.randn(20, 4, dtype=torch.float64) * 3
     expected = Rotation.from_quat(quats[:, [1, 2, 3, 0]].numpy()).as_matrix()
     torch.testing.assert_close(quats_to_rotations(quats), torch.from_numpy(expected))
-
-
-def test_activations() -> None:
-    gaussians = some()
-    gaussians.scales = torch.tensor([[0.0, 2.0, -1.0]])
-    gaussians.opacities = torch.tensor([[0.0]])
-    torch.testing.assert_close(gaussians.sizes(), torch.tensor([[1.0, 7.389056, 0.367879]]))
-    torch.testing.assert_close(gaussians.alphas(), torch.tensor([0.5]))
 
 
 def test_the_normal_is_the_smallest_axis() -> None:

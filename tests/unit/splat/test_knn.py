@@ -6,13 +6,6 @@ import torch
 from f3rm_ext.splat.knn import NearestGaussians
 
 
-def test_nearest_first() -> None:
-    means = torch.tensor([[0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
-    nearest = NearestGaussians(means)
-    assert nearest(torch.tensor([[1.1, 0.0, 0.0], [9.0, 0.0, 0.0]]), 2).tolist() == [[1, 0], [2, 1]]
-    assert nearest(torch.tensor([[1.1, 0.0, 0.0]]), 9).tolist() == [[1, 0, 2]]
-
-
 @pytest.mark.parametrize("count", [1, 4, 99])
 def test_those_of_all_distances(count: int) -> None:
     means = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))

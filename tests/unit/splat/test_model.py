@@ -10,17 +10,17 @@ import pytest
 import torch
 from nerfstudio.data.scene_box import OrientedBox, SceneBox
 
-from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.splat import rendering
 from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.files import SplatInfo, export_splats
-from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
+from f3rm_ext.splat.gaussians import sh_to_rgb
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
+from f3rm_ext.splat.regularization import TrainingView
 from f3rm_ext.splat.regularization.options import RegularizationOptions
-from f3rm_ext.splat.regularization.table import gaussian_table
 
 HEIGHT, WIDTH = 24, 32
 STEPS = 100
@@ -254,27 +254,23 @@ def test_metrics_of_an_image(make_splat_model: Make, camera: Any, batch: dict[st
 def test_a_step_of_every_mode(train: Train, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = train(regularization=mode)
     assert run.model.regularizer is not None
-    given: dict[str, Any] = {}
+    calls: list[tuple[int, TrainingView]] = []
     losses_of = run.model.regularizer.losses
-
-    def record(*arguments: Any, **options: Any) -> Any:
-        given.update(options, arguments=arguments)
-        return losses_of(*arguments, **options)
-
-    monkeypatch.setattr(run.model.regularizer, "losses", record)
+    monkeypatch.setattr(run.model.regularizer, "losses", lambda *call: calls.append(call) or losses_of(*call))
     assert set(run.backward(SURFACE_STEP)) == {"rgb_loss"} | LOSSES[mode]
     for name, grad in run.gradients().items():
         assert torch.isfinite(grad).all() and grad.any(), name
     assert set(run.gradients()) == set(run.model.gauss_params)
     if mode == "none":
-        assert not given, "no time goes into what is off"
+        assert not calls, "no time goes into what is off"
         return
-    step, gaussians, visible = given["arguments"][:3]
-    assert step == SURFACE_STEP and len(gaussians) == len(visible) == 60 and visible.any()
-    assert given["depth"].shape == given["alpha"].shape == (HEIGHT, WIDTH) and given["mask"] is None
-    assert (given["normals"] is not None) == (mode in ("dn-consistency", "planar"))
-    assert (given["plane_depth"] is not None) == (given["other"] is not None) == (mode == "planar")
-    assert given["extent"] == run.model.extent == pytest.approx(2.2, abs=0.1)
+    ((step, view),) = calls
+    assert step == SURFACE_STEP and len(view.gaussians) == len(view.visible) == 60 and view.visible.any()
+    assert view.depth is not None and view.alpha is not None and view.mask is None
+    assert view.depth.shape == view.alpha.shape == (HEIGHT, WIDTH)
+    assert (view.normals is not None) == (mode in ("dn-consistency", "planar"))
+    assert (view.plane_depth is not None) == (view.other is not None) == (mode == "planar")
+    assert view.extent == run.model.extent == pytest.approx(2.2, abs=0.1)
     run.hooks.after(SURFACE_STEP)
     assert run.model.cost.peak_mib > 0
 
@@ -322,54 +318,6 @@ def test_planar_compares_with_the_photo_of_the_nearby_view_where_it_is_not_maske
     assert torch.equal(model(camera)["picture"], rendered)
 
 
-def test_the_peak_of_training_outlives_the_viewers_images(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = {"now": 0.0}
-    monkeypatch.setattr("f3rm_ext.engine.cost.peak_mib", lambda device: peaks["now"])
-    for module in ("f3rm_ext.engine.cost", "f3rm_ext.splat.features.queryable"):
-        monkeypatch.setattr(f"{module}.reset_peak", lambda device: peaks.update(now=0.0))
-    run = train(regularization="none")
-    for step, taken in enumerate((70.0, 30.0)):
-        run.backward(step)
-        peaks["now"] = taken
-        run.hooks.after(step)
-        run.model.eval().get_outputs_for_camera(run.camera)
-        peaks["now"] = 900.0
-        run.model.train()
-    metrics = run.model.cost.metrics(run.model.device)
-    assert metrics["train_peak_memory_mib"] == 70 and metrics["eval_peak_memory_mib"] == 900
-
-
-@pytest.mark.parametrize("mode", ["density", "sdf", "dn-consistency"])
-def test_the_surface_goes_backwards_before_the_image(train: Train, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise both would be in memory at once."""
-    order = []
-
-    def record(gaussians: Gaussians) -> torch.Tensor:
-        table = gaussian_table(gaussians)
-        table.register_hook(lambda grad: order.append("surface"))
-        return table
-
-    monkeypatch.setattr("f3rm_ext.splat.regularization.regularizer.gaussian_table", record)
-    run = train(regularization=mode)
-    outputs = run.render(SURFACE_STEP)
-    outputs["rendered"].rasterization.means2d.register_hook(lambda grad: order.append("image"))
-    sum(run.model.get_loss_dict(outputs, run.batch).values()).backward()
-    assert order == ["surface", "image"]
-
-
-def test_points_of_a_step_follow_from_its_number(train: Train) -> None:
-    def density(step: int) -> float:
-        return float(train(regularization="density", background_color="black").backward(step)["surface_density"])
-
-    assert density(SURFACE_STEP) == density(SURFACE_STEP) != density(SURFACE_STEP + 1)
-
-
-def test_entropy_comes_before_the_surface(train: Train) -> None:
-    run = train(regularization="density")
-    assert set(run.backward(5)) == {"rgb_loss"}
-    assert set(run.backward(ENTROPY_STEP)) == {"rgb_loss", "opacity_entropy"}
-
-
 def test_transparent_gaussians_go_when_the_surface_begins(train: Train) -> None:
     run = train(regularization="density")
     model = run.model
@@ -384,22 +332,6 @@ def test_transparent_gaussians_go_when_the_surface_begins(train: Train) -> None:
     # The optimisers have the new parameters, and the next step works.
     assert run.hooks.optimizers["means"].param_groups[0]["params"][0] is model.gauss_params["means"]
     run.step(step + 1)
-
-
-@pytest.mark.parametrize("opaque", [0, 1])
-def test_pruning_that_would_leave_next_to_nothing_is_left_out(
-    make_splat_model: Make, train: Train, capsys: pytest.CaptureFixture, opaque: int
-) -> None:
-    surface = RegularizationOptions(samples=500, neighbours=8)
-    run = train(make_splat_model(200, regularization="density", surface=surface))
-    run.model.gauss_params["opacities"].data.fill_(-1.0)
-    run.model.gauss_params["opacities"].data[:opaque] = 1.0
-    step = run.model.schedule.surface(run.model.config.surface).prune_step
-    for later in range(3):  # The surface is regularised afterwards.
-        run.step(step + later)
-    assert run.model.num_gaussians == 200
-    log = " ".join(capsys.readouterr().out.split())
-    assert log.count(f"{opaque} of 200 Gaussians") == 1 and "--pipeline.model.surface.prune-opacity" in log
 
 
 def test_the_filter_is_computed_on_schedule(make_splat_model: Make, train: Train) -> None:
@@ -495,15 +427,6 @@ def test_start_from_replaces_the_first_gaussians(
     assert train(resumed).model.num_gaussians == 60, "a resumed run does not start again from the file"
 
 
-def test_a_part_of_a_schedule_has_the_stages_of_the_whole(make_splat_model: Make, begin_training: Any) -> None:
-    whole, part = make_splat_model(), make_splat_model()
-    begin_training(whole, STEPS)
-    begin_training(part, 20, schedule_steps=STEPS)
-    assert part.schedule == whole.schedule
-    for name in ("regularizer", "densifier"):
-        assert getattr(part, name).options == getattr(whole, name).options
-
-
 def test_a_late_stage_begins_at_once(train: Train, colorful: Any, tmp_path: Path) -> None:
     export_splats(colorful(40), tmp_path / "a.ply", SplatInfo())
     surface = RegularizationOptions(samples=500, neighbours=8)
@@ -562,11 +485,6 @@ def test_splatfactos_checkpoint_has_no_filter(make_splat_model: Make) -> None:
     assert model.num_gaussians == 45 and not model.filter_3d.any()
 
 
-def test_a_checkpoint_of_another_method(make_splat_model: Make) -> None:
-    with pytest.raises(CheckpointError, match="no Gaussians"):
-        make_splat_model().load_state_dict({"field.weight": torch.ones(3)})
-
-
 @pytest.mark.parametrize("first", ["state", "training"])
 def test_a_resumed_run_goes_the_same_way(make_splat_model: Make, train: Train, first: str) -> None:
     surface = RegularizationOptions(samples=500, neighbours=8)
@@ -603,10 +521,7 @@ def test_a_resumed_run_goes_the_same_way(make_splat_model: Make, train: Train, f
     [
         ("none", "density", 20, True),  # alike until the entropy stage begins
         ("none", "density", SURFACE_STEP, False),
-        ("none", "dn-consistency", ENTROPY_STEP, False),
-        ("density", "dn-consistency", SURFACE_STEP, True),
         ("density", "none", SURFACE_STEP, True),
-        ("none", "planar", 10, True),
         ("none", "planar", 20, False),
         ("density", "planar", SURFACE_STEP, True),
     ],
@@ -637,13 +552,6 @@ def test_a_checkpoint_opened_for_viewing_needs_no_trainer(make_splat_model: Make
     one, two = (model.get_outputs_for_camera(run.camera) for model in (other, run.model.eval()))
     torch.testing.assert_close(one["rgb"], two["rgb"])
     assert other.get_loss_dict(one, run.batch).keys() == {"rgb_loss"}
-
-
-def test_groups_are_the_parameters(make_splat_model: Make) -> None:
-    model = make_splat_model()
-    groups = model.get_param_groups()
-    assert set(groups) == {"means", "scales", "quats", "opacities", "features_dc", "features_rest"}
-    assert all(groups[name] == [model.gauss_params[name]] for name in groups)
 
 
 # --- half precision --------------------------------------------------------------------------------------------------

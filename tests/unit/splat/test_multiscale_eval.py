@@ -45,11 +45,6 @@ def test_images_are_no_larger_than_the_files(trained: float, kept: tuple[float, 
     assert all("1600 × 1200" in sentence and sentence.count(". ") == 0 for sentence in selection.left_out)
 
 
-def test_thirds_fit_in_spite_of_rounding() -> None:
-    assert select_scales((3.0,), [view(100, 100)], 1 / 3).scales == (3.0,)
-    assert image_size(view(100, 100), 3.0, 1 / 3 + 1e-9) == (100, 100)
-
-
 def test_what_is_left_out_says_why_and_how_to_measure_it() -> None:
     (sentence,) = select_scales((4.0,), [view(640, 480), view(480, 640)], 0.5).left_out
     for words in ("×4 ", "1280 × 1280", "640 × 640", "--pipeline.datamanager.camera-res-scale-factor 0.25 "):
@@ -219,12 +214,6 @@ def test_a_name_that_cannot_be_written_is_found_out_before_the_work(
     (tmp_path / "a.png").mkdir()
     code, said, _ = evaluate("--out", tmp_path / "a.json")
     assert code == 2 and "a.png" in said and "--out" in said
-
-
-def test_a_run_of_another_method_is_refused(untrained: Any, capsys: pytest.CaptureFixture) -> None:
-    assert main(["eval", "scales", "--load-config", str(untrained.config)]) == 2
-    assert "no splats" in capsys.readouterr().err
-    assert not list(untrained.folder.glob("scales*"))
 
 
 def test_no_scales_at_all(tmp_path: Path) -> None:

@@ -24,23 +24,21 @@ def test_a_short_run_is_in_proportion() -> None:
     assert schedule.last_growth() == 1400
 
 
-@pytest.mark.parametrize(("total", "every"), [(100, 25), (5000, 33), (15_000, 100), (30_000, 200)])
-def test_rounds_see_enough_images_and_resets_come_with_rounds(total: int, every: int) -> None:
-    densify = Schedule.from_options(total, SURFACE).densify(DensifyOptions())
-    assert densify.every == every and densify.reset_every % every == 0 and densify.reset_every > 0
-
-
-@pytest.mark.parametrize(("total", "every"), [(300, 300), (1500, 300), (6000, 1200), (15_000, 3000)])
-def test_opacities_have_time_to_come_back(total: int, every: int) -> None:
-    assert Schedule.from_options(total, SURFACE).densify(DensifyOptions()).reset_every == every
-
-
-def test_rounds_that_were_asked_to_be_short_stay_short() -> None:
-    assert Schedule.from_options(1500, SURFACE).densify(DensifyOptions(every=10)).every == 10
-
-
-def test_no_resets_stay_none() -> None:
-    assert Schedule.from_options(1500, SURFACE).densify(DensifyOptions(reset_every=0)).reset_every == 0
+@pytest.mark.parametrize(
+    ("total", "options", "every", "reset_every"),
+    [
+        # Rounds see enough images, resets come with rounds, and opacities have time to come back.
+        (100, DensifyOptions(), 25, 300),
+        (5000, DensifyOptions(), 33, 1023),
+        (15_000, DensifyOptions(), 100, 3000),
+        (30_000, DensifyOptions(), 200, 6000),
+        (1500, DensifyOptions(every=10), 10, 300),
+        (1500, DensifyOptions(reset_every=0), 25, 0),
+    ],
+)
+def test_rounds_and_resets(total: int, options: DensifyOptions, every: int, reset_every: int) -> None:
+    densify = Schedule.from_options(total, SURFACE).densify(options)
+    assert (densify.every, densify.reset_every) == (every, reset_every)
 
 
 @pytest.mark.parametrize(("stage", "first", "ratio"), [("entropy", 7000, 1.0), ("regularized", 9000, 1.0)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from gsplat.strategy import DefaultStrategy, MCMCStrategy
+from gsplat.strategy import DefaultStrategy
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
@@ -84,16 +84,6 @@ def test_the_end_of_the_stage_ends_growth(make_world: Make, make_seen: Make) -> 
     assert round_of(world, seen, step=6900, last_step=7000).rows_changed
 
 
-def test_gradients_are_averaged_over_the_views_that_see_a_gaussian(make_world: Make, make_seen: Make) -> None:
-    world = make_world([SMALL] * 2, [0.5] * 2)
-    densifier = make_densifier(DensifyOptions(grow_grad2d=1e-3), 1.0)
-    for step, radii in ((597, [1, 1]), (598, [0, 1]), (599, [0, 1])):
-        seen = make_seen([2e-3, 2e-3] if step == 597 else [0.0, 0.0], radii)
-        densifier.step_post_backward(step, seen, world.params, world.optimizers)
-    change = densifier.step_post_backward(600, make_seen([0.0, 0.0], [0, 1]), world.params, world.optimizers)
-    assert change.duplicated == 1 and change.source.tolist() == [0, 1, 0]
-
-
 def test_pixels_without_gradient_make_nothing_grow(make_world: Make, make_seen: Make) -> None:
     """Masked pixels: no gradient; a picture in which the loss sees no Gaussian at all has no gradient tensor."""
     world, seen = make_world([SMALL] * 3, [0.5] * 3), make_seen([0.0] * 3)
@@ -138,13 +128,6 @@ def test_reset_in_a_round_that_grows_reaches_the_new_rows(make_world: Make, make
     assert change.opacities_reset and change.new_count == 3
     assert world.params["opacities"].sigmoid().max().item() == pytest.approx(0.01)
     assert world.moments("opacities").abs().max() == 0
-
-
-def test_losing_all_is_one_sentence(make_world: Make, make_seen: Make) -> None:
-    world = make_world([SMALL] * 2, [0.001, 0.002])
-    with pytest.raises(ConfigError, match="All 2 Gaussians"):
-        round_of(world, make_seen([LOW, LOW]))
-    assert len(world.params["means"]) == 2
 
 
 def test_hard_pruning_keeps_the_opaque_and_their_statistics(make_world: Make, make_seen: Make) -> None:
@@ -224,18 +207,6 @@ def test_statistics_go_when_growth_is_over(make_world: Make, make_seen: Make) ->
 def test_options_that_cannot_work(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong)).replace("_", "-")):
         DensifyOptions(**wrong)
-
-
-def test_defaults_are_gsplats() -> None:
-    ours: Any = make_densifier(DensifyOptions(), 1.0)
-    names = set(vars(DefaultStrategy())) - {"verbose", "key_for_gradient", "refine_scale2d_stop_iter"}
-    assert "prune_scale3d" in names
-    for name in names:
-        assert getattr(ours.strategy, name) == getattr(DefaultStrategy(), name), name
-    theirs, options = MCMCStrategy(), DensifyOptions()
-    assert (options.mcmc_noise, options.mcmc_min_opacity) == (theirs.noise_lr, theirs.min_opacity)
-    assert (options.mcmc_stop, options.start, options.every) == (theirs.refine_stop_iter, theirs.refine_start_iter, 100)
-    assert (options.mcmc_growth, DensifyOptions(strategy="mcmc").cap) == (0.05, theirs.cap_max)
 
 
 def test_no_strategy_leaves_them_alone(make_world: Make, make_seen: Make) -> None:

@@ -95,11 +95,3 @@ def test_rebinding_moves_the_state_with_it(make_world: Any) -> None:
     world.params["means"] = new
     assert old not in world.optimizers["means"].state
     torch.testing.assert_close(world.moments("means")[:, 0], torch.tensor([1.0, 2.0]))
-
-
-def test_carry_fills_fresh_rows_or_copies_them() -> None:
-    change = Change(3, torch.tensor([1, 1]), torch.tensor([False, True]))
-    rows = torch.tensor([10, 20, 30], dtype=torch.int32)
-    assert change.carry(rows).tolist() == [20, 20]
-    assert change.carry(rows, fresh=-1).tolist() == [20, -1]
-    assert Change(3).carry(rows) is rows and Change(3).new_count == 3 and change.new_count == 2

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from f3rm_ext.splat.densify.relocation import MAX_COPIES, add_noise, compute_relocation, relocation_table, sample_rows
+from f3rm_ext.splat.densify.mcmc import MAX_COPIES, add_noise, compute_relocation, sample_rows
 from f3rm_ext.splat.gaussians import quats_to_rotations
 
 
@@ -33,27 +33,6 @@ def test_agrees_with_the_published_double_sum(alpha: float, copies: int) -> None
     torch.testing.assert_close(sizes[0], shrink * torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), rtol=1e-8, atol=0)
 
 
-def test_two_copies_by_hand() -> None:
-    """α = 0.75, N = 2: α' = 1 − √0.25 = 0.5; denominator 2·0.5 − 0.25/√2 = 0.8232; σ' = 0.75/0.8232 σ."""
-    alphas, sizes = compute_relocation(torch.tensor([0.75]), torch.tensor([[1.0, 1.0, 2.0]]), torch.tensor([2]))
-    assert alphas.item() == pytest.approx(0.5)
-    assert sizes[0, 0].item() == pytest.approx(0.75 / (1 - 0.25 / math.sqrt(2)), rel=1e-6)
-    assert sizes[0, 2].item() == pytest.approx(2 * sizes[0, 0].item(), rel=1e-6)
-
-
-def test_one_copy_changes_nothing() -> None:
-    alphas, sizes = torch.tensor([0.1, 0.999]), torch.rand(2, 3) + 0.1
-    same_alphas, same_sizes = compute_relocation(alphas, sizes, torch.tensor([1, 1]))
-    torch.testing.assert_close(same_alphas, alphas)
-    torch.testing.assert_close(same_sizes, sizes)
-
-
-def test_copies_together_are_as_opaque_as_the_one() -> None:
-    alphas = torch.tensor([0.2, 0.6, 0.95])
-    new, _ = compute_relocation(alphas, torch.ones(3, 3), torch.tensor([4, 5, 51]))
-    torch.testing.assert_close(1 - (1 - new) ** torch.tensor([4, 5, 51]), alphas, rtol=1e-5, atol=0)
-
-
 def test_more_copies_than_the_table_has_count_as_its_last() -> None:
     last, more = (
         compute_relocation(torch.tensor([0.7]), torch.ones(1, 3), torch.tensor([n]))
@@ -69,12 +48,6 @@ def test_nearly_opaque_and_many_copies_stay_accurate() -> None:
     exact = sum(Fraction(math.comb(51, j)) * (-1) ** (j + 1) * new**j / Fraction(math.sqrt(j)) for j in range(1, 52))
     _, sizes = compute_relocation(torch.tensor([alpha]), torch.ones(1, 3), torch.tensor([51]))
     assert sizes[0, 0].item() == pytest.approx(float(Fraction(alpha) / exact), rel=1e-5)
-
-
-def test_table_is_the_binomial_one_summed_over_its_first_index() -> None:
-    table = relocation_table()
-    assert table.shape == (51, 51)
-    assert table[2].tolist()[:4] == pytest.approx([3, -3 / math.sqrt(2), 1 / math.sqrt(3), 0])
 
 
 def test_rows_are_drawn_in_proportion_and_zero_weights_never() -> None:

@@ -37,7 +37,7 @@ def scene(colorful: Callable[..., Gaussians], views: PinholeCameras) -> SplatSce
     gaussians = colorful(30)
     gaussians.means[-1] = torch.tensor([0.0, 0.0, 50.0])
     mip = MipOptions()
-    return SplatScene(gaussians, smoothing_filter(gaussians.means, *views, options=mip), mip)
+    return SplatScene(gaussians, smoothing_filter(gaussians.means, views, options=mip), mip)
 
 
 def maps(count: int = 3, dim: int = DIM, rows: int = 6, cols: int = 8) -> list[FeatureMap]:
@@ -127,24 +127,6 @@ def test_masks_and_alpha_make_shares_and_plain_images_are_read_once() -> None:
     torch.testing.assert_close(alpha, torch.full((4, 5), 0.2))
     torch.testing.assert_close(masked, valid.float())
     torch.testing.assert_close(both, 0.2 * valid)
-
-
-def test_memory_does_not_grow_with_the_dimension(
-    scene: SplatScene, views: PinholeCameras, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many dimensions there are, no more than a slice of them is drawn or summed at a time."""
-    drawn: list[int] = []
-
-    def composite(
-        scene: SplatScene, view: PinholeCameras, values: torch.Tensor, settings: RenderSettings
-    ) -> torch.Tensor:
-        drawn.append(values.shape[1])
-        return drawing.composite(scene, view, values, settings)
-
-    monkeypatch.setattr(lifting, "composite", composite)
-    wide = maps(dim=200)
-    assert lifting.lift_maps(scene, views, 200, wide.__getitem__, RenderSettings()).shape == (30, 200)
-    assert max(drawn) == lifting.CHANNELS + 1 and sum(drawn) == 3 * 201
 
 
 @pytest.mark.parametrize("codes", [0, 8])

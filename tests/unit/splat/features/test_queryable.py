@@ -22,7 +22,6 @@ from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Queryable, score_image, score_points
 from f3rm_ext.splat.features import queryable, rendering
 from f3rm_ext.splat.features.heads import LiftedHead, save_lifted
-from f3rm_ext.splat.memory import allocator
 from f3rm_ext.splat.model import SplatModel
 from f3rm_ext.splat.rendering import composite
 
@@ -90,21 +89,6 @@ def test_scores_of_a_picture(
     assert solid.sum() > 50 and scores[solid].std() > 0.1
 
 
-def test_strips_on_a_gpu_fill_the_memory_there_is(
-    model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rendering, "STRIP_NUMBERS", 1)
-    free_bytes = [0]
-    monkeypatch.setattr(allocator, "free_bytes", lambda device: free_bytes[0])
-    render = model.render_features(camera)
-    assert render.strips() == [(0, 16), (16, 24)]
-    numbers = sum(head.dim for head in model.query_heads().values()) + 2 * rendering.CHANNELS
-    free_bytes[0] = 4 * 4 * 32 * 32 * numbers  # four times 32 rows of 32 pixels in float32
-    assert render.strips() == [(0, 24)] and render.strips(copies=100) == [(0, 16), (16, 24)]
-    free_bytes[0] -= 1
-    assert render.strips() == [(0, 16), (16, 24)]
-
-
 def test_no_more_than_a_strip_of_features_is_there_at_a_time(
     model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,25 +153,6 @@ def test_the_nearest_follow_the_gaussians(model: SplatModel) -> None:
     assert (model.render_points(torch.zeros(1, 3))["first"] - before).abs().max() > 1e-3
 
 
-def test_a_checkpoint_brings_its_features(model: SplatModel, make_splat_model: Any, camera: Any) -> None:
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
-    fresh = make_splat_model(count=9)
-    fresh.load_state_dict(state)
-    assert [head.spec.identity for head in fresh.query_heads().values()] == [
-        head.spec.identity for head in model.query_heads().values()
-    ]
-    assert fresh.query_heads()["first"].codes.dtype == torch.float16
-    torch.testing.assert_close(
-        fresh.render_camera(camera, {"a": lambda _, of: of("second")})["a"], whole(model, camera, "second")
-    )
-    without = {key: value for key, value in make_splat_model().state_dict().items()}
-    fresh.load_state_dict(without)
-    assert fresh.query_heads() == {}
-
-
 def test_other_gaussians_have_no_features(model: SplatModel, begin_training: Any) -> None:
     copied = io.BytesIO()
     torch.save(model.state_dict(), copied)
@@ -201,7 +166,7 @@ def test_other_gaussians_have_no_features(model: SplatModel, begin_training: Any
 
 
 def test_features_are_added_to_a_checkpoint(
-    model: SplatModel, make_splat_model: Any, make_spec: Any, tmp_path: Path
+    model: SplatModel, make_splat_model: Any, make_spec: Any, camera: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "run" / "nerfstudio_models" / "step-000000007.ckpt"
     path.parent.mkdir(parents=True)
@@ -218,6 +183,13 @@ def test_features_are_added_to_a_checkpoint(
     about = json.loads(written["pipeline"]["_model._extra_state"]["about"])
     assert about["extent"] == model.extent
     torch.testing.assert_close(fresh.gaussians.means, model.gaussians.means)
+    fresh.load_state_dict(model.state_dict())
+    assert [head.spec.identity for head in fresh.query_heads().values()] == [
+        head.spec.identity for head in model.query_heads().values()
+    ]
+    torch.testing.assert_close(whole(fresh, camera, "second"), whole(model, camera, "second"))
+    fresh.load_state_dict(make_splat_model().state_dict())
+    assert fresh.query_heads() == {}
 
 
 def test_metrics_of_features(model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch) -> None:

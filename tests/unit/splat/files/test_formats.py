@@ -1,16 +1,14 @@
 """Which format a file has, and what is written over."""
 
-import errno
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from f3rm_ext.errors import ConfigError, SplatFileError
-from f3rm_ext.splat.files import SUFFIXES, SplatInfo, export_splats, formats, read_splats, write_splats
+from f3rm_ext.splat.files import SUFFIXES, SplatInfo, formats, read_splats, write_splats
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.ply import write_ply
@@ -29,10 +27,6 @@ def test_format_goes_by_the_name_when_written_and_by_the_content_when_read(
     other = tmp_path / ("b.splat" if name.endswith(".splat") else "b.bin")
     shutil.move(tmp_path / name, other)
     assert read_splats(other)[1].format == written.format
-
-
-def test_capital_suffix(make: Make, tmp_path: Path) -> None:
-    assert write_splats(tmp_path / "A.Compressed.PLY", make(), SplatInfo()).format == "compressed-ply"
 
 
 @pytest.mark.parametrize("name", ["a.glb", "ply", "a", "a.ply.gz"])
@@ -83,23 +77,6 @@ def test_point_clouds_and_folders_stay(make: Make, tmp_path: Path) -> None:
             write_splats(tmp_path / name, make(5), OURS)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_full_disk_leaves_the_old_file(
-    name: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not name.endswith(".splat"):
-        write_splats(tmp_path / name, make(5), OURS)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(ConfigError, match=r"No space left on device"):
-        write_splats(tmp_path / name, make(6), OURS)
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
 @pytest.mark.parametrize("kind", SUFFIXES.values())
 def test_stored_order_is_a_permutation_that_stays(kind: str, make: Make) -> None:
     gaussians = make(700)
@@ -108,19 +85,3 @@ def test_stored_order_is_a_permutation_that_stays(kind: str, make: Make) -> None
     assert torch.equal(order.sort()[0], torch.arange(700))
     again = formats.storage_order(gaussians[order], kind)  # type: ignore[arg-type]
     assert torch.equal(again, torch.arange(700))
-
-
-def test_splats_of_a_model(make: Make, assert_same: Any, tmp_path: Path) -> None:
-    """Parameters, which want gradients; render mode, filters and provenance go into the header."""
-    gaussians = make()
-    parameters = Gaussians.from_tensors(
-        {name: torch.nn.Parameter(value) for name, value in gaussians.tensors().items()}
-    )
-    info = SplatInfo(render_mode="mip", filters_fused=True, comments=("Vertical axis: z",))
-    for _ in range(2):  # over its own file
-        export_splats(parameters, tmp_path / "deep" / "a.ply", info, {"checkpoint": "step-7.ckpt"})
-    found, told = read_splats(tmp_path / "deep" / "a.ply")
-    assert_same(found, gaussians)
-    assert told.comments[0] == "made_by: f3rm-ext export splats"
-    assert told.comments[2:] == ("checkpoint: step-7.ckpt", "Vertical axis: z")
-    assert (told.render_mode, told.filters_fused) == ("mip", True)

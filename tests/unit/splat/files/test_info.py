@@ -9,15 +9,12 @@ from f3rm_ext.splat.files.info import combine_provenance, find_maker, read_tags,
 @pytest.mark.parametrize(
     ("comments", "mode"),
     [
-        (["SplatRenderMode: mip"], "mip"),
         (["  SPLATRENDERMODE:MIP "], "mip"),
         (["SplatRenderMode: default"], "default"),
-        (["antialiased 1"], "mip"),
         (["antialiased 0"], "default"),
         (["antialiased 1", "SplatRenderMode: default"], "default"),
         (["SplatRenderMode: default", "antialiased 1"], "mip"),
         (["SplatRenderMode: 2dgs"], None),
-        (["Exported from Brush", "SH degree: 3"], None),
         ([], None),
     ],
 )

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from nerfstudio.engine.optimizers import Optimizers
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -16,6 +15,7 @@ from f3rm_ext.splat.memory import adam
 from f3rm_ext.splat.memory.adam import PackedAdam, PackedAdamOptimizerConfig
 from f3rm_ext.splat.memory.moments import MOMENTS
 from f3rm_ext.splat.memory.packed import packed_sh_colors
+from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 
 KINDS = pytest.mark.parametrize("kind", MOMENTS)
 RATE = 1.25e-4
@@ -46,23 +46,6 @@ def saved(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return torch.load(buffer, weights_only=True)
 
 
-@pytest.mark.parametrize(("gradient", "outcome"), [(1e-3, -torch.inf), (1e-5, -torch.inf), (1e-7, torch.nan)])
-def test_plain_adam_on_half_precision_destroys_parameters(gradient: float, outcome: float) -> None:
-    """Why there is more to half storage than ``.half()``: second moments underflow to zero within 100 steps."""
-    results = {}
-    for kind in ("plain", "ours"):
-        parameter = Parameter(torch.full((4, 1, 3), 0.1).half())
-        options = {"lr": RATE, "eps": 1e-15}
-        optimizer = torch.optim.Adam([parameter], **options) if kind == "plain" else PackedAdam([parameter], **options)
-        for _ in range(100):
-            parameter.grad = torch.full_like(parameter, gradient)
-            optimizer.step()
-        results[kind] = parameter.detach().float()
-    torch.testing.assert_close(results["plain"], torch.full((4, 1, 3), outcome), equal_nan=True)
-    # A constant gradient moves a parameter by the learning rate per step.
-    torch.testing.assert_close(results["ours"], torch.full((4, 1, 3), 0.1 - 100 * RATE), atol=2e-3, rtol=0)
-
-
 @pytest.mark.usefixtures("small_chunks")
 def test_with_dense_gradients_it_is_adam() -> None:
     start = random(20, 5)
@@ -72,23 +55,6 @@ def test_with_dense_gradients_it_is_adam() -> None:
         for optimizer, parameter in pair:
             parameter.grad = random(20, 5, seed=step)
             optimizer.step()
-    torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_with_packed_gradients_it_is_adam_where_all_is_visible() -> None:
-    start = random(20, 15, 3)
-    ours, theirs = Parameter(start.clone()), Parameter(start.clone())
-    optimizer, reference = PackedAdam([ours], lr=0.01), torch.optim.Adam([theirs], lr=0.01, eps=1e-15)
-    from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
-
-    for step in range(3):
-        see(ours, step)
-        directions, weights = random(20, 3, seed=step), random(20, 3, seed=100 + step)
-        (sh_colors(3, directions, torch.full((20, 3), 9.0), theirs) * weights).sum().backward()
-        for one in (optimizer, reference):
-            one.step()
-            one.zero_grad()
     torch.testing.assert_close(ours, theirs)
 
 
@@ -109,23 +75,24 @@ def test_gaussians_that_are_not_visible_stay(kind: str) -> None:
     assert all(torch.equal(optimizer.state[rest][name][:5], value[:5]) for name, value in state.items())
 
 
-def test_rows_seen_now_and_then_go_the_way_of_plain_adam() -> None:
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(("share", "error"), [(1.0, 1e-5), (0.5, 0.02)])
+def test_rows_seen_now_and_then_go_the_way_of_plain_adam(share: float, error: float) -> None:
     """What momentum does to a Gaussian that is not visible is made up for when it is visible again."""
-    from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
-
     start = random(40, 15, 3)
     ours, theirs = Parameter(start.clone()), Parameter(start.clone())
     optimizer, reference = PackedAdam([ours], lr=0.01), torch.optim.Adam([theirs], lr=0.01, eps=1e-15)
     dc, last = torch.full((40, 3), 50.0), 80
     for step in range(last + 1):
         directions, weights = random(40, 3, seed=step % 3), 1 + 0.5 * random(40, 3, seed=100 + step)
-        visible = (random(40, 1, seed=500 + step) > 0.5) | (step == last)
+        chance = torch.rand(40, 1, generator=torch.Generator().manual_seed(step))
+        visible = (chance < share) | (step == last)
         for one, parameter, colors in ((optimizer, ours, packed_sh_colors), (reference, theirs, sh_colors)):
             (colors(3, directions, dc, parameter) * weights * visible).sum().backward()
             one.step()
             one.zero_grad()
     way = theirs.detach() - start
-    assert (ours.detach() - theirs.detach()).norm() < 0.02 * way.norm()
+    assert (ours.detach() - theirs.detach()).norm() < error * way.norm()
     assert way.abs().mean() > 0.1
 
 
@@ -185,50 +152,22 @@ def test_a_resumed_run_goes_the_same_way(kind: str) -> None:
     assert torch.equal(part, whole)
 
 
-@pytest.mark.parametrize("theirs", MOMENTS)
-@pytest.mark.parametrize("ours", MOMENTS)
-def test_moments_of_another_kind_are_converted(ours: str, theirs: str) -> None:
-    parameter = Parameter(random(20, 15, 3))
-    writer = PackedAdam([parameter], moments=theirs)
-    see(parameter, 0)
-    writer.step()
-    reader = PackedAdam([parameter], moments=ours)
-    reader.load_state_dict(saved(writer))
-    assert reader.param_groups[0]["moments"] == ours
-    wanted = MOMENTS[theirs].read(writer.state[parameter], slice(None))
-    for value, want in zip(MOMENTS[ours].read(reader.state[parameter], slice(None)), wanted, strict=True):
-        tolerance = 0.02 * want.abs().amax(dim=(1, 2), keepdim=True) + 1e-12
-        assert ((value - want).abs() <= tolerance).all()
-
-
-def test_the_state_of_torchs_adam_can_be_taken_over() -> None:
-    parameter = Parameter(random(20, 5))
-    theirs = torch.optim.Adam([parameter], lr=0.1, eps=1e-15)
-    parameter.grad = random(20, 5, seed=1)
-    theirs.step()
-    copy = Parameter(parameter.detach().clone())
-    ours = PackedAdam([copy])
-    ours.load_state_dict(saved(theirs))
-    for optimizer, item in ((theirs, parameter), (ours, copy)):
-        item.grad = random(20, 5, seed=2)
-        optimizer.step()
-    torch.testing.assert_close(copy, parameter)
-
-
 @pytest.mark.parametrize(("old", "new"), [(0, 0), (0, 15), (3, 0), (3, 8), (15, 3), (15, 15)])
-@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("theirs", [*MOMENTS, "torch"])
 @KINDS
-def test_moments_of_another_degree_follow_their_coefficients(kind: str, plain: bool, old: int, new: int) -> None:
+def test_moments_of_another_kind_and_degree_are_converted(kind: str, theirs: Any, old: int, new: int) -> None:
+    """Those of torch's Adam, too."""
     written = Parameter(random(20, old, 3))
-    writer = torch.optim.Adam([written]) if plain else PackedAdam([written], moments=kind)
+    writer = torch.optim.Adam([written]) if theirs == "torch" else PackedAdam([written], moments=theirs)
     written.grad = random(20, old, 3, seed=1)
     writer.step()
     kept = min(old, new)
     parameter = Parameter(torch.cat([written.detach()[:, :kept], torch.zeros(20, new - kept, 3)], dim=1))
     reader = PackedAdam([parameter], moments=kind)
     reader.load_state_dict(saved(writer))
-    theirs = MOMENTS["float32" if plain else kind].read(writer.state[written], slice(None))
-    for value, want in zip(MOMENTS[kind].read(reader.state[parameter], slice(None)), theirs, strict=True):
+    assert reader.param_groups[0]["moments"] == kind
+    wanted = MOMENTS["float32" if theirs == "torch" else theirs].read(writer.state[written], slice(None))
+    for value, want in zip(MOMENTS[kind].read(reader.state[parameter], slice(None)), wanted, strict=True):
         assert value.shape == (20, new, 3) and not value[:, kept:].any()
         largest = want[:, :kept].abs().max() if kept else 0
         assert ((value[:, :kept] - want[:, :kept]).abs() <= 0.02 * largest).all()
@@ -278,24 +217,6 @@ def test_rows_can_be_added_and_removed(kind: str) -> None:
     see(params["features_rest"], 1)
     optimizers["features_rest"].step()
     assert params["features_rest"].isfinite().all()
-
-
-def test_nerfstudios_optimizers_step_it_and_drop_its_gradients() -> None:
-    from torch.amp.grad_scaler import GradScaler
-
-    rest = Parameter(random(20, 15, 3).half())
-    config = {"features_rest": {"optimizer": PackedAdamOptimizerConfig(moments="int8"), "scheduler": None}}
-    optimizers = Optimizers(config, {"features_rest": [rest]})
-    scaler = GradScaler("cpu", enabled=False)
-    optimizers.optimizer_scaler_step_all(scaler)  # nothing to do yet
-    before = rest.detach().clone()
-    see(rest, 0)
-    optimizers.optimizer_scaler_step_all(scaler)
-    assert not torch.equal(rest, before)
-    optimizers.zero_grad_all()
-    after = rest.detach().clone()
-    optimizers.optimizer_scaler_step_all(scaler)
-    assert torch.equal(rest, after)
 
 
 def test_clipping_is_refused() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, SECOND, detect_storage
+from f3rm_ext.splat.memory.moments import MOMENTS, detect_storage
 
 ALL = pytest.mark.parametrize("kind", MOMENTS)
 PRECISION = {"float32": 0.0, "bfloat16": 2**-7, "int8": 1 / 127}
@@ -50,20 +50,3 @@ def test_a_small_second_moment_beside_a_large_one_is_not_lost() -> None:
     moments.write(state, slice(0, 1), torch.zeros(1, 3), second, torch.Generator())
     read = moments.read(state, slice(0, 1))[1][0]
     assert read[0] == 1 and read[1].sqrt().item() == pytest.approx(1 / 255) and read[2] == 0
-
-
-@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
-def test_slow_decay_is_not_rounded_away(kind: str) -> None:
-    """A thousandth per step is below the resolution of both; rounded to nearest, a moment would never change."""
-    moments, generator = MOMENTS[kind], torch.Generator().manual_seed(0)
-    first, second = torch.zeros(500, 45), torch.full((500, 45), 4.0)
-    second[:, 0] = 16.0  # keeps the scale of the row up
-    state = moments.zeros(second)
-    moments.write(state, slice(0, 500), first, second, generator)
-    for _ in range(500):
-        _, second = moments.read(state, slice(0, 500))
-        second[:, 1:] *= 0.999
-        moments.write(state, slice(0, 500), first, second, generator)
-    mean = moments.read(state, slice(0, 500))[1][:, 1:].sqrt().mean().item()
-    assert mean == pytest.approx(2 * 0.999**250, rel=0.02)
-    assert state[SECOND].dtype != torch.float32 and state[FIRST].dtype != torch.float32

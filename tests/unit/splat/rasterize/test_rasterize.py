@@ -25,12 +25,6 @@ def test_a_backend_that_cannot_work_there_is_refused(backend: Any, device: str) 
         resolve_backend(backend, torch.device(device))
 
 
-def test_automatic_is_numba_on_the_cpu(make_scene: Any, differentiate: Any) -> None:
-    scene = make_scene()
-    found, numba = differentiate(scene, "auto"), differentiate(scene, "numba")
-    assert all(torch.equal(found[name], numba[name]) for name in numba)
-
-
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 def test_shapes_and_graph(backend: Any, make_scene: Any) -> None:
     scene = make_scene(channels=5)
@@ -44,28 +38,6 @@ def test_shapes_and_graph(backend: Any, make_scene: Any) -> None:
     rendered.colors.sum().backward()
     assert rendered.means2d.grad is not None and rendered.means2d.grad.shape == (40, 2)
     assert not hasattr(rendered.means2d, "absgrad")  # it was not asked for
-
-
-@pytest.mark.parametrize("backend", ["numba", "torch"])
-def test_moving_a_centre_moves_its_picture(backend: Any, make_scene: Any) -> None:
-    # The gradient at the 2D centres is what densification reads: a step against it must lower the loss.
-    scene = make_scene(count=1, spread=0.3)
-    leaves = scene.leaves(torch.float32)
-    with torch.no_grad():
-        target = rasterize(**{**leaves, "means": leaves["means"] + 0.05}, K=scene.K, width=37, height=29).colors
-    rendered = rasterize(**leaves, K=scene.K, width=37, height=29, backend=backend)
-    rendered.means2d.retain_grad()
-    ((rendered.colors - target) ** 2).sum().backward()
-    moved = rasterize(**{**leaves, "means": leaves["means"] + 0.05}, K=scene.K, width=37, height=29).means2d
-    assert ((moved - rendered.means2d) * -rendered.means2d.grad).sum() > 0
-
-
-@pytest.mark.shapes
-def test_shapes_are_checked(make_scene: Any) -> None:
-    scene = make_scene()
-    leaves = scene.leaves(torch.float32)
-    with pytest.raises(Exception, match="alphas"):
-        rasterize(**{**leaves, "alphas": leaves["alphas"][1:]}, K=scene.K, width=37, height=29)
 
 
 def test_importing_is_cheap() -> None:

@@ -50,32 +50,23 @@ def test_one_gaussian_by_hand() -> None:
     assert rendered.radii[0].item() == math.ceil(3 * math.sqrt(25.3 + 0.1))
 
 
-def test_compensation_by_hand() -> None:
-    rendered = _round_ones([2.0], [0.6], [0.8], antialiased=True)
-    assert rendered.alpha[15, 15].item() == pytest.approx(0.6 * 25.0 / 25.3, rel=1e-12)
-
-
-def test_the_nearer_gaussian_is_in_front() -> None:
-    rendered = _round_ones([3.0, 2.0], [0.5, 0.4], [1.0, 0.0])
-    assert rendered.alpha[15, 15].item() == pytest.approx(0.4 + 0.6 * 0.5)
-    assert rendered.colors[15, 15, 0].item() == pytest.approx(0.6 * 0.5)
-
-
-def test_of_equal_depths_the_first_is_in_front() -> None:
-    rendered = _round_ones([2.0, 2.0], [0.5, 0.4], [1.0, 0.0])
-    assert rendered.colors[15, 15, 0].item() == pytest.approx(0.5)
-
-
-def test_alpha_is_clamped_and_compositing_ends_in_time() -> None:
-    rendered = _round_ones([2.0, 2.1, 2.2], [1.0, 0.8, 0.8], [0.0, 1.0, 1.0])
-    # 0.001 · 0.2 = 2e-4 is left after the second; the third would leave 4e-5, so it is not drawn.
-    assert rendered.alpha[15, 15].item() == pytest.approx(1 - 2e-4, abs=1e-12)
-    assert rendered.colors[15, 15, 0].item() == pytest.approx(1e-3 * 0.8)
-
-
-def test_what_gives_less_than_a_255th_is_skipped() -> None:
-    assert _round_ones([2.0], [0.9 / 255], [1.0]).alpha.abs().max() == 0
-    assert _round_ones([2.0], [1.1 / 255], [1.0]).alpha[15, 15] > 0
+@pytest.mark.parametrize(
+    ("depths", "alphas", "colors", "alpha", "color"),
+    [
+        ([3.0, 2.0], [0.5, 0.4], [1.0, 0.0], 0.4 + 0.6 * 0.5, 0.6 * 0.5),  # the nearer one is in front
+        ([2.0, 2.0], [0.5, 0.4], [1.0, 0.0], 0.7, 0.5),  # of equal depths, the first
+        # 0.001 · 0.2 = 2e-4 is left after the second; the third would leave 4e-5, so it is not drawn.
+        ([2.0, 2.1, 2.2], [1.0, 0.8, 0.8], [0.0, 1.0, 1.0], 1 - 2e-4, 1e-3 * 0.8),
+        ([2.0], [0.9 / 255], [1.0], 0.0, 0.0),
+        ([2.0], [1.1 / 255], [1.0], 1.1 / 255, 1.1 / 255),
+    ],
+)
+def test_compositing_by_hand(
+    depths: list[float], alphas: list[float], colors: list[float], alpha: float, color: float
+) -> None:
+    rendered = _round_ones(depths, alphas, colors)
+    assert rendered.alpha[15, 15].item() == pytest.approx(alpha, abs=1e-12)
+    assert rendered.colors[15, 15, 0].item() == pytest.approx(color, abs=1e-12)
 
 
 def test_a_gaussian_ends_with_the_tiles_its_radius_touches() -> None:

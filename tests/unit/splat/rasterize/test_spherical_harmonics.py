@@ -1,13 +1,11 @@
 """Colours by direction against gsplat's, and what may be asked of them."""
 
-import numpy as np
 import pytest
 import torch
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.rasterize import spherical_harmonics
-from f3rm_ext.splat.rasterize.sh_bases import sh_bases
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors, sh_colors_reference
 
 
@@ -28,17 +26,6 @@ def test_colors_are_gsplats(degree: int, extra: int) -> None:
     ours = sh_colors(degree, directions, dc, rest)
     torch.testing.assert_close(ours, (theirs + 0.5).clamp(min=0))
     assert (ours == 0).any() and (ours > 0).any()
-
-
-def test_bases_are_orthonormal() -> None:
-    # Gauss–Legendre in z times equal steps in azimuth integrates products of degree 3 exactly.
-    nodes, weights = (torch.from_numpy(v) for v in np.polynomial.legendre.leggauss(8))
-    azimuth = torch.arange(16, dtype=torch.float64) * (2 * torch.pi / 16)
-    z = nodes[:, None].expand(8, 16)
-    x, y = (1 - z * z).sqrt() * azimuth.cos(), (1 - z * z).sqrt() * azimuth.sin()
-    bases = sh_bases(3, torch.stack([x, y, z], dim=-1).reshape(-1, 3))
-    area = (weights[:, None] * (2 * torch.pi / 16)).expand(8, 16).reshape(-1)
-    torch.testing.assert_close(torch.einsum("nk,nl,n->kl", bases, bases, area), torch.eye(15, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("degree", range(4))

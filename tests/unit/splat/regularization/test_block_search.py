@@ -70,17 +70,3 @@ def test_points_go_on_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(block_search, "_nearest", counted)
     check(uneven(2000), 16)
     assert sizes[0] > 32 and sizes[-1] == 1
-
-
-def test_looks_further_where_the_nearest_boxes_do_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_search, "FIRST", 1)
-    looked_at = []
-    nearest = block_search._nearest
-
-    def counted(points: Tensor, candidates: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        looked_at.append(candidates.shape[1] // points.shape[1])
-        return nearest(points, candidates, count)
-
-    monkeypatch.setattr(block_search, "_nearest", counted)
-    check(uneven(2000), 16)
-    assert looked_at[0] == 1 and max(looked_at) > 8

@@ -5,13 +5,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.regularization.density import density_loss, heights, ideal_density, normal_loss
 from f3rm_ext.splat.regularization.field import NeighbourField, neighbour_field
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
-from f3rm_ext.splat.regularization.sampling import sample_points
+from f3rm_ext.splat.regularization.sdf import density_loss, heights, ideal_density, normal_loss
 from f3rm_ext.splat.regularization.table import gaussian_table
 
 
@@ -57,55 +55,3 @@ def test_no_points_cost_nothing() -> None:
     empty = NeighbourField(torch.zeros(0), torch.zeros(0), *(torch.zeros(0, 3) for _ in range(3)))
     assert float(density_loss(torch.zeros(0, 3), empty)) == 0
     assert float(normal_loss(empty)) == 0
-
-
-def losses(gaussians: Gaussians, neighbours: Tensor, seed: int, count: int = 4000) -> tuple[Tensor, Tensor]:
-    visible = torch.ones(len(gaussians), dtype=torch.bool)
-    generator = torch.Generator().manual_seed(seed)
-    points, owners = sample_points(gaussians, visible, count, generator=generator)
-    table = gaussian_table(gaussians)
-    field = neighbour_field(points, owners, table, neighbours)
-    return density_loss(points, field), normal_loss(field)
-
-
-def test_a_wall_is_nearly_ideal_and_a_cloud_is_not(
-    wall: Callable[..., Gaussians], random_gaussians: Callable[..., Gaussians]
-) -> None:
-    flat = wall(side=21)
-    # Only the inside of the wall: at its border half of the neighbours are missing.
-    inside = (flat.means[:, :2].abs() < 6).all(1)
-    neighbours = nearest_neighbours(flat.means, 16)
-    visible_points = sample_points(
-        flat,
-        inside,
-        4000,
-        spread=1.0,
-        generator=torch.Generator().manual_seed(0),
-    )
-    table = gaussian_table(flat)
-    field = neighbour_field(*visible_points, table, neighbours)
-    assert float(density_loss(visible_points.points, field)) < 0.02
-    assert float(normal_loss(field)) < 1e-9
-    cloud = random_gaussians(400, torch.float32)
-    density, normal = losses(cloud, nearest_neighbours(cloud.means, 16), seed=0)
-    assert float(density) > 0.2 and float(normal) > 0.2
-
-
-def test_the_losses_align_normals(wall: Callable[..., Gaussians], leaves: Callable[[Gaussians], Gaussians]) -> None:
-    """Gaussians of a wall, tilted at random: what the losses alone make of their normals."""
-    start = wall(side=9, thickness=0.1)
-    noise = torch.randn(81, 4, generator=torch.Generator().manual_seed(5))
-    start.quats += 0.15 * noise
-    gaussians = leaves(start)
-    neighbours = nearest_neighbours(start.means, 16)
-    optimizer = torch.optim.Adam([gaussians.quats], lr=0.02)
-
-    def tilt() -> float:
-        return float((1 - gaussian_table(gaussians)[:, 16].abs()).mean().detach())
-
-    before = tilt()
-    for step in range(25):
-        optimizer.zero_grad()
-        sum(losses(gaussians, neighbours, seed=step, count=500)).backward()
-        optimizer.step()
-    assert tilt() < 0.5 * before

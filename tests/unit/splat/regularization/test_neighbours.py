@@ -64,64 +64,35 @@ def test_what_is_not_finite_is_nobodys_neighbour() -> None:
     np.testing.assert_array_equal(found[others].numpy(), places[by_definition(means[others], 4)])
 
 
-def test_all_not_finite() -> None:
-    found = nearest_neighbours(torch.full((3, 3), torch.nan), 2)
-    assert found.tolist() == [[0, -1], [1, -1], [2, -1]]
-
-
-def test_count_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        nearest_neighbours(points(3), 0)
-
-
-class Searches:
-    """Counts searches."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        search = module.nearest_neighbours
-
-        def counted(*arguments: object, **options: object) -> torch.Tensor:
-            self.count += 1
-            return search(*arguments, **options)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(module, "nearest_neighbours", counted)
-
-
 @pytest.fixture
-def searches(monkeypatch: pytest.MonkeyPatch) -> Searches:
-    """Counts searches."""
-    return Searches(monkeypatch)
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of Gaussians of each search."""
+    sizes: list[int] = []
+    search = module.nearest_neighbours
+    monkeypatch.setattr(
+        module, "nearest_neighbours", lambda means, *args, **kw: sizes.append(len(means)) or search(means, *args, **kw)
+    )
+    return sizes
 
 
-def test_searches_on_schedule(searches: Searches) -> None:
-    index, means = NeighbourIndex(3, start=101, every=50), points(10)
-    at = {}
-    for step in range(101, 260):
-        before = searches.count
+@pytest.mark.parametrize(("first", "dates"), [(101, [101, 151, 201, 251]), (130, [130, 151, 201, 251])])
+def test_searches_on_schedule_and_at_first_use(first: int, dates: list[int], searches: list[int]) -> None:
+    index, means, found = NeighbourIndex(3, start=101, every=50), points(10), []
+    for step in range(first, 260):
+        before = len(searches)
         index.at(step, means)
-        if searches.count > before:
-            at[step] = searches.count
-    assert list(at) == [101, 151, 201, 251]
+        found += [step] * (len(searches) > before)
+    assert found == dates
 
 
-def test_searches_at_first_use_between_two_dates(searches: Searches) -> None:
-    index, means = NeighbourIndex(3, start=101, every=50), points(10)
-    index.at(130, means)
-    index.at(150, means)
-    assert searches.count == 1
-    index.at(151, means)
-    assert searches.count == 2
-
-
-def test_a_resumed_index_does_not_search_again(searches: Searches) -> None:
+def test_a_resumed_index_does_not_search_again(searches: list[int]) -> None:
     first, means = NeighbourIndex(3, start=101, every=50), points(10)
     kept = first.at(120, means)
     second = NeighbourIndex(3, start=101, every=50)
     second.load_state_dict(first.state_dict())
     # The Gaussians have moved: a search would find others.
     assert torch.equal(second.at(140, points(10, seed=1)), kept)
-    assert searches.count == 1
+    assert len(searches) == 1
     assert not torch.equal(second.at(151, points(10, seed=1)), kept)
 
 
@@ -151,30 +122,15 @@ def test_reordering_is_followed_twice() -> None:
     assert torch.equal(index.at(7002, means), nearest_neighbours(means, 5))
 
 
-def test_pruning_after_pruning_keeps_what_is_missing_missing() -> None:
-    means = points(12)
-    index = NeighbourIndex(12)
-    index.at(7001, means)
-    for left in (10, 8):
-        index.after_change(torch.arange(left))
-    after = index.at(7002, means[:8])
-    assert torch.equal((after >= 0).sum(1), torch.full((8,), 8))
-
-
-@pytest.mark.parametrize("change", [[0, 1, 2, 2], [0, 1, -1]])
-def test_growth_makes_the_next_use_search(change: list[int], searches: Searches) -> None:
+@pytest.mark.parametrize("change", [[0, 1, 2, 2], [0, 1, -1], None])
+def test_growth_makes_the_next_use_search(change: list[int] | None, searches: list[int]) -> None:
+    """Also a change that nobody told of."""
     index = NeighbourIndex(2)
     index.at(7001, points(3))
-    index.after_change(torch.tensor(change))
-    assert len(index.at(7002, points(len(change)))) == len(change)
-    assert searches.count == 2
-
-
-def test_a_change_nobody_told_of_is_noticed_by_number(searches: Searches) -> None:
-    index = NeighbourIndex(2)
-    index.at(7001, points(3))
-    assert len(index.at(7002, points(4))) == 4
-    assert searches.count == 2
+    if change is not None:
+        index.after_change(torch.tensor(change))
+    count = 4 if change is None else len(change)
+    assert len(index.at(7002, points(count))) == count and len(searches) == 2
 
 
 def test_a_mask_of_another_length_is_refused() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from f3rm_ext.splat.regularization.normals import (
     dn_consistency,
-    expected_depth,
     facing_normals,
     normals_from_depth,
     unit_normals,
@@ -39,12 +38,6 @@ def test_planes(slope_x: float, slope_y: float, camera: Camera) -> None:
     assert torch.allclose(normals[valid], plane_normal(slope_x, slope_y).expand(7 * 10, 3))
     assert valid[1:-1, 1:-1].all() and int(valid.sum()) == 7 * 10
     assert not normals[~valid].any()
-
-
-def test_a_factor_changes_nothing(camera: Camera) -> None:
-    _, K = camera(12, 9, focal=10.0, dtype=torch.float64)
-    depth = plane_depth(K, 9, 12, 0.5, 0.2) + 0.1 * torch.rand(9, 12, dtype=torch.float64)
-    assert torch.allclose(normals_from_depth(depth, K)[0], normals_from_depth(0.3 * depth, K)[0])
 
 
 def by_definition(depth: np.ndarray, K: np.ndarray, i: int, j: int) -> np.ndarray:
@@ -206,11 +199,3 @@ def test_thin_pixels_and_masked_pixels_do_not_count(camera: Camera) -> None:
     mask = torch.zeros(9, 12, dtype=torch.bool)
     mask[2:4, 3:8] = True
     assert float(dn_consistency(depth, ones, flat(TOWARDS), K, mask=mask)) == pytest.approx(each * 10)
-
-
-def test_expected_depth() -> None:
-    depth, alpha = torch.tensor([[2.0, 1.0, 0.1]]), torch.tensor([[0.5, 1.0, 0.05]])
-    divided = expected_depth(depth, alpha, divide=True, min_alpha=0.1)
-    assert divided.tolist() == [[4, 1, 0]]
-    plain = expected_depth(depth, alpha, divide=False, min_alpha=0.1)
-    assert plain.tolist() == [[2, 1, 0]]

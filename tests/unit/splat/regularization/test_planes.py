@@ -1,7 +1,5 @@
 """Depth of the Gaussians' planes: against intersections written out, exactness on planes, gradients, bad input."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,18 +9,11 @@ from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rasterize import Backend, reference
 from f3rm_ext.splat.rasterize.camera import Camera
-from f3rm_ext.splat.regularization.normals import facing_normals
-from f3rm_ext.splat.regularization.planes import MIN_COSINE, plane_depth
+from f3rm_ext.splat.regularization.normals import MIN_COSINE, facing_normals, plane_depth
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
 
 PLAIN = MipOptions(filter_2d=False, filter_3d=False)
 WIDTH, HEIGHT, FOCAL = 24, 17, 22.0
-
-
-def turned(angle: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Quaternion of a rotation about the y axis."""
-    half = torch.tensor(angle / 2, dtype=dtype)
-    return torch.stack([half.cos(), 0 * half, half.sin(), 0 * half])
 
 
 def view_of(dtype: torch.dtype = torch.float32) -> PinholeCameras:
@@ -96,55 +87,6 @@ def test_it_is_the_mean_of_the_intersections(backend: Backend, dtype: torch.dtyp
         one, two = getattr(ours, name).grad, getattr(theirs, name).grad
         assert bool(two.any()), name
         assert float((one - two).norm() / two.norm()) < (1e-6 if dtype == torch.float64 else 5e-3), name
-
-
-def test_gradients_are_finite_differences() -> None:
-    dtype = torch.float64
-    gaussians, view = cloud(dtype, 5), view_of(dtype)
-
-    def total(means: Tensor, quats: Tensor) -> Tensor:
-        moved = Gaussians.from_tensors({**gaussians.tensors(), "means": means, "quats": quats})
-        scene = SplatScene(moved, torch.zeros(5), PLAIN)
-        found = render(scene, view, 0, torch.zeros(3, dtype=dtype), RenderSettings(backend="torch"), planes=True)
-        assert found.plane_depth is not None
-        # Far from the edges of planes and pictures, where what counts would change between the two differences.
-        return found.plane_depth[6:10, 8:16].sum()
-
-    inputs = [value.clone().requires_grad_() for value in (gaussians.means, gaussians.quats)]
-    assert torch.autograd.gradcheck(total, inputs, eps=1e-7, atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("angle", [0.0, 0.5, 1.0])
-def test_on_a_tilted_plane_it_is_exact(angle: float, wall: Callable[..., Gaussians]) -> None:
-    """Where the depth of centres is off by a part of the size of a Gaussian."""
-    flat = wall(side=15, thickness=1e-3, depth=0.0, alpha=0.7)
-    axis = torch.tensor([torch.tensor(angle).cos(), 0.0, -torch.tensor(angle).sin()])
-    means = flat.means[:, :1] * axis + flat.means[:, 1:2] * torch.tensor([0.0, 1.0, 0.0])
-    means[:, 2] += 12.0
-    tilted = Gaussians.from_tensors({**flat.tensors(), "means": means, "quats": turned(angle).repeat(len(means), 1)})
-    view = view_of()._replace(viewmats=torch.eye(4)[None])
-    rendered = render(
-        SplatScene(tilted, torch.zeros(225), PLAIN), view, 0, torch.zeros(3), RenderSettings(), planes=True
-    )
-    found = rendered.plane_depth
-    assert found is not None
-    x = (torch.arange(WIDTH) + 0.5 - view.Ks[0, 0, 2]) / FOCAL
-    normal = torch.tensor([torch.tensor(angle).sin(), 0.0, torch.tensor(angle).cos()])
-    true = (12.0 * normal[2] / (normal[0] * x + normal[2])).expand(HEIGHT, WIDTH)
-    middle = slice(6, 11), slice(9, 15)
-    torch.testing.assert_close(found[middle], true[middle], atol=1e-4, rtol=1e-4)
-    centres = rendered.outputs()["depth"][..., 0]
-    if angle:
-        assert float((centres - true)[middle].abs().max()) > 100 * float((found - true)[middle].abs().max())
-
-
-def test_normals_are_the_same_with_and_without() -> None:
-    scene = SplatScene(cloud(torch.float32), torch.zeros(30), PLAIN)
-    with_planes = render(scene, view_of(), 0, torch.ones(3), RenderSettings(), planes=True)
-    without = render(scene, view_of(), 0, torch.ones(3), RenderSettings(), normals=True)
-    assert without.plane_depth is None and with_planes.normals is not None
-    assert torch.equal(with_planes.normals, without.normals)  # type: ignore[arg-type]
-    assert torch.equal(with_planes.outputs()["rgb"], without.outputs()["rgb"])
 
 
 def test_edges_holes_and_backs_have_no_depth_and_no_gradient() -> None:

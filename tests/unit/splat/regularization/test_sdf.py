@@ -14,7 +14,6 @@ from f3rm_ext.splat.regularization.frames import to_camera
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 from f3rm_ext.splat.regularization.sdf import (
     MAX_DENSITY,
-    background_depth,
     implied_distance,
     look_up,
     near_depth,
@@ -58,13 +57,6 @@ def test_look_up_against_loops(camera: Camera) -> None:
     assert 40 < seen < 160
 
 
-def test_look_up_has_the_gradients_of_its_values(camera: Camera) -> None:
-    _, K = camera(8, 6, focal=5.0, dtype=torch.float64)
-    points = torch.tensor([[0.13, 0.21, 1.0], [-0.33, 0.12, 2.0], [0.0, 0.0, -1.0]], dtype=torch.float64)
-    inputs = (picture(6, 8).requires_grad_(), points.requires_grad_())
-    assert torch.autograd.gradcheck(lambda image, points: look_up(image, points, K)[0], inputs)
-
-
 def test_pixels_that_are_not_finite_spoil_only_their_lookups(camera: Camera) -> None:
     _, K = camera(8, 6, focal=5.0, dtype=torch.float64)
     image = picture(6, 8)
@@ -76,11 +68,6 @@ def test_pixels_that_are_not_finite_spoil_only_their_lookups(camera: Camera) -> 
     assert usable.tolist() == [False, False, True, True]
     values.sum().backward()
     assert image.grad is not None and torch.isfinite(image.grad).all() and torch.isfinite(values).all()
-
-
-def test_background() -> None:
-    depth, alpha = torch.tensor([[2.0, 0.0]]), torch.tensor([[0.5, 0.0]])
-    assert background_depth(depth, alpha, torch.tensor(8.0)).tolist() == [[6, 8]]
 
 
 def test_deviation_along_the_view(random_gaussians: Callable[..., Gaussians]) -> None:
