@@ -24,6 +24,8 @@ from f3rm_ext.memory.options import QualityImpact
 KINDS = {"rays": F3rmDataManagerConfig, "images": ImageDataManagerConfig}
 RAYS = {"rays": 48, "images": 192}
 """Rays of a step."""
+KEEP_RIGHT = [4] * 6 + [99, 4]
+"""Masks that keep all columns but the first four; nothing of image 6."""
 
 
 @pytest.fixture(params=KINDS)
@@ -34,11 +36,6 @@ def kind(request) -> str:
 @pytest.fixture
 def build(build_manager, kind):
     return partial(build_manager, KINDS[kind])
-
-
-def keep_right(i, height, width):
-    """Keeps all columns but the first four; nothing of image 6."""
-    return (torch.arange(width)[None, :] >= (width if i == 6 else 4)).expand(height, width).numpy()
 
 
 def test_nothing_is_loaded_before_the_first_step(build, kind, monkeypatch):
@@ -251,7 +248,7 @@ def test_masked_pixels_of_an_object_are_background_by_default(build, make_captur
 
 
 def test_masked_pixels_are_ignored_by_default(build, kind, make_capture):
-    manager = build(make_capture(8, masks=keep_right))
+    manager = build(make_capture(8, masks=KEEP_RIGHT))
     _, batch = manager.next_train(0)
     assert batch["image"].shape[-1] == 3 and "kept" not in batch and "alpha" not in batch
     assert int(batch["indices"][:, 2].min()) >= 4 if kind == "rays" else "mask" in batch
@@ -269,10 +266,10 @@ def test_background_needs_masks_in_training(build, mode):
 
 
 def test_images_of_which_nothing_is_kept_are_not_measured(build, make_capture, log):
-    manager = build(make_capture(8, masks=keep_right), mode="test")
+    manager = build(make_capture(8, masks=KEEP_RIGHT), mode="test")
     log.clear()
     assert [batch["image_idx"] for _, batch in manager.fixed_indices_eval_dataloader] == [1]
     assert len(log) == 1 and "1 of 2" in log[0]
-    nothing = build(make_capture(8, masks=lambda i, h, w: torch.full((h, w), i < 6).numpy(), name="none"), mode="test")
+    nothing = build(make_capture(8, masks=[0] * 6 + [99] * 2, name="none"), mode="test")
     with pytest.raises(CaptureError, match="mask_path"):
         list(nothing.fixed_indices_eval_dataloader)

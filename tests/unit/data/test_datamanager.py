@@ -231,10 +231,7 @@ def test_exporters_may_set_the_batch_size(build):
 
 
 def test_different_sizes_alpha_and_masks_together(build, make_capture, fake_features):
-    def masks(i, height, width):
-        return (torch.arange(width)[None, :] >= 4).expand(height, width).numpy()
-
-    folder = make_capture(8, sizes=((12, 16), (20, 8), (16, 12)), alpha=(1, 6), masks=masks)
+    folder = make_capture(8, sizes=((12, 16), (20, 8), (16, 12)), alpha=(1, 6), masks=4)
     manager = build(folder, features=FeatureOptions())
     _, batch = manager.next_train(0)
     assert batch["image"].shape == (48, 4)
@@ -245,13 +242,6 @@ def test_different_sizes_alpha_and_masks_together(build, make_capture, fake_feat
     assert (batch["image"][opaque, 3] == 1).all() and (batch["image"][~opaque, 3] < 1).all()
     assert torch.equal(batch["features"]["where"][:, 0].long(), index[:24, 0])
     assert [batch["image"].shape for _, batch in manager.fixed_indices_eval_dataloader] == [(12, 16, 4), (20, 8, 3)]
-
-
-def test_scaled_images(build):
-    manager = build(camera_res_scale_factor=0.5)
-    _, batch = manager.next_train(0)
-    assert batch["indices"][:, 1].max() < 6 and batch["indices"][:, 2].max() < 8
-    assert manager.fixed_indices_eval_dataloader.get_camera(0)[1]["image"].shape == (6, 8, 3)
 
 
 def test_other_dataparsers_are_checked_too(build, make_capture):
@@ -326,13 +316,8 @@ def test_every_process_decides_for_its_gpu_and_the_first_says_so(build, monkeypa
 # --- masked pixels ---------------------------------------------------------------------------------------------------
 
 
-def keep_right(i, height, width):
-    """Keeps all columns but the first four; nothing of image 6."""
-    return (torch.arange(width)[None, :] >= (width if i == 6 else 4)).expand(height, width).numpy()
-
-
 def test_masked_pixels_may_be_trained_as_background(build, make_capture, fake_features):
-    folder = make_capture(8, masks=keep_right, alpha=(1,))
+    folder = make_capture(8, masks=4, alpha=(1,))
     manager = build(folder, features=FeatureOptions(), masked_pixels="background", train_num_rays_per_batch=400)
     assert manager.train_dataset.metadata["masked_pixels"] == "background"
     _, batch = manager.next_train(0)
@@ -359,5 +344,5 @@ def test_masks_that_are_gone_are_no_error_in_inference(build, make_capture, obje
 
 def test_features_are_those_of_the_photo(build, make_capture):
     """2D features are made of what the camera saw, however masked pixels are trained."""
-    manager = build(make_capture(8, masks=keep_right), masked_pixels="background")
+    manager = build(make_capture(8, masks=4), masked_pixels="background")
     assert manager.train_dataset.get_numpy_image(0).shape == (12, 16, 3)

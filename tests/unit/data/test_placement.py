@@ -74,10 +74,3 @@ def test_memory_that_runs_out_is_said_once_more(log):
     assert placement.decide(0)
     placement.give_up()
     assert not placement.decide(0) and len(log) == 2
-
-
-def test_other_processes_are_silent(log):
-    placement = Placement(CUDA, wanted=True, off="o", free=lambda device: GIB, log=False)
-    assert placement.decide(0)
-    placement.give_up()
-    assert not log

@@ -55,15 +55,6 @@ def test_loads_while_the_caller_goes_on(gate):
     prefetcher.close()
 
 
-def test_no_wait_when_loading_was_faster(gate):
-    gate.release.set()
-    prefetcher = Prefetcher(gate.load)
-    prefetcher.request((1,))
-    prefetcher._future.result(TIMEOUT_S)
-    assert prefetcher.ready
-    prefetcher.close()
-
-
 def test_takes_what_was_not_requested(gate):
     gate.release.set()
     prefetcher = Prefetcher(gate.load)
