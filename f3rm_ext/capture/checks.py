@@ -61,9 +61,6 @@ class _Transforms(_Lens, total=False):
 def read_transforms(data: Path) -> tuple[Meta, Path]:
     """Reads transforms.json; without it COLMAP's model, as the contents that transforms.json would have.
 
-    Args:
-        data: folder of the capture, or a JSON file in it.
-
     Returns:
         Its contents, and the folder that file paths are relative to.
 
@@ -146,11 +143,6 @@ def check_pose(matrix: object, name: object, shapes: Sequence[tuple[int, int]] =
 
     A uniform scale in the rotation is refused as well, because positions may or may not include it.
 
-    Args:
-        matrix: 4 x 4 numbers (or 3 x 4).
-        name: of the frame, for the message.
-        shapes: those that are right.
-
     Raises:
         CaptureError: wrong shape, NaN or inf, mirrored, scaled, or not a rotation and a position.
 
@@ -231,9 +223,6 @@ def per_frame_intrinsics(meta: Meta) -> Meta:
 def check_intrinsics(meta: Meta, camera_models: Sequence[str]) -> None:
     """Checks that every frame has a focal length, a principal point and a size.
 
-    Args:
-        meta: result of :func:`per_frame_intrinsics`.
-
     Raises:
         CaptureError: a value is missing or impossible, or the camera model is unknown.
     """
@@ -278,7 +267,6 @@ def check_splits(meta: Meta, split: str, *, drop_unknown: bool) -> Meta:
     ``val`` and ``test`` stand in for each other; if both are missing, there are no evaluation images.
 
     Args:
-        split: the split that will be read: train, val or test.
         drop_unknown: leave out names that belong to no frame instead of refusing them.
 
     Returns:
@@ -314,7 +302,6 @@ def check_dataparser_outputs(outputs: DataparserOutputs, *, check_files: bool = 
     """Checks the outputs of any dataparser.
 
     Args:
-        check_files: whether the image files must exist.
         min_images: smallest number of images, 2 for training.
 
     Raises:

@@ -26,10 +26,6 @@ _COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_b
 def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: DataparserOutputs) -> dict[str, Any]:
     """Reads the points of a capture: ``ply_file_path`` of transforms.json, otherwise those of COLMAP's model.
 
-    Args:
-        folder: folder to which file paths are relative.
-        outputs: of the dataparser for this capture, which define the scene frame.
-
     Returns:
         The metadata :data:`XYZ`, :data:`RGB` and :data:`SOURCE`. Empty if there are no points, or if they cannot be
         read, which is reported on the console.
@@ -121,11 +117,7 @@ def read_colmap_points(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UIn
 
 
 def tolerate_unreadable_points(dataparser: Any) -> None:
-    """Makes one of nerfstudio's dataparsers continue without points, with a message, if they cannot be read.
-
-    Args:
-        dataparser: changed in place if it loads points.
-    """
+    """Makes one of nerfstudio's dataparsers continue without points, with a message, if they cannot be read."""
     load = getattr(dataparser, "_load_3D_points", None)
     if load is None:
         return

@@ -14,9 +14,6 @@ def flag(option: str) -> str:
 def parse_count(value: int | float, option: str, *, unit: str) -> int | None:
     """Parses a count: a positive whole number, or None for -1 and inf (no limit).
 
-    Args:
-        option: name of the command line option, for the message.
-
     Raises:
         ConfigError: the value is neither.
     """
@@ -31,11 +28,7 @@ def parse_count(value: int | float, option: str, *, unit: str) -> int | None:
 
 
 def check_positive(config: object, *options: str) -> None:
-    """Checks that options are whole numbers of at least 1.
-
-    Raises:
-        ConfigError: one of them is not.
-    """
+    """Checks that options are whole numbers of at least 1. Raises ConfigError if one of them is not."""
     for option in options:
         value = getattr(config, option)
         if isinstance(value, bool) or value != int(value) or value < 1:
@@ -56,11 +49,7 @@ def check_window(config: object, split: Literal["train", "eval"]) -> None:
 
 
 def check_scale_factor(config: Any) -> None:
-    """Checks the scale factor of the images.
-
-    Raises:
-        ConfigError: it is outside (0, 1].
-    """
+    """Checks the scale factor of the images. Raises ConfigError if it is outside (0, 1]."""
     if not 0 < config.camera_res_scale_factor <= 1:
         raise ConfigError(
             f"--{flag('camera_res_scale_factor')} is {config.camera_res_scale_factor}, outside (0, 1]: "

@@ -79,11 +79,7 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     eval_image_indices: tyro.conf.Suppress[tuple[int, ...] | None] = (0,)
 
     def __post_init__(self) -> None:
-        """Checks the options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
+        """Raises ConfigError if an option is out of range."""
         super().__post_init__()
         check_positive(self, "train_num_rays_per_batch", "eval_num_rays_per_batch", "steps_per_coverage")
         check_window(self, "train")
@@ -98,15 +94,7 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
         check_scale_factor(self)
 
     def rays_of_process(self, rays: int, option: str, world_size: int, rank: int) -> int:
-        """Returns the rays per batch of one process.
-
-        Args:
-            world_size: number of processes.
-            rank: of the process.
-
-        Raises:
-            ConfigError: there are fewer rays than processes.
-        """
+        """Returns the rays per batch of one process. Raises ConfigError if there are fewer rays than processes."""
         if self.ray_batch_scope == "per-device":
             return rays
         if rays < world_size:

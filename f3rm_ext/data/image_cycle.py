@@ -38,8 +38,6 @@ class ImageCycle:
             num_images: images in the data set, N ≥ 1.
             window: images per window k ≥ 1; None or more than N takes all images.
             repeat: number of steps R that a window is used for; None keeps it for ever.
-            shards: number of processes.
-            shard: index of this process.
         """
         if num_images < 1:
             raise ValueError("A cycle needs at least one image.")

@@ -101,11 +101,7 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     fps_reset_every: tyro.conf.Suppress[int] = 100
 
     def __post_init__(self) -> None:
-        """Checks the options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
+        """Raises ConfigError if an option is out of range."""
         check_positive(self, "resolution_schedule", "steps_per_coverage")
         check_window(self, "train")
         check_scale_factor(self)

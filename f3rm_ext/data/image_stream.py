@@ -105,10 +105,7 @@ class ImageStream:
         """Loads nothing yet.
 
         Args:
-            cycle: decides which images are in memory when.
             split: name of the split; distinguishes the streams of a run.
-            masked: "background" makes masked pixels transparent.
-            placement: decides whether images are kept on that device.
         """
         self.dataset = dataset
         self.cycle = cycle

@@ -15,13 +15,7 @@ _SMALLEST_SCALE = 0.125
 
 
 def window_options(config: Any, num_images: int, impact: QualityImpact) -> Iterator[MemoryOption]:
-    """Suggests keeping fewer training images in memory.
-
-    Args:
-        config: options of the datamanager.
-        num_images: number of training images.
-        impact: what a smaller window costs.
-    """
+    """Suggests keeping fewer training images in memory."""
     window, repeat = (f"train_num_{name}" for name in ("images_to_sample_from", "times_to_repeat_images"))
     count = parse_count(getattr(config, window), flag(window), unit="images") or num_images
     if min(count, num_images) > 1:
@@ -32,11 +26,7 @@ def window_options(config: Any, num_images: int, impact: QualityImpact) -> Itera
 
 
 def scale_options(config: Any) -> Iterator[MemoryOption]:
-    """Suggests smaller images.
-
-    Args:
-        config: options of the datamanager.
-    """
+    """Suggests smaller images."""
     scale = config.camera_res_scale_factor
     if scale / 2 >= _SMALLEST_SCALE:
         yield MemoryOption(QualityImpact.DETAIL, flag("camera_res_scale_factor"), scale, scale / 2)

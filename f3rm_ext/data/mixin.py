@@ -167,11 +167,7 @@ class CyclingDataManager:
             stream.close()
 
     def check_train_outputs(self, outputs: DataparserOutputs) -> None:
-        """Checks the cameras and files of the training images.
-
-        Raises:
-            CaptureError: they cannot be used.
-        """
+        """Checks the cameras and files of the training images. Raises CaptureError if they cannot be used."""
         check_dataparser_outputs(outputs, check_files=self.test_mode != "inference", min_images=2)
 
     def note_masked_pixels(self, dataset: InputDataset) -> None:
@@ -234,14 +230,7 @@ class CyclingDataManager:
     def make_placement(
         self, option: str, *, wanted: bool, off: str, what: str = "Training images", log: bool = True
     ) -> Placement | None:
-        """Decides where images are kept; None on the CPU, where there is nothing to decide.
-
-        Args:
-            option: the config field that keeps them on the GPU.
-            off: its value that keeps them in main memory.
-            what: what they are called in the log.
-            log: whether the first process logs it.
-        """
+        """Decides where images are kept; None on the CPU, where there is nothing to decide."""
         device = torch.device(self.device)
         if device.type != "cuda":
             return None
@@ -340,15 +329,7 @@ class CyclingDataManager:
 
 
 def image_cycle(config: Any, split: Literal["train", "eval"], num_images: int, **place: int) -> ImageCycle:
-    """The image cycle of a split.
-
-    Args:
-        split: which of its windows.
-        place: see :class:`ImageCycle`: ``seed``, ``shards``, ``shard``.
-
-    Raises:
-        ConfigError: an option is out of range.
-    """
+    """The image cycle of a split. Raises ConfigError if an option is out of range."""
     window, repeat = f"{split}_num_images_to_sample_from", f"{split}_num_times_to_repeat_images"
     return ImageCycle(
         num_images,

@@ -21,7 +21,6 @@ class PictureUploads:
         """Copies nothing yet.
 
         Args:
-            device: where images are used.
             read: returns an image of the present window on the CPU, given its index and number of halvings. Called on
                 a thread of its own.
         """
@@ -38,11 +37,7 @@ class PictureUploads:
         return bool(self._placement.on_device)
 
     def begin(self, needed_bytes: int) -> None:
-        """Drops the copies of the old window.
-
-        Args:
-            needed_bytes: memory that the new window takes on the device.
-        """
+        """Drops the copies of the old window."""
         self._kept = {}
         self._placement.decide(needed_bytes)
 
@@ -50,7 +45,6 @@ class PictureUploads:
         """Returns an image on the device, and starts copying the next one. The host does not wait for the device.
 
         Args:
-            halvings: number of times that its sides are halved.
             following: index of the next step's image; None if it is not known.
         """
         if halvings != self._halvings:

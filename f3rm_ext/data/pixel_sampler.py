@@ -134,8 +134,6 @@ class PackedPixels:
         """Draws pixels uniformly over the window, with replacement; fewer of those that are trained as empty.
 
         Args:
-            num_rays: number of pixels.
-            generator: random number generator of the CPU.
             part: of these pixels to return; all by default.
         """
         places = torch.randint(max(1, self.num_pixels), (num_rays,), generator=generator)[part].contiguous()

@@ -109,10 +109,7 @@ def draft_batch(window: LoadedWindow, drawn: PixelDraw, featured: int, uploader:
     """Makes the first half of a batch.
 
     Args:
-        window: where the pixels were drawn from.
-        drawn: the pixels.
         featured: how many of them, the first ones, get features.
-        uploader: to the training device.
     """
     parts = {"indices": drawn.indices}
     if window.on_device:

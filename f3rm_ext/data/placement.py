@@ -49,10 +49,7 @@ class Placement:
         """Decides nothing yet: before the first batch, the model is not on the device.
 
         Args:
-            device: the training device.
-            wanted: whether images may be there.
             off: the option that keeps them in main memory, for the log.
-            free: returns the device's free memory in bytes; by default :func:`free_memory`.
         """
         self.device = device
         self.wanted = wanted
@@ -64,11 +61,7 @@ class Placement:
         self._log = log
 
     def decide(self, needed_bytes: int) -> bool:
-        """Returns whether the images of a window belong on the device. The first call decides for the whole run.
-
-        Args:
-            needed_bytes: memory that the window would take there.
-        """
+        """Returns whether the images of a window belong on the device. The first call decides for the whole run."""
         if self.on_device is None:
             needed = _readable(needed_bytes)
             if not self.wanted:
@@ -87,11 +80,7 @@ class Placement:
         return self.on_device
 
     def has_room(self, needed_bytes: int) -> bool:
-        """Returns whether the next window fits on the device now, beside the present one.
-
-        Args:
-            needed_bytes: memory that it would take there.
-        """
+        """Returns whether the next window fits on the device now, beside the present one."""
         return bool(self.on_device) and fits(needed_bytes, self._free(self.device))
 
     def give_up(self) -> None:

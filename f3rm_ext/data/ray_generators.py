@@ -46,7 +46,6 @@ def picture_rays(camera: Cameras, device: torch.device | str, obb_box: OrientedB
     On a GPU that makes the host wait some twenty times. The rays of a perspective camera are made without.
 
     Args:
-        device: where the rays are wanted.
         obb_box: where rays begin and end; None for no limits.
     """
     if torch.device(device).type != "cuda" or obb_box is not None or not is_plain(camera):
@@ -106,11 +105,7 @@ class TableRayGenerator:
             self.table[first * width : first * width + len(grid)] = grid
 
     def __call__(self, ray_indices: Int[Tensor, "rays 3"]) -> RayBundle:
-        """Returns the rays of pixels, as nerfstudio's ``RayGenerator`` does.
-
-        Args:
-            ray_indices: image, row and column.
-        """
+        """Returns the rays of pixels, as nerfstudio's ``RayGenerator`` does."""
         ray_indices = ray_indices.to(self.table.device)
         place = ray_indices[:, 1] * self.columns + ray_indices[:, 2]
         seen = self.table[torch.stack([place, place + 1, place + self.columns])]
@@ -143,11 +138,7 @@ class LensRayGenerator:
         """To the centres of a pixel and of its neighbours to the right and below, (x, y) px."""
 
     def __call__(self, ray_indices: Int[Tensor, "rays 3"]) -> RayBundle:
-        """Returns the rays of pixels, see :class:`TableRayGenerator`.
-
-        Args:
-            ray_indices: image, row and column.
-        """
+        """Returns the rays of pixels, see :class:`TableRayGenerator`."""
         ray_indices = ray_indices.to(self.offset.device)
         image = ray_indices[:, 0]
         seen = (ray_indices[:, 1:].flip(-1) + self.offset - self.centre[image]) / self.focal[image]
@@ -160,7 +151,6 @@ def _rays(poses: Float[Tensor, "cams 3 4"], image: Int[Tensor, "rays"], seen: Fl
     """Rays of pixels.
 
     Args:
-        image: index of each ray's image.
         seen: where the ray, and those one pixel to the right and one below, meet the plane at distance 1 (OpenCV).
     """
     # OpenCV to OpenGL: y up, looking along -z.

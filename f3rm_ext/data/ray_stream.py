@@ -49,13 +49,8 @@ class PixelStream:
         """Loads nothing yet.
 
         Args:
-            cycle: decides which images are in memory when.
-            num_rays: rays per batch of this process.
             split: name of the split; distinguishes the streams of a run.
-            placement: decides whether the window's pixels and features are kept on that device.
-            source: feature maps of the images, if any.
             feature_ray_fraction: fraction of each batch's rays that get features, (0, 1].
-            masked: "background" also draws masked pixels, as transparent ones.
             divided_rays: rays of the batch that all processes share; None if each draws a batch of its own. Where all
                 of them hold all images, every process draws this batch and takes each n-th ray of it, so that any
                 number of processes trains on the same rays.

@@ -64,10 +64,6 @@ def disagreements(
     Of the other photos in whose frame a point is, some share leaves it out. The disagreement of a ray is the smallest
     such share along it; the result is the mean over rays, 0 if there are none. What is masked in every photo counts as
     outside the frame: it belongs to the camera.
-
-    Args:
-        camera_to_worlds: poses of at least three photos, in nerfstudio's convention.
-        masks: their masks, stretched to one size.
     """
     frame = np.any(masks, axis=0)
     views = [View(lens, mask, frame) for lens, mask in zip(lenses, masks, strict=True)]

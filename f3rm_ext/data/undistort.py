@@ -56,14 +56,7 @@ class DistortedCamera:
 
     @classmethod
     def of(cls, cameras: Cameras, image_idx: int, name: object) -> "DistortedCamera":
-        """Reads one of several cameras.
-
-        Args:
-            name: name of its image, for the message.
-
-        Raises:
-            CaptureError: its images cannot be undistorted to a pinhole camera.
-        """
+        """Reads one of several cameras. Raises CaptureError if its images cannot be undistorted to a pinhole camera."""
         kind = CameraType(int(cameras.camera_type[image_idx]))
         if kind not in (CameraType.PERSPECTIVE, CameraType.FISHEYE):
             raise CaptureError(
@@ -171,10 +164,6 @@ def undistorted(picture: ImagePixels, lens: DistortedCamera, view: PinholeIntrin
     """Undistorts a photo to a pinhole camera, bilinearly; colours with alpha are weighted by alpha.
 
     A pixel is valid if all of its source pixels are.
-
-    Args:
-        lens: the camera that took it.
-        view: the pinhole camera, see :func:`pinhole_of`.
     """
     if lens.is_pinhole and view == lens.frame:
         return picture

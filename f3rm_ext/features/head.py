@@ -14,9 +14,6 @@ class BaseFeatureHead(nn.Module):
     """Keeps a feature's spec in a checkpoint, so that opening a run needs neither extractor nor store.
 
     Tensors are buffers; :func:`describe_heads` gives the rest.
-
-    Args:
-        spec: The feature that is distilled or lifted.
     """
 
     display_mean: Tensor
@@ -77,7 +74,6 @@ def specs_from_checkpoint(
     """Yields the specs of the heads in a checkpoint.
 
     Args:
-        described: What :func:`describe_heads` returned.
         prefix: Prefix of their names, which a head's name and a dot follow.
     """
     for head in described:

@@ -142,11 +142,7 @@ def save_basis(root: Path, rows: Float32[Tensor, "code feat"], energy: tuple[flo
 
 
 def load_basis(root: Path) -> CodeBasis | None:
-    """Reads a basis; returns None if there is none yet.
-
-    Raises:
-        FeatureStoreError: It is damaged.
-    """
+    """Reads a basis; returns None if there is none yet. Raises FeatureStoreError if it is damaged."""
     try:
         raw = json.loads((root / "spectrum.json").read_bytes())
         data = (root / "basis.npy").read_bytes()

@@ -138,11 +138,7 @@ class PackedMaps:
     def sample_residual(
         self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]
     ) -> Float32[Tensor, "rays"]:
-        """Returns the residual norms at pixel positions.
-
-        Raises:
-            ValueError: The maps have no residual norms.
-        """
+        """Returns the residual norms at pixel positions. Raises ValueError if the maps have no residual norms."""
         if self.residual_norm is None:
             raise ValueError("these maps have no residual norms: they are not PCA codes")
         corners = self._corners(image_slot, yx_px)

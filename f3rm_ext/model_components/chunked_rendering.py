@@ -39,9 +39,7 @@ class ChunkedRenderer:
         memory runs out, the chunk is halved, a message says so, and rendering continues at the same ray.
 
         Args:
-            rays: an (h, w) bundle.
             forward: maps a bundle of n rays to tensors of n rows; values of other types are dropped.
-            device: where ``forward`` runs.
 
         Raises:
             RuntimeError: memory runs out even for the smallest chunk, 16 to 31 rays.

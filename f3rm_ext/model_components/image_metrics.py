@@ -70,8 +70,6 @@ class Lpips:
         """Returns the distance of two images in [0, 1] with sides of at least 31 px; 0 for equal images.
 
         Args:
-            pred: the rendering.
-            target: the photo.
             mask: False for pixels that do not count. Both images are padded there as beyond their borders, and the
                 network's maps are averaged with the share of kept pixels as weight.
         """
@@ -117,8 +115,6 @@ class ImageMetrics:
         """Compares a rendering with the photo, both in [0, 1].
 
         Args:
-            pred: the rendering.
-            target: the photo.
             mask: False for pixels that do not count; see :func:`~f3rm_ext.model_components.masks.ssim` and
                 :class:`Lpips`.
 
@@ -162,12 +158,7 @@ def _say_once(text: str) -> None:
 
 @functools.cache
 def find_lpips(weights: Path | None, may_download: bool = True) -> Lpips | str:
-    """Returns LPIPS, or a sentence that says why it is not available; tries once per process.
-
-    Args:
-        weights: see :class:`ImageMetrics`.
-        may_download: whether to download AlexNet if it is not on this machine.
-    """
+    """Returns LPIPS, or a sentence that says why it is not available; tries once per process."""
     try:
         if weights is None:
             weights = find_alexnet()

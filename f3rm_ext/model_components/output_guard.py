@@ -49,8 +49,6 @@ class OutputGuard:
         """Renders a whole image. On the viewer's render thread a failure gives a black image; elsewhere it is raised.
 
         Args:
-            camera: one camera, which gives the size of a black image.
-            device: of a black image.
             compute: returns the outputs, (h, w, channels) each.
         """
         try:

@@ -27,11 +27,7 @@ DEFAULT_NEGATIVES = ("object", "things", "stuff", "texture")
 
 
 class TextEncoder:
-    """Embeds texts in the spaces of heads. Loads each extractor once, when it is first needed.
-
-    Args:
-        device: where text towers run.
-    """
+    """Embeds texts in the spaces of heads. Loads each extractor once, when it is first needed."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
@@ -39,10 +35,6 @@ class TextEncoder:
 
     def encode(self, head: QueryHead, prompts: Sequence[str]) -> Embeddings:
         """Returns one embedding for each prompt.
-
-        Args:
-            head: the head whose space the embeddings lie in.
-            prompts: texts, none of them empty.
 
         Raises:
             WeightsNotFoundError: the weights are not on this machine; the message says which and where they belong.
@@ -105,7 +97,6 @@ class ExampleEncoder:
     """Embeds places in images in the spaces of heads.
 
     Args:
-        photos: the capture and its stored features.
         device: where extractors run. They are loaded only for images that are not photos of the capture.
     """
 
@@ -118,10 +109,6 @@ class ExampleEncoder:
 
         A photo of the capture needs no weights where the feature store is complete. Other images are turned upright,
         as image viewers show them.
-
-        Args:
-            head: the head whose space the embeddings lie in.
-            region: a place in pixels of the image file.
 
         Raises:
             ConfigError: there is no such image, or the region lies outside it.
@@ -200,13 +187,7 @@ def require_same_model(head: QueryHead, extractor: Extractor) -> None:
 def extract_values(
     extractor: Extractor, image: UInt8[np.ndarray, "h w 3"], path: Path
 ) -> Float[torch.Tensor, "rows cols feat"]:
-    """Returns the features of one image, float32 on the CPU, not normalised.
-
-    Args:
-        extractor: Any extractor, also one that reads files beside the image.
-        image: Its pixels.
-        path: Its file.
-    """
+    """Returns the features of one image, float32 on the CPU, not normalised."""
     if isinstance(extractor, FileExtractor):
         (values,) = extractor.extract_files([image], [path])
     else:

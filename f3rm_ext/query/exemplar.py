@@ -28,7 +28,6 @@ def embed_region(feature_map: FeatureMap, region: Region) -> Embeddings:
     """Returns the feature of a region: interpolated at a point, or the mean direction of a box or the whole image.
 
     Args:
-        feature_map: features of the photo, in the distilled space.
         region: a place in pixels of the image the map was made from, inside it.
 
     Raises:
@@ -49,10 +48,6 @@ def background_clusters(feature_map: FeatureMap, region: Region) -> Embeddings:
 
     A box is compared with the patches outside it, and a point with all clusters but its own. The mean over all photos
     would be a weak negative: it resembles nothing in particular, so nearly every pixel would score above ½.
-
-    Args:
-        feature_map: features of the photo, in the distilled space.
-        region: a place in pixels of the image the map was made from, inside it.
 
     Returns:
         At most :data:`MAX_CLUSTERS` directions; none where the region is the whole photo or the photo shows nothing
@@ -103,9 +98,6 @@ def deepest_pixel(mask: Bool[np.ndarray, "h w"]) -> tuple[int, int]:
     >>> mask[5:12, 10:17] = True
     >>> deepest_pixel(mask)
     (8, 13)
-
-    Args:
-        mask: not empty.
     """
     from scipy.ndimage import distance_transform_edt
 
@@ -128,7 +120,6 @@ def distinctive_patch(feature_map: FeatureMap, others: Sequence[FeatureMap]) -> 
     show: it maximises the mean over photos of its best cosine, less its mean cosine with all patches.
 
     Args:
-        feature_map: features of the photo.
         others: features of other photos of the same scene; empty compares the photo with itself.
 
     Returns:

@@ -50,13 +50,7 @@ def score_views(model: Queryable, views: Sequence[View], queries: Sequence[Query
 
 
 def score_view(model: Queryable, view: View, queries: Sequence[Query]) -> ScoredView:
-    """Renders a view and scores its pixels.
-
-    Args:
-        model: the model.
-        view: the view.
-        queries: at least one.
-    """
+    """Renders a view and scores its pixels."""
     scores, outputs = score_image(model, view.camera, queries)
     rgb = outputs.get("rgb")
     height, width = scores.shape[:2]
@@ -81,9 +75,7 @@ def summarize_view(
 
     Args:
         scored: the view.
-        queries: the queries it was scored with.
         threshold: lowest score that counts as found.
-        frame: frame of the capture.
 
     Returns:
         ``best_px`` (x, y of the best pixel's centre), ``best_score``, ``fraction_found``, and the place where that
@@ -123,9 +115,6 @@ def heat_ranges(
     where a pixel is as similar to the negatives as to the query, or at the median of cosines.
 
     Args:
-        model: the model.
-        views: all views.
-        queries: at least one.
         advance: called after each of the :func:`preview_views`.
     """
     previews = []

@@ -75,9 +75,7 @@ class Overview:
     """A sheet of pictures: a row for each of some views, a column for its picture and for each query.
 
     Args:
-        titles: titles of the columns.
         heats: heat range of each column; None for a column without heat.
-        views: number of all views; a few are shown.
     """
 
     def __init__(self, titles: Sequence[str], heats: Sequence[tuple[float, float] | None], views: int) -> None:
@@ -88,13 +86,7 @@ class Overview:
         self.rows: list[Row] = []
 
     def add(self, number: int, name: str, pictures: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> None:
-        """Adds a view if it is one of those shown.
-
-        Args:
-            number: number of the view.
-            name: name of the view.
-            pictures: one for each title.
-        """
+        """Adds a view if it is one of those shown."""
         if number in self.shown:
             self.rows.append(Row(name, [_thumbnail(pictures[i]) for i in self.columns]))
 

@@ -26,7 +26,6 @@ def extra_outputs(model: Queryable, state: QueryState, guard: OutputGuard) -> di
 
     Args:
         model: its parameters must not change until the picture is done.
-        state: queries and settings.
         guard: handles exceptions; an output that fails is left out of the picture.
 
     Returns:
@@ -58,7 +57,6 @@ class RefittedColors:
     """Maps rendered features to colours by a projection that was fitted to a view.
 
     Args:
-        space: space of the rendered values.
         display: projection of full features; moved to the device of the space.
     """
 

@@ -28,7 +28,6 @@ class StatusLine(ViewerElement[str]):
 
     Args:
         on_install: called before the text is first shown.
-        name: of the element.
     """
 
     def __init__(self, on_install: Callable[[], None], name: str = "Status") -> None:
@@ -58,11 +57,7 @@ class StatusLine(ViewerElement[str]):
 
 
 class MemoryLine(StatusLine):
-    """Says how much memory is in use, anew with every picture, but at most once a second.
-
-    Args:
-        device: returns the device of the model.
-    """
+    """Says how much memory is in use, anew with every picture, but at most once a second."""
 
     def __init__(self, device: Callable[[], torch.device]) -> None:
         super().__init__(self.update, "Memory")

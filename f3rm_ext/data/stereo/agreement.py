@@ -20,7 +20,6 @@ class DepthMaps:
 
     Args:
         cameras: of the views, on the CPU, scene frame.
-        depths: of the views; subclasses may read theirs from elsewhere.
     """
 
     def __init__(self, cameras: PinholeCameras, depths: Sequence[Float32[np.ndarray, "_ _"]] = ()) -> None:
@@ -47,7 +46,6 @@ def unproject(
     """Returns where pixels lie at some depth, scene frame, float64.
 
     Args:
-        depth: along the camera's axis.
         pixels: indices in the flattened picture; a pixel's centre is at its half.
     """
     K, viewmat, width = cameras.Ks[index].double(), cameras.viewmats[index].double(), int(cameras.widths[index])

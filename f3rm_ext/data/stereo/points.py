@@ -57,7 +57,6 @@ def dense_points(
     such as the sky; none if the photos agree on nothing.
 
     Args:
-        count: number of points, at most.
         on_progress: called with the number of views whose depth is known, and their total.
     """
     chosen = np.unique(np.linspace(0, len(stereo) - 1, min(len(stereo), MOST_VIEWS)).round().astype(int))
@@ -121,7 +120,6 @@ def thin(
 
     Args:
         spacing: width of a pixel at each point, in the unit of the positions.
-        count: number of points that are left, at most.
     """
     if len(xyz) <= count:
         return DensePoints(xyz.astype(np.float32), rgb)
@@ -159,10 +157,6 @@ def missing_points(own: int, mode: DenseMode) -> int:
 
 def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -> None:
     """Adds dense points to those of a capture, and says so in a line. They are found once and kept in the cache.
-
-    Args:
-        outputs: of the dataparser for the training photos; the points are added to its metadata.
-        cache: folder of the points of all captures.
 
     Raises:
         CaptureError: a photo cannot be read.
@@ -208,11 +202,6 @@ def _cached_points(outputs: DataparserOutputs, cache: Path) -> tuple[DensePoints
 
 def seek_points(outputs: DataparserOutputs, count: int = COUNT, side_px: int = SIDE_PX) -> DensePoints:
     """Returns dense points of a capture, and shows how far the search is.
-
-    Args:
-        outputs: of the dataparser for the training photos.
-        count: number of points, at most.
-        side_px: longer side of the photos that are compared.
 
     Raises:
         CaptureError: a photo cannot be read.

@@ -180,7 +180,6 @@ def encode_ensemble(
     """Returns unit-norm embeddings of prompts: the mean direction over the sentences that each prompt is put into.
 
     Args:
-        encode: Text encoder that returns unit-norm embeddings.
         templates: Sentences with one ``{}`` each.
     """
     if not prompts:

@@ -105,7 +105,6 @@ def load_clip(architecture: ClipModel, pretrained: str, path: Path | None) -> An
     Weights trained with QuickGELU (OpenAI's) get it whether or not the model's name says so.
 
     Args:
-        pretrained: Tag or path, as in the config.
         path: The weights file; None for seeded random weights.
 
     Raises:

@@ -75,10 +75,8 @@ def extract_in_batches(
     """Runs a network over images of any sizes, with images of the same input size in one batch.
 
     Args:
-        images: Photos, 8-bit RGB.
         size_of: Returns the input size (height, width) for a photo of the given height and width.
         forward: The network, from pixels in [0, 1] to dense features.
-        batch_size: Largest number of images per call of `forward`.
 
     Returns:
         Features of each image in the given order, float32 on the CPU.

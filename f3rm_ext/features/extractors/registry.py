@@ -75,22 +75,12 @@ class ExtractorInfo:
     """True if loading it failed."""
 
     def weights_status(self, options: str = "") -> WeightsStatus:
-        """Tells whether the weights are on this machine, off-line and without loading them.
-
-        Args:
-            options: Options as ``key=value,key=value``; the others keep their defaults.
-
-        Raises:
-            ExtractorError: The extractor is broken, or an option is wrong.
-        """
+        """See :func:`weights_status`; options as ``key=value,key=value``."""
         return weights_status(f"{self.name}:{options}")
 
 
 def weights_status(text: str) -> WeightsStatus:
     """Tells whether the weights of an extractor are on this machine, off-line and without loading them.
-
-    Args:
-        text: What the user wrote, as for :func:`build_extractor`.
 
     Raises:
         ExtractorError: A name, an option or a value is wrong, or the extractor is broken.
@@ -128,9 +118,6 @@ def feature_size(text: str, height_px: int, width_px: int) -> FeatureSize:
     >>> feature_size("clip:model=ViT-B-16,short_side_px=64", height_px=90, width_px=160)
     FeatureSize(rows=4, cols=7, dim=512)
 
-    Args:
-        text: See :func:`build_extractor`.
-
     Raises:
         ExtractorError: See :func:`build_extractor`.
     """
@@ -148,9 +135,6 @@ def understands_text(text: str) -> bool:
 
     >>> understands_text("clip:model=ViT-B-16"), understands_text("dinov2")
     (True, False)
-
-    Args:
-        text: See :func:`build_extractor`.
 
     Raises:
         ExtractorError: The extractor is unknown or broken.

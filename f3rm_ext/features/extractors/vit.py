@@ -254,9 +254,6 @@ def block_count(state: Mapping[str, Tensor]) -> int:
 def to_common_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames parameters as in timm, with fused query, key and value; drops classifier heads and mask tokens.
 
-    Args:
-        weights: State dict with the names of DINO, DINOv2, timm or ``transformers``.
-
     Raises:
         ExtractorError: The weights do not belong to a ViT.
     """

@@ -80,7 +80,6 @@ class FeatureStore:
         """Opens a store, which is empty if the folder does not exist. Writes nothing.
 
         Args:
-            identity: Fields of the identity that the store must have.
             residual: Whether shards have one more channel, the residual norm of PCA codes.
 
         Raises:
@@ -152,8 +151,6 @@ class FeatureStore:
 
         Args:
             values: Features, with the residual norm as last channel if the store has it.
-            grid: Where the patches lie in the image.
-            image_hw: Height and width of the image in pixels.
 
         Raises:
             ValueError: The values do not fit the grid.

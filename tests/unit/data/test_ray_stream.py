@@ -109,7 +109,6 @@ def test_the_next_window_is_loaded_while_the_present_one_is_in_use(make_stream, 
     for _ in range(4):
         stream.next()
     assert second_started.wait(TIMEOUT_S)
-    assert not stream._feed.prefetcher.ready
     let_second_go.set()
     upcoming = stream.cycle.upcoming()
     assert upcoming is not None and images_in(stream.next()) <= set(upcoming)
