@@ -3,6 +3,9 @@
 import hashlib
 import os
 import pickle
+import re
+import socket
+import threading
 import urllib.error
 import urllib.request
 import zipfile
@@ -15,7 +18,9 @@ from torch import Tensor
 
 from f3rm_ext.errors import ExtractorError, WeightsNotFoundError, reason_of
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S, _STALL_TIMEOUT_S = 5.0, 20.0
+_HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.")
+"""How PyTorch names files by the start of their SHA-256."""
 _HASH_CHUNK_BYTES = 1 << 22
 _hashes: dict[tuple[str, int, int], str] = {}
 
@@ -91,9 +96,10 @@ def resolve(weights: Weights) -> Path:
     reason = "HF_HUB_OFFLINE is set"
     if not _offline():
         failures = []
-        for fetch in (_fetch_from_hub, _fetch_by_url):
+        for fetch, places in ((_fetch_from_hub, weights.hub_files), (_fetch_by_url, weights.urls)):
             try:
-                return fetch(weights)
+                if places:
+                    return fetch(weights)
             except (OSError, ValueError, RuntimeError) as error:
                 failures.append(first_line(error))
         reason = "; ".join(dict.fromkeys(failures))
@@ -198,13 +204,26 @@ def _how_to_place(weights: Weights) -> str:
 
 
 def _check_reachable(url: str) -> None:
-    """Raises OSError quickly if there is no network. The hub's libraries retry for long or have no time limit."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT_S):
-            pass
-    except urllib.error.HTTPError as answer:
-        # Any answer means that the server can be reached; the download tells whether it has the file.
-        answer.close()
+    """Raises OSError within seconds if there is no network, where the hub's libraries would retry for long."""
+    problem: list[Exception] = [TimeoutError("no answer")]
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT_S).close()
+            problem.clear()
+        except urllib.error.HTTPError as answer:
+            # Any answer means that the server can be reached; the download tells whether it has the file.
+            answer.close()
+            problem.clear()
+        except (OSError, ValueError) as error:
+            problem[:] = [error]
+
+    # In a thread, since no time-out covers the lookup of the host name.
+    thread = threading.Thread(target=ask, daemon=True, name="f3rm-ext-network")
+    thread.start()
+    thread.join(2 * CONNECT_TIMEOUT_S)
+    if problem:
+        raise problem[0]
 
 
 def _fetch_from_hub(weights: Weights) -> Path:
@@ -226,13 +245,18 @@ def _fetch_from_hub(weights: Weights) -> Path:
 def _fetch_by_url(weights: Weights) -> Path:
     folder = _plain_download_folders()[0]
     reason: OSError = FileNotFoundError("no plain download")
+    time_limit_s = socket.getdefaulttimeout()
     for url in weights.urls:
         path = folder / Path(url).name
+        stated = _HASH_IN_NAME.search(path.name)
         try:
             _check_reachable(url)
             folder.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(url, str(path))
+            socket.setdefaulttimeout(_STALL_TIMEOUT_S)
+            torch.hub.download_url_to_file(url, str(path), hash_prefix=stated and stated[1])
             return path
         except OSError as error:
             reason = error
+        finally:
+            socket.setdefaulttimeout(time_limit_s)
     raise reason
