@@ -12,7 +12,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
 from f3rm_ext.capture.colmap_model import MODEL_KEY
-from f3rm_ext.errors import CaptureError, UserError
+from f3rm_ext.errors import CaptureError, UserError, reason_of
 
 XYZ, RGB, SOURCE = "points3D_xyz", "points3D_rgb", "points3D_source"
 """Metadata keys of a dataparser's outputs: positions (N, 3; scene frame), colours (N, 3; uint8), and their file."""
@@ -128,7 +128,7 @@ def tolerate_unreadable_points(dataparser: Any) -> None:
         try:
             return load(*arguments, **options) or {}
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [""])[0].rstrip(".") or type(error).__name__
+            reason = reason_of(error)
             if reason not in said:  # the points are loaded once per split
                 CONSOLE.log(f"Going on without the capture's points, which cannot be read ({reason}).", markup=False)
             said.add(reason)

@@ -171,9 +171,7 @@ def test_config_survives_yaml_and_pickle(make_capture, kind, more):
     assert unpickled.dataparser == config.dataparser
 
 
-def test_coverage_reaches_the_logs_and_the_run_folder_and_the_thread_ends(
-    build, kind, tmp_path, monkeypatch, log, run_callbacks
-):
+def test_coverage_is_logged_and_written_and_the_thread_ends(build, kind, tmp_path, monkeypatch, log, run_callbacks):
     monkeypatch.setattr(writer, "EVENT_STORAGE", [])
     threads = set(threading.enumerate())
     manager = build(train_num_images_to_sample_from=2, train_num_times_to_repeat_images=2, steps_per_coverage=4)

@@ -280,9 +280,7 @@ def test_dense_points_are_left_out_where_nobody_needs_them(build, seek, tmp_path
 
 
 @pytest.mark.parametrize(("mode", "total"), [("never", 4), ("auto", 5), ("always", 6)])
-def test_dense_points_fill_up_those_of_the_capture(
-    build, make_capture, seek, tmp_path, monkeypatch, mode, total
-) -> None:
+def test_dense_points_fill_up_those_given(build, make_capture, seek, tmp_path, monkeypatch, mode, total) -> None:
     monkeypatch.setattr("f3rm_ext.data.stereo.points.COUNT", 5)
     capture = make_capture()
     own = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -67,13 +67,6 @@ def test_nothing_that_is_left_out_counts(pair: tuple[Tensor, Tensor], disc: Tens
         assert float(compare(spoilt(pred, disc), target)) != pytest.approx(value, rel=1e-2)
 
 
-def test_psnr_is_that_of_the_kept_pixels(pair: tuple[Tensor, Tensor], disc: Tensor) -> None:
-    pred, target = pair
-    squared = (pred[disc[..., 0]] - target[disc[..., 0]]).square()
-    assert float(masks.psnr(pred, target, disc)) == pytest.approx(float(-10 * squared.mean().log10()), abs=1e-4)
-    assert float(masks.psnr(target, target, disc)) == pytest.approx(100)
-
-
 def test_a_mask_that_keeps_everything_changes_nothing(pair: tuple[Tensor, Tensor]) -> None:
     everything = torch.ones(HEIGHT, WIDTH, 1, dtype=torch.bool)
     batch = [image.permute(2, 0, 1)[None] for image in pair]

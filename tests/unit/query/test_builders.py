@@ -173,12 +173,6 @@ def test_default_negatives(toy: Any, tmp_path: Path) -> None:
     assert {query.head for query in (text, example, whole, vector)} == {"toy"}
 
 
-def test_given_negatives_go_for_all(toy: Any) -> None:
-    given = dict(text=("mug",), exemplar=("a.png:1,2",), negative=("table", "floor"))
-    queries = encoded(toy, ToyTextEncoder(), **given)
-    assert [query.negatives.sources for query in queries] == [("table", "floor")] * 2
-
-
 def test_no_negatives_give_cosines_and_need_no_text(toy: Any) -> None:
     encoder = ToyTextEncoder()
     queries = encoded(toy, encoder, exemplar=("a.png:1,2",), negative=("none",), feature="other")

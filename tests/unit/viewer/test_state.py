@@ -45,14 +45,6 @@ def test_changes_of_many_threads_all_count() -> None:
     assert store.state.threshold == pytest.approx(1600.5)
 
 
-def test_a_reader_keeps_what_it_has_read(query_for: Callable[..., Query]) -> None:
-    store = QueryStateStore()
-    store.change(lambda q: q.add_named(query_for("mug")))
-    read = store.state
-    store.change(lambda q: q.add_named(query_for("book")))
-    assert len(read.named) == 1 and len(store.state.named) == 2
-
-
 def test_names_are_unique_and_keep_their_place(query_for: Callable[..., Query]) -> None:
     state = QueryState().add_named(query_for("mug")).add_named(query_for("book"))
     again = query_for("mug", "thing")
@@ -66,8 +58,3 @@ def test_one_temperature_holds_for_all_queries(query_for: Callable[..., Query]) 
     assert state.named[0].temperature == 0.5
     later = state.set_live(query_for("book"))
     assert later.live is not None and later.live.temperature == 0.5
-
-
-def test_a_query_makes_the_panel_active(query_for: Callable[..., Query]) -> None:
-    assert not QueryState().is_active
-    assert QueryState().set_live(query_for("mug")).is_active and QueryState().add_named(query_for("mug")).is_active

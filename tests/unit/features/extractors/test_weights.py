@@ -146,9 +146,7 @@ class TestDownload:
 
         fetched = []
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-        monkeypatch.setattr(
-            torch.hub, "download_url_to_file", lambda url, path, **_: fetched.append((url, path))
-        )
+        monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, path, **_: fetched.append((url, path)))
         path = resolve(HUB)
         assert path == caches / "torch" / "hub" / "checkpoints" / "net_s8.pth"
         assert fetched == [(HUB.urls[0], str(path))]
