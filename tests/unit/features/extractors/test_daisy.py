@@ -27,7 +27,6 @@ def test_is_an_image_extractor_without_text(daisy: DaisyExtractor) -> None:
     assert isinstance(daisy, Extractor)
     assert not isinstance(daisy, TextExtractor)
     assert daisy.dim == TEXTURE_DIM + COLOR_DIM == 128
-    assert DaisyExtractor.weights_status(DaisyConfig()).missing is False
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (33, 47), (32, 400), (540, 960), (321, 319)])
