@@ -19,10 +19,11 @@ from f3rm_ext.data.eval_dataloaders import EvalLoader, RandomEvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
 from f3rm_ext.data.memory_options import scale_options, window_options
-from f3rm_ext.data.mixin import CyclingDataManager, Stream
+from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
+from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.source import FeatureSource
@@ -284,7 +285,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
             divided_rays=self.config.train_num_rays_per_batch if divided else None,
         )
 
-    def streams(self) -> dict[str, Stream]:
+    def streams(self) -> dict[str, WindowStream]:
         """The streams that are set up, by split."""
         both = {"train": self.train_pixel_sampler, "eval": self.eval_pixel_sampler}
         return {split: stream for split, stream in both.items() if stream is not None}

@@ -23,10 +23,11 @@ from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_reader import MaskedPixelsOption
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
 from f3rm_ext.data.memory_options import scale_options, window_options
-from f3rm_ext.data.mixin import CyclingDataManager, Stream
+from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.points import add_dense_points
+from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.store.feature_store import cache_root
@@ -296,7 +297,7 @@ class ImageDataManager(CyclingDataManager, DataManager):
             return 0
         return int(self.eval_dataset.cameras.height[0]) * int(self.eval_dataset.cameras.width[0])
 
-    def streams(self) -> dict[str, Stream]:
+    def streams(self) -> dict[str, WindowStream]:
         """The stream of training images, once it is set up."""
         return {} if self.train_stream is None else {"train": self.train_stream}
 

@@ -4,7 +4,7 @@ import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from nerfstudio.data.dataparsers.base_dataparser import DataParser, DataparserOutputs
@@ -15,11 +15,11 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.checks import check_dataparser_outputs
 from f3rm_ext.data.config_checks import flag, parse_count
-from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.silhouettes import are_silhouettes
+from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError, UserError
 from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.memory.options import MemoryOption, RunState
@@ -30,33 +30,6 @@ _CHOICE = {
     "ignore": "The masks do not show the silhouettes of an object: masked pixels do not count. With {option} "
     "background they are trained as empty.",
 }
-
-
-@runtime_checkable
-class Stream(Protocol):
-    """Endless batches from one data set."""
-
-    @property
-    def coverage(self) -> Coverage:
-        """Steps, rays and appearances of each image in the training so far."""
-        ...
-
-    @property
-    def on_device(self) -> bool:
-        """Whether its images are kept on the device of the batches."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Returns the position in the cycle of images, from which :meth:`load_state` continues."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> bool:
-        """Continues where :meth:`state` was taken; returns whether it could."""
-        ...
-
-    def close(self) -> None:
-        """Stops loading and releases the images."""
-        ...
 
 
 class CyclingDataManager:
@@ -100,7 +73,7 @@ class CyclingDataManager:
         self.eval_images_drawn = 0
         self.choices = {}
 
-    def streams(self) -> dict[str, Stream]:
+    def streams(self) -> dict[str, WindowStream]:
         """The streams by split (train, eval). Coverage is recorded for the training images."""
         raise NotImplementedError
 
@@ -271,7 +244,7 @@ class CyclingDataManager:
                 f"used unless --{flag('train_num_times_to_repeat_images')} is given."
             )
 
-    def _write_coverage(self, stream: Stream, path: Path | None, step: int) -> None:
+    def _write_coverage(self, stream: WindowStream, path: Path | None, step: int) -> None:
         if path is None or not path.parent.is_dir():
             return
         dataset: InputDataset = self.train_dataset

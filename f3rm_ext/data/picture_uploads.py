@@ -31,11 +31,6 @@ class PictureUploads:
         self._kept: dict[int, ImagePixels] = {}
         self._halvings = 0
 
-    @property
-    def on_device(self) -> bool:
-        """Whether copies are kept."""
-        return bool(self._placement.on_device)
-
     def begin(self, needed_bytes: int) -> None:
         """Drops the copies of the old window."""
         self._kept = {}
@@ -52,7 +47,7 @@ class PictureUploads:
         picture = self._kept.get(image_idx)
         if picture is None:
             picture = self._arrived(image_idx, halvings)
-            if self.on_device:
+            if self._placement.on_device:
                 self._kept[image_idx] = picture
         if following is not None and following not in self._kept:
             self._arriving.request((following, halvings))
@@ -76,7 +71,7 @@ class PictureUploads:
         try:
             upload = self._arriving.take((image_idx, halvings))
         except RuntimeError as error:
-            if not (self.on_device and is_out_of_memory(error)):
+            if not (self._placement.on_device and is_out_of_memory(error)):
                 raise
             self._placement.give_up()
             self._kept = {}
