@@ -14,11 +14,10 @@ from nerfstudio.data.pixel_samplers import PixelSamplerConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.data.config_checks import check_positive, check_scale_factor, check_window, flag
+from f3rm_ext.data.cycling_config import CyclingConfig, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader, RandomEvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
-from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
-from f3rm_ext.data.memory_options import scale_options, window_options
+from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.ray_generators import make_ray_generator
@@ -28,37 +27,27 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState, halve
+from f3rm_ext.utils.ranges import Count, Range
 
 _FEWEST_RAYS, _SMALLEST_FRACTION = 64, 0.05
 """The fewest rays per batch, and the smallest fraction of them with features, that memory_options suggests."""
 
 
 @dataclass
-class F3rmDataManagerConfig(VanillaDataManagerConfig):
+class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
     """Options of :class:`F3rmDataManager`."""
 
     _target: type = field(default_factory=lambda: F3rmDataManager)
     """Class to build."""
     dataparser: AnnotatedDataParserUnion = field(default_factory=CaptureDataParserConfig)
     """Dataparser of the capture."""
-    camera_res_scale_factor: Annotated[float, tyro.conf.arg(aliases=["--resolution-scale"])] = 1.0
-    """Scale of the images in training and evaluation, above 0 to 1; 0.5 halves each side."""
     features: FeatureOptions = field(default_factory=FeatureOptions)
     """The 2D features to distil."""
-    feature_ray_fraction: float = 0.5
+    feature_ray_fraction: Annotated[float, Range(0, 1, above=True)] = 0.5
     """Share of each batch's rays with feature targets, above 0 to 1. All rays train colour."""
-    masked_pixels: MaskedPixelsOption = "auto"
-    """Treatment of masked pixels in training. ignore leaves them out, so fog may grow there. background trains them as
-    empty, so that an object comes out clean; the background is random, or --pipeline.model.background-color if that is
-    black or white. auto is background if the masks are silhouettes of one object in all photos, and ignore otherwise.
-    Evaluation never counts masked pixels."""
-    train_num_rays_per_batch: int = 4096
+    train_num_rays_per_batch: Count = 4096
     """Rays per training step, at least 1. ray-batch-scope tells what this means with several GPUs."""
-    train_num_images_to_sample_from: int | float = -1
-    """Number of training images in memory at a time, at least 1; -1 or inf keeps all."""
-    train_num_times_to_repeat_images: int | float = -1
-    """Steps with a set of training images before the next set is loaded, at least 1; -1 or inf never loads another."""
-    eval_num_rays_per_batch: int = 4096
+    eval_num_rays_per_batch: Count = 4096
     """Rays per evaluation step during training, at least 1."""
     eval_num_images_to_sample_from: int | float = -1
     """Number of evaluation images in memory at a time, at least 1; -1 or inf keeps all."""
@@ -70,29 +59,17 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     ray_batch_scope: Literal["global", "per-device"] = "global"
     """Meaning of the rays per step with several GPUs: global divides them among the GPUs, per-device gives each GPU
     that many, as nerfstudio does."""
-    steps_per_coverage: int = 500
-    """Steps between two records of the coverage (TensorBoard and coverage.json), at least 1."""
 
     # Options of nerfstudio's datamanager that have no meaning here.
     masks_on_gpu: tyro.conf.Suppress[bool] = False
-    patch_size: tyro.conf.Suppress[int] = 1
+    patch_size: tyro.conf.Suppress[Annotated[int, Range(1, 1)]] = 1
     pixel_sampler: tyro.conf.Suppress[PixelSamplerConfig] = field(default_factory=PixelSamplerConfig)
     eval_image_indices: tyro.conf.Suppress[tuple[int, ...] | None] = (0,)
 
     def __post_init__(self) -> None:
         """Raises ConfigError if an option is out of range."""
+        VanillaDataManagerConfig.__post_init__(self)
         super().__post_init__()
-        check_positive(self, "train_num_rays_per_batch", "eval_num_rays_per_batch", "steps_per_coverage")
-        check_window(self, "train")
-        check_window(self, "eval")
-        if not 0 < self.feature_ray_fraction <= 1:
-            raise ConfigError(
-                f"--{flag('feature_ray_fraction')} is {self.feature_ray_fraction}, outside (0, 1]: "
-                "to train without features give no extractors instead."
-            )
-        if self.patch_size != 1:
-            raise ConfigError(f"patch_size is {self.patch_size}, but only single pixels (1) can be sampled.")
-        check_scale_factor(self)
 
     def rays_of_process(self, rays: int, option: str, world_size: int, rank: int) -> int:
         """Returns the rays per batch of one process. Raises ConfigError if there are fewer rays than processes."""
@@ -112,14 +89,14 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
         if state.images_on_device:
             options.append(MemoryOption(QualityImpact.NONE, flag("images_on_gpu"), "True", "False"))
         if on_cpu:  # Images are kept there.
-            options += window_options(self, state.train_images, QualityImpact.NOISE)
+            options += self.window_options(state.train_images, QualityImpact.NOISE)
         options += halve(
             QualityImpact.NOISE, flag("train_num_rays_per_batch"), self.train_num_rays_per_batch, _FEWEST_RAYS
         )
         if self.features.extractors and self.feature_ray_fraction > _SMALLEST_FRACTION:
             fraction = self.feature_ray_fraction
             options.append(MemoryOption(QualityImpact.NOISE, flag("feature_ray_fraction"), fraction, fraction / 2))
-        return [*options, *scale_options(self)] if on_cpu else options
+        return [*options, *self.scale_options()] if on_cpu else options
 
 
 class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):

@@ -18,20 +18,18 @@ from torch.nn import Parameter
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.points import drop_unusable_points, tolerate_unreadable_points
-from f3rm_ext.data.config_checks import check_positive, check_scale_factor, check_window, flag
+from f3rm_ext.data.cycling_config import CyclingConfig, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
-from f3rm_ext.data.image_reader import MaskedPixelsOption
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
-from f3rm_ext.data.memory_options import scale_options, window_options
 from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.points import add_dense_points
 from f3rm_ext.data.window_stream import WindowStream
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.store.feature_store import cache_root
 from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState
+from f3rm_ext.utils.ranges import Count, Range
 
 SMALL_SIDE_PX = 64
 """Longer side of the images with which a run that knows no surface begins, at most."""
@@ -51,42 +49,28 @@ class LiftedFeatureOptions(FeatureOptions):
 
 
 @dataclass
-class ImageDataManagerConfig(FullImageDatamanagerConfig):
+class ImageDataManagerConfig(CyclingConfig, FullImageDatamanagerConfig):
     """Options of :class:`ImageDataManager`."""
 
     _target: type = field(default_factory=lambda: ImageDataManager)
     """Class to build."""
     dataparser: AnnotatedDataParserUnion = field(default_factory=lambda: CaptureDataParserConfig(load_3D_points=True))
     """Dataparser of the capture, whose 3D points are the initial points of splats."""
-    camera_res_scale_factor: Annotated[float, tyro.conf.arg(aliases=["--resolution-scale"])] = 1.0
-    """Scale of the images in training and evaluation, above 0 to 1; 0.5 halves each side."""
     features: LiftedFeatureOptions = field(default_factory=LiftedFeatureOptions)
     """The 2D features to lift onto the splats when training ends."""
-    masked_pixels: MaskedPixelsOption = "auto"
-    """Treatment of masked pixels in training. ignore leaves them out, so fog may grow there. background trains them as
-    empty, so that an object comes out clean; the background is random, or --pipeline.model.background-color if that is
-    black or white. auto is background if the masks are silhouettes of one object in all photos, and ignore otherwise.
-    Evaluation never counts masked pixels."""
     stereo_points: Annotated[DenseMode, tyro.conf.arg(aliases=["--dense-points"])] = "auto"
     """Initial points of splats from stereo between the photos. auto fills a capture with fewer than 20 000 points up to
     that number; always adds 20 000 to the capture's own; never adds none. They are computed once per capture and kept
     in the cache."""
-    num_downscales: int = 2
+    num_downscales: Annotated[int, Range(0, 8)] = 2
     """Number of times that image sides are halved at the start of training, 0 to 8; 0 trains at full size from the
     start. Splats with random initial points start with sides of at most 64 px, except with 0. Evaluation always uses
     the full size."""
-    resolution_schedule: int = 3000
+    resolution_schedule: Count = 3000
     """Training steps after which image sides are doubled, up to full size, at least 1."""
-    train_num_images_to_sample_from: int | float = -1
-    """Number of training images in memory at a time, at least 1; -1 or inf keeps all."""
-    train_num_times_to_repeat_images: int | float = -1
-    """Steps (of one image each) with a set of training images before the next set is loaded, at least 1; -1 or inf
-    never loads another set."""
     cache_images: Literal["cpu", "gpu"] = "gpu"
     """Memory that holds the training images. gpu keeps them on the GPU if they fit into a quarter of its free memory.
     cpu keeps them in main memory and copies the next image ahead. Both train alike."""
-    steps_per_coverage: int = 500
-    """Steps between two records of the coverage (TensorBoard and coverage.json), at least 1."""
 
     # Options of nerfstudio's datamanagers that have no effect here: images are kept as bytes, and evaluation reads one
     # image at a time. The commands of nerfstudio set some of them.
@@ -100,16 +84,6 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     train_cameras_sampling_strategy: tyro.conf.Suppress[Literal["random", "fps"]] = "random"
     train_cameras_sampling_seed: tyro.conf.Suppress[int] = 42
     fps_reset_every: tyro.conf.Suppress[int] = 100
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError if an option is out of range."""
-        check_positive(self, "resolution_schedule", "steps_per_coverage")
-        check_window(self, "train")
-        check_scale_factor(self)
-        if self.num_downscales not in range(9):
-            raise ConfigError(
-                f"--{flag('num_downscales')} is {self.num_downscales}, but sides can be halved 0 to 8 times."
-            )
 
     def halvings(self, step: int) -> int:
         """Number of times that the image sides are halved at a training step.
@@ -125,8 +99,8 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
         if state.images_on_device:
             options.append(MemoryOption(QualityImpact.NONE, flag("cache_images"), "gpu", "cpu"))
         if state.device_type == "cpu":  # Images are kept there.
-            options += window_options(self, state.train_images, QualityImpact.NONE)
-        return [*options, *scale_options(self)]
+            options += self.window_options(state.train_images, QualityImpact.NONE)
+        return [*options, *self.scale_options()]
 
 
 class ImageEvalLoader(EvalLoader):

@@ -14,7 +14,7 @@ from nerfstudio.utils import comms, writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.checks import check_dataparser_outputs
-from f3rm_ext.data.config_checks import flag, parse_count
+from f3rm_ext.data.cycling_config import flag
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
 from f3rm_ext.data.placement import Placement
@@ -190,7 +190,7 @@ class CyclingDataManager:
         Raises:
             ConfigError: an option is out of range.
         """
-        cycle = image_cycle(self.config, split, num_images, seed=self.seed, shards=self.world_size, shard=self.rank)
+        cycle = self.config.image_cycle(split, num_images, seed=self.seed, shards=self.world_size, shard=self.rank)
         option = f"{split}_num_images_to_sample_from"
         window = getattr(self.config, option)
         if num_images < window < math.inf and self.test_mode == "val" and self.rank == 0:
@@ -299,14 +299,3 @@ class CyclingDataManager:
                 local_size=comms.get_local_size(),
             )
         )
-
-
-def image_cycle(config: Any, split: Literal["train", "eval"], num_images: int, **place: int) -> ImageCycle:
-    """The image cycle of a split. Raises ConfigError if an option is out of range."""
-    window, repeat = f"{split}_num_images_to_sample_from", f"{split}_num_times_to_repeat_images"
-    return ImageCycle(
-        num_images,
-        parse_count(getattr(config, window), flag(window), unit="images"),
-        parse_count(getattr(config, repeat), flag(repeat), unit="steps"),
-        **place,
-    )

@@ -42,11 +42,12 @@ Count = Annotated[int, Range(1)]
 """A whole number, 1 or more."""
 
 
-def check_ranges(options: Any) -> None:
+def check_ranges(options: Any, prefix: str = "") -> None:
     """Checks the fields of a dataclass that state a :class:`Range`; None is always in range.
 
     Args:
         options: the dataclass. Of tuples every element is checked.
+        prefix: of its options on the command line, for the message.
 
     Raises:
         ConfigError: a value is out of its range.
@@ -57,7 +58,7 @@ def check_ranges(options: Any) -> None:
         for number in value if isinstance(value, (tuple, list)) else (value,):
             if limits is not None and number is not None and number not in limits:
                 option = field.name.replace("_", "-")
-                raise ConfigError(f"--{option} is {str(number)[:30]}: give a number from {limits}.")
+                raise ConfigError(f"--{prefix}{option} is {str(number)[:30]}: give a number from {limits}.")
 
 
 def _ranges(hint: Any) -> typing.Iterator[Range]:

@@ -15,7 +15,7 @@ from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCall
 from PIL import Image
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.data.config_checks import flag
+from f3rm_ext.data.cycling_config import flag
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.data.mixin import CONSOLE, CyclingDataManager

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from f3rm_ext.data.config_checks import parse_count
+from f3rm_ext.data.cycling_config import parse_count
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.errors import ConfigError
 
