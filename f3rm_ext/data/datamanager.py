@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle
 from nerfstudio.configs.dataparser_configs import AnnotatedDataParserUnion
 from nerfstudio.data.datamanagers.base_datamanager import VanillaDataManager, VanillaDataManagerConfig
@@ -15,17 +14,14 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.cycling_config import CyclingConfig, flag
-from f3rm_ext.data.eval_dataloaders import EvalLoader, RandomEvalLoader
+from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
-from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.data.mixin import CyclingDataManager
-from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
 from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
-from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState, halve
 from f3rm_ext.utils.ranges import Count, Range
 
@@ -71,8 +67,9 @@ class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
         VanillaDataManagerConfig.__post_init__(self)
         super().__post_init__()
 
-    def rays_of_process(self, rays: int, option: str, world_size: int, rank: int) -> int:
+    def rays_of_process(self, option: str, world_size: int, rank: int) -> int:
         """Returns the rays per batch of one process. Raises ConfigError if there are fewer rays than processes."""
+        rays = getattr(self, option)
         if self.ray_batch_scope == "per-device":
             return rays
         if rays < world_size:
@@ -131,8 +128,8 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
         self.take_place(local_rank)
         if hasattr(config.dataparser, "load_3D_points"):
             config.dataparser.load_3D_points = False  # type: ignore[attr-defined]  # no field looks at them
-        self.fixed_indices_eval_dataloader = self._empty_loader(test_mode)
-        self.eval_dataloader = self._empty_loader(test_mode)
+        self.eval_dataloader = EvalLoader(None, "cpu", lambda: None, required=test_mode == "test")
+        self.fixed_indices_eval_dataloader = self.eval_dataloader
         super().__init__(
             config=config, device=device, test_mode=test_mode, world_size=world_size, local_rank=local_rank, **kwargs
         )
@@ -160,20 +157,24 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
 
     def setup_train(self) -> None:
         """Prepares the image cycle and, in training, the features. Loads no image."""
-        rays = self._rays_of_this_process(self.config.train_num_rays_per_batch, "train_num_rays_per_batch")
+        config = self.config
+        rays = config.rays_of_process("train_num_rays_per_batch", self.world_size, self.rank)
         cycle = self.make_cycle("train", len(self.train_dataset))
         if self.test_mode == "val":
             self._prepare_training_features()
         what = "Training images" if self._sources is None else "Training images and their features"
-        self.train_pixel_sampler = self._stream(
-            "train",
+        divided = self.world_size > 1 and config.ray_batch_scope == "global"
+        self.train_pixel_sampler = PixelStream(
             self.train_dataset,
             cycle,
-            rays,
-            None if self._sources is None else self._sources[0],
-            self.masked_pixels,
-            self.make_placement("images_on_gpu", wanted=self.config.images_on_gpu, off="False", what=what),
-            divided=self.world_size > 1 and self.config.ray_batch_scope == "global",
+            num_rays=rays,
+            split="train",
+            device=self.device,
+            placement=self.make_placement("images_on_gpu", wanted=config.images_on_gpu, off="False", what=what),
+            source=None if self._sources is None else self._sources[0],
+            feature_ray_fraction=config.feature_ray_fraction,
+            masked=self.masked_pixels,
+            divided_rays=config.train_num_rays_per_batch if divided else None,
         )
         self.train_ray_generator = make_ray_generator(self.train_dataset.cameras, self.device)
         if self.test_mode == "val":
@@ -183,19 +184,19 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
         """Sets up evaluation. Loads no image."""
         dataset = self.eval_dataset
         assert dataset is not None
-        rays = self._rays_of_this_process(self.config.eval_num_rays_per_batch, "eval_num_rays_per_batch")
-        cycle = self.make_cycle("eval", len(dataset))
-        self.eval_pixel_sampler = self._stream(
-            "eval",
+        self.eval_pixel_sampler = PixelStream(
             dataset,
-            cycle,
-            rays,
-            None if self._sources is None else self._sources[-1],
+            self.make_cycle("eval", len(dataset)),
+            num_rays=self.config.rays_of_process("eval_num_rays_per_batch", self.world_size, self.rank),
+            split="eval",
+            device=self.device,
+            source=None if self._sources is None else self._sources[-1],
+            feature_ray_fraction=self.config.feature_ray_fraction,
             placement=self.make_placement("images_on_gpu", wanted=False, off="False", log=False),
         )
         self.eval_ray_generator = make_ray_generator(dataset.cameras, self.device)
-        self.fixed_indices_eval_dataloader = EvalLoader(dataset, self.device, self.eval_feature_source)
-        self.eval_dataloader = RandomEvalLoader(dataset, self.device, self.eval_feature_source, self.draw_eval_image)
+        self.eval_dataloader = EvalLoader(dataset, self.device, self.eval_feature_source)
+        self.fixed_indices_eval_dataloader = self.eval_dataloader
 
     def next_train(self, step: int) -> tuple[RayBundle, dict[str, Any]]:
         """Returns rays, and ``image``, ``indices`` and (in training) ``features``, see :meth:`PixelStream.next`."""
@@ -211,10 +212,6 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
         batch = self.eval_pixel_sampler.next()
         return self.eval_ray_generator(batch["indices"]), batch
 
-    def next_eval_image(self, step: int) -> tuple[Cameras, dict[str, Any]]:
-        """Returns a random evaluation image: its camera, and ``image``, ``image_idx``, ``camera``, ``feature_maps``."""
-        return next(iter(self.eval_dataloader))
-
     def get_train_rays_per_batch(self) -> int:
         """Number of rays per training step of this process."""
         if self.train_pixel_sampler is not None:
@@ -227,48 +224,15 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
             return self.eval_pixel_sampler.num_rays_per_batch
         return self.config.eval_num_rays_per_batch
 
-    def _empty_loader(self, test_mode: str) -> EvalLoader:
-        return EvalLoader(None, "cpu", lambda: None, required=test_mode == "test")
-
     def _prepare_training_features(self) -> None:
-        specs: tuple[Any, ...] = ()
         source = self.train_feature_source()
-        if source is not None:
-            specs = tuple(source.specs)
-        self.train_dataset.metadata["feature_specs"] = specs
+        self.train_dataset.metadata["feature_specs"] = () if source is None else tuple(source.specs)
         self.train_dataset.metadata["feature_ray_fraction"] = self.config.feature_ray_fraction
-
-    def _stream(
-        self,
-        split: str,
-        dataset: InputDataset,
-        cycle: ImageCycle,
-        rays: int,
-        source: FeatureSource | None,
-        masked: MaskedPixels = "ignore",
-        placement: Placement | None = None,
-        divided: bool = False,
-    ) -> PixelStream:
-        return PixelStream(
-            dataset,
-            cycle,
-            num_rays=rays,
-            split=split,
-            device=self.device,
-            placement=placement,
-            source=source,
-            feature_ray_fraction=self.config.feature_ray_fraction,
-            masked=masked,
-            divided_rays=self.config.train_num_rays_per_batch if divided else None,
-        )
 
     def streams(self) -> dict[str, WindowStream]:
         """The streams that are set up, by split."""
         both = {"train": self.train_pixel_sampler, "eval": self.eval_pixel_sampler}
         return {split: stream for split, stream in both.items() if stream is not None}
-
-    def _rays_of_this_process(self, rays: int, option: str) -> int:
-        return self.config.rays_of_process(rays, option, self.world_size, self.rank)
 
     def _log_setup(self, cycle: ImageCycle, rays: int) -> None:
         if self.rank != 0:

@@ -242,15 +242,6 @@ class ImageDataManager(CyclingDataManager, DataManager):
         """Returns a random evaluation image, see :meth:`next_eval_image`."""
         return self.next_eval_image(step)
 
-    def next_eval_image(self, step: int) -> tuple[Cameras, dict[str, Any]]:
-        """Returns a random evaluation image at full resolution: its camera, and its batch, which has ``camera`` too.
-
-        Raises:
-            CaptureError: there are no evaluation images.
-        """
-        self.eval_count += 1
-        return self.eval_dataloader.get_camera(0 if self.eval_dataset is None else self.draw_eval_image())
-
     def get_param_groups(self) -> dict[str, list[Parameter]]:
         """Returns no groups: there is nothing to train."""
         return {}

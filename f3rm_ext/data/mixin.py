@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 import torch
+from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.dataparsers.base_dataparser import DataParser, DataparserOutputs
 from nerfstudio.data.datasets.base_dataset import InputDataset
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
@@ -15,6 +16,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.checks import check_dataparser_outputs
 from f3rm_ext.data.cycling_config import flag
+from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
 from f3rm_ext.data.placement import Placement
@@ -48,6 +50,7 @@ class CyclingDataManager:
     train_dataparser_outputs: DataparserOutputs
     train_dataset: InputDataset
     eval_dataset: InputDataset | None
+    eval_dataloader: EvalLoader
     world_size: int
     rank: int
     local_rank: int
@@ -209,12 +212,11 @@ class CyclingDataManager:
             return None
         return Placement(device, wanted=wanted, off=f"{flag(option)} {off}", what=what, log=log and self.rank == 0)
 
-    def draw_eval_image(self) -> int:
-        """Index of a random evaluation image."""
-        assert self.eval_dataset is not None
+    def next_eval_image(self, step: int) -> tuple[Cameras, dict[str, Any]]:
+        """Returns a random evaluation image, see :meth:`EvalLoader.get_camera`; CaptureError if there are none."""
         dice = random.Random(f"{self.seed}/eval-image/{self.rank}/{self.eval_images_drawn}")
         self.eval_images_drawn += 1
-        return dice.randrange(len(self.eval_dataset))
+        return self.eval_dataloader.get_camera(dice.randrange(len(self.eval_dataloader) or 1))
 
     def memory_options(self) -> list[MemoryOption]:
         """Options that lower the memory of a training step."""

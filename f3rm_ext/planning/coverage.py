@@ -88,7 +88,7 @@ def plan_coverage(config: F3rmTrainerConfig, sizes: ImageSizes, processes: int =
     if isinstance(manager, ImageDataManagerConfig):
         coverage, windows = _of_images(manager, cycle, sizes, steps)
     else:
-        rays = manager.rays_of_process(manager.train_num_rays_per_batch, "train_num_rays_per_batch", processes, 0)
+        rays = manager.rays_of_process("train_num_rays_per_batch", processes, 0)
         coverage, windows = _of_rays(rays, cycle, sizes, steps)
     summary = coverage.summary()
     total = float(coverage.rays.sum())

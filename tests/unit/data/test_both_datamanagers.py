@@ -74,7 +74,7 @@ def test_training_without_evaluation_images(build, kind, make_capture, options, 
     assert len(manager.fixed_indices_eval_dataloader) == 0 == len(list(manager.fixed_indices_eval_dataloader))
     assert manager.get_eval_rays_per_batch() == (20 if kind == "rays" else 0)
     manager.load_cycle_state(manager.cycle_state())
-    with pytest.raises(CaptureError if kind == "images" else StopIteration):
+    with pytest.raises(CaptureError):
         manager.next_eval_image(0)
     evaluating = build(folder, mode="test", dataparser=CaptureDataParserConfig(train_split_fraction=1.0))
     with pytest.raises(CaptureError, match="test_filenames"):
