@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import torch
 
-from f3rm_ext.errors import ExtractorError
+from f3rm_ext.errors import ExtractorError, reason_of
 from f3rm_ext.features.base import Extractor, FeatureSize
 from f3rm_ext.features.extractors.parsing import build_config, close_match, extractor_name
-from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus, first_line
+from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus
 
 __all__ = [
     "ExtractorInfo",
@@ -108,7 +108,7 @@ def build_extractor(text: str, *, device: torch.device) -> Extractor:
         return factory(config, device=device)
     except ImportError as error:
         raise ExtractorError(
-            f"Extractor {name} needs a package that cannot be imported ({first_line(error)}): install it."
+            f"Extractor {name} needs a package that cannot be imported ({reason_of(error)}): install it."
         ) from error
 
 
@@ -187,7 +187,7 @@ def _factory(name: str) -> ExtractorFactory:
         factory = points[0].load()
     except Exception as error:
         raise ExtractorError(
-            f"Extractor {name} of {provider} cannot be loaded ({type(error).__name__}: {first_line(error)}): "
+            f"Extractor {name} of {provider} cannot be loaded ({type(error).__name__}: {reason_of(error)}): "
             "mend or uninstall that package."
         ) from error
     if not callable(factory) or not dataclasses.is_dataclass(getattr(factory, "config_class", None)):

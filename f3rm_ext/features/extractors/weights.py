@@ -101,7 +101,7 @@ def resolve(weights: Weights) -> Path:
                 if places:
                     return fetch(weights)
             except (OSError, ValueError, RuntimeError) as error:
-                failures.append(first_line(error))
+                failures.append(reason_of(error))
         reason = "; ".join(dict.fromkeys(failures))
     raise WeightsNotFoundError(f"{_how_to_place(weights).rstrip('.')} (download failed: {reason}).")
 
@@ -141,10 +141,10 @@ def load_state_dict(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         raise _unreadable(path, "it is damaged or holds more than tensors") from error
     except (OSError, ValueError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, first_line(error)) from error
+        raise _unreadable(path, reason_of(error)) from error
     except Exception as error:
         if type(error).__module__.startswith("safetensors"):
-            raise _unreadable(path, first_line(error)) from error
+            raise _unreadable(path, reason_of(error)) from error
         raise
     for wrapper in ("state_dict", "teacher", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
@@ -162,15 +162,6 @@ def _unreadable(path: Path, reason: str) -> ExtractorError:
     return ExtractorError(
         f"The weights file {path} cannot be read as a state dict ({reason}): fetch it again or give another file."
     )
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, to be quoted inside a sentence.
-
-    >>> first_line(ValueError("no such file.\\nsee above"))
-    'no such file'
-    """
-    return reason_of(error)[:200]
 
 
 def _offline() -> bool:
@@ -236,9 +227,9 @@ def _fetch_from_hub(weights: Weights) -> Path:
             return Path(hf_hub_download(repository, name, etag_timeout=CONNECT_TIMEOUT_S))
         except errors.LocalEntryNotFoundError as error:
             # The hub cannot be reached, so the other names would fail too.
-            raise OSError(first_line(error)) from error
+            raise OSError(reason_of(error)) from error
         except errors.EntryNotFoundError as error:
-            reason = first_line(error)
+            reason = reason_of(error)
     raise FileNotFoundError(reason)
 
 

@@ -310,7 +310,7 @@ def test_every_process_decides_for_its_gpu_and_the_first_says_so(build, monkeypa
         manager.device, manager.rank = f"cuda:{rank}", rank
         placement = manager.make_placement("images_on_gpu", wanted=True, off="False")
         assert placement.device == torch.device("cuda", rank) and placement.decide(1 << 20)
-    assert len([line for line in log if "1 MiB on the GPU" in line]) == 1
+    assert len([line for line in log if "1.0 MiB on the GPU" in line]) == 1
 
 
 # --- masked pixels ---------------------------------------------------------------------------------------------------
