@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import tyro
 import yaml
 from nerfstudio.engine.callbacks import TrainingCallbackLocation
 from nerfstudio.utils import writer
@@ -79,6 +80,40 @@ def test_training_without_evaluation_images(build, kind, make_capture, options, 
     evaluating = build(folder, mode="test", dataparser=CaptureDataParserConfig(train_split_fraction=1.0))
     with pytest.raises(CaptureError, match="test_filenames"):
         list(evaluating.fixed_indices_eval_dataloader)
+
+
+def test_inference_touches_neither_images_nor_features(build, make_capture, fake_features):
+    folder = make_capture(extra={"k1": -0.1})
+    for path in (folder / "images").iterdir():
+        path.unlink()
+    manager = build(folder, mode="inference")
+    assert len(manager.train_dataset) == 6 and len(manager.eval_dataset) == 2 and manager.get_train_rays_per_batch() > 0
+    assert manager.eval_feature_source() is None and not fake_features
+
+
+@pytest.mark.parametrize("options", [{}, {"train_num_images_to_sample_from": 4, "train_num_times_to_repeat_images": 3}])
+def test_resume_goes_on_with_the_same_batches(build, tmp_path, options):
+    manager = build(**options)
+    for step in range(5):
+        manager.next_train(step)
+    manager.next_eval(0)
+    torch.save(manager.cycle_state(), tmp_path / "state.pt")
+    torch.manual_seed(1234)
+    resumed = build(**options)
+    resumed.load_cycle_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    for draw in [lambda m, step=step: m.next_train(step) for step in range(5, 25)] + 12 * [lambda m: m.next_eval(0)]:
+        expected, again = draw(manager)[1], draw(resumed)[1]
+        assert expected.keys() == again.keys() and torch.equal(again["image"], expected["image"])
+    images = [[m.next_eval_image(0)[1]["image_idx"] for _ in range(12)] for m in (manager, resumed)]
+    assert images[0] == images[1] and len(set(images[0])) == 2
+
+
+def test_command_line(kind):
+    arguments = ["--train-num-images-to-sample-from", "inf", "--train-num-times-to-repeat-images", "512"]
+    arguments += ["--resolution-scale", "0.25", "f3rm-ext-data", "--drop-missing-frames", "True"]
+    parsed = tyro.cli(KINDS[kind], args=arguments, config=(tyro.conf.FlagConversionOff,))
+    assert (parsed.train_num_images_to_sample_from, parsed.train_num_times_to_repeat_images) == (math.inf, 512)
+    assert parsed.camera_res_scale_factor == 0.25 and parsed.dataparser.drop_missing_frames is True
 
 
 def test_relative_paths(build, make_capture, monkeypatch):

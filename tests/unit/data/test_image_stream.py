@@ -97,13 +97,6 @@ def test_resume_with_another_window_begins_a_new_turn(make_stream):
         assert len(set(take(resumed, 4))) == 2
 
 
-def test_a_state_of_other_images_is_not_used(make_stream):
-    stream = make_stream()
-    state = stream.state()
-    state["cycle"] = ImageCycle(5, 2, 2).state()
-    assert not stream.load_state(state)
-
-
 @pytest.mark.parametrize("halvings", [1, 2, 5])
 def test_lower_resolution_comes_with_its_camera(make_stream, dataset, halvings):
     stream = make_stream()

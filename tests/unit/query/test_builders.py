@@ -185,8 +185,3 @@ def test_no_negatives_give_cosines_and_need_no_text(toy: Any) -> None:
 def test_texts_for_a_feature_that_understands_none(toy: Any, given: dict[str, Any]) -> None:
     with pytest.raises(ExtractorError, match="understands no text"):
         encoded(toy, ToyTextEncoder(), feature="other", **given)
-
-
-def test_unknown_feature(toy: Any) -> None:
-    with pytest.raises(ConfigError, match=r"'clip'.*toy, other"):
-        encoded(toy, ToyTextEncoder(), text=("mug",), feature="clip")

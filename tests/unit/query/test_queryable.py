@@ -56,15 +56,6 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_both_kinds_of_queries_in_one_pass(make_field, camera) -> None:
-    field, queries = make_field(), [cosine_query(count=3), relevancy_query(), cosine_query(seed=5)]
-    scores, outputs = score_image(field, camera, queries)
-    assert scores.shape == (HEIGHT, WIDTH, 3) and set(outputs) == {"rgb"}
-    features = field.features("toy", directions(camera))
-    for index, query in enumerate(queries):
-        torch.testing.assert_close(scores[..., index].double(), expected_score(features, query), atol=5e-6, rtol=0)
-
-
 def test_queries_of_several_features_keep_their_order(make_field, make_head, camera) -> None:
     field = make_field(make_head("a", 40), make_head("b", 5, 3))
     queries = [
@@ -73,21 +64,12 @@ def test_queries_of_several_features_keep_their_order(make_field, make_head, cam
         relevancy_query(5, 3, "b"),
         cosine_query(40, 4, "a"),
     ]
-    scores, _ = score_image(field, camera, queries)
+    scores, outputs = score_image(field, camera, queries)
+    assert scores.shape == (HEIGHT, WIDTH, 4) and set(outputs) == {"rgb"}
     for index, query in enumerate(queries):
         features = field.features(query.head, directions(camera))
         torch.testing.assert_close(scores[..., index].double(), expected_score(features, query), atol=5e-6, rtol=0)
     assert Scorer.from_model(field, queries).heads == ("b", "a")
-
-
-def test_points_are_scored_as_rays_are(make_field) -> None:
-    field, queries = make_field(), [relevancy_query(), cosine_query()]
-    points = torch.randn(25, 3, generator=torch.Generator().manual_seed(3))
-    scores = score_points(field, points, queries, chunk=10)
-    assert scores.shape == (25, 2)
-    for index, query in enumerate(queries):
-        expected = expected_score(field.features("toy", points), query)
-        torch.testing.assert_close(scores[:, index].double(), expected, atol=5e-6, rtol=0)
 
 
 def test_an_empty_name_is_the_primary_feature(make_field, make_head, camera) -> None:

@@ -1,9 +1,6 @@
 """The state is replaced as a whole, and late answers to older requests are dropped."""
 
-import threading
 from collections.abc import Callable
-
-import pytest
 
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.viewer.state import QueryState, QueryStateStore
@@ -24,25 +21,6 @@ def test_a_change_is_not_dropped_and_supersedes_nothing(query_for: Callable[...,
     store.change(lambda q: q.add_named(query_for("book")))
     assert store.resolve(request_id, lambda q: q.set_live(query_for("mug")))
     assert [query.name for query in store.state.named] == ["book"]
-
-
-def test_changes_of_many_threads_all_count() -> None:
-    from dataclasses import replace
-
-    store = QueryStateStore()
-    start = threading.Barrier(8)
-
-    def work() -> None:
-        start.wait()
-        for _ in range(200):
-            store.change(lambda q: replace(q, threshold=q.threshold + 1.0))
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert store.state.threshold == pytest.approx(1600.5)
 
 
 def test_names_are_unique_and_keep_their_place(query_for: Callable[..., Query]) -> None:

@@ -78,14 +78,6 @@ def test_shape_is_the_grids(files, height, width, stride) -> None:
     assert features.device.type == "cpu"
 
 
-def test_patches_tile_the_image(files) -> None:
-    grid = Dinov2Extractor(Dinov2Config(weights=files[14], short_side_px=60), device=CPU).patch_grid(540, 961)
-    assert grid.rows == 4  # 60 px rounded to whole patches of 14
-    assert grid.rows * grid.stride_px[0] == pytest.approx(540)
-    assert grid.cols * grid.stride_px[1] == pytest.approx(961)
-    assert grid.origin_px == pytest.approx((grid.stride_px[0] / 2, grid.stride_px[1] / 2))
-
-
 def test_f3rms_default_geometry(files) -> None:
     # 1280 x 720 at load size 224, patch 8, stride 4: 55 rows as in F3RM, columns up to rounding instead of cutting.
     extractor = DinoExtractor(DinoConfig(weights=files[8]), device=CPU)
