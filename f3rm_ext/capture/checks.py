@@ -59,10 +59,7 @@ class _Transforms(_Lens, total=False):
 
 
 def read_transforms(data: Path) -> tuple[Meta, Path]:
-    """Reads transforms.json; without it COLMAP's model, as the contents that transforms.json would have.
-
-    Returns:
-        Its contents, and the folder that file paths are relative to.
+    """Reads transforms.json and tells what its paths are relative to; without it COLMAP's model, in the same form.
 
     Raises:
         CaptureError: there is no such folder or file, it is not a list of frames in JSON, or the model cannot be used.
@@ -262,15 +259,10 @@ def check_same_keys(frames: Sequence[Mapping[str, Any]], key: str) -> None:
 
 
 def check_splits(meta: Meta, split: str, *, drop_unknown: bool) -> Meta:
-    """Checks the split lists and fills in a missing one.
+    """Checks the split lists, and fills in that of ``split`` if there are any.
 
-    ``val`` and ``test`` stand in for each other; if both are missing, there are no evaluation images.
-
-    Args:
-        drop_unknown: leave out names that belong to no frame instead of refusing them.
-
-    Returns:
-        The transforms with a list for ``split``, if they have any lists.
+    ``val`` and ``test`` stand in for each other; if both are missing, there are no evaluation images. With
+    ``drop_unknown``, names that belong to no frame are left out instead of refused.
 
     Raises:
         CaptureError: the training list is missing, or a list has names that belong to no frame.
@@ -299,10 +291,7 @@ def check_splits(meta: Meta, split: str, *, drop_unknown: bool) -> Meta:
 
 
 def check_dataparser_outputs(outputs: DataparserOutputs, *, check_files: bool = True, min_images: int = 2) -> None:
-    """Checks the outputs of any dataparser.
-
-    Args:
-        min_images: smallest number of images, 2 for training.
+    """Checks the outputs of any dataparser; training needs two images.
 
     Raises:
         CaptureError: too few images, missing files, or poses that are not rigid.

@@ -151,10 +151,7 @@ class CaptureGroundTruth:
 
 
 class PolygonLabels:
-    """Labels in the format of LERF-OVS.
-
-    Args:
-        folder: contains one JSON file per labelled frame; other files are skipped.
+    """Labels in the format of LERF-OVS: a folder with one JSON file per labelled frame; other files are skipped.
 
     Raises:
         CaptureError: there is no such file, or one cannot be understood.

@@ -138,10 +138,9 @@ def tolerate_unreadable_points(dataparser: Any) -> None:
 
 
 def drop_unusable_points(metadata: dict[str, Any]) -> None:
-    """Leaves out points that are not finite, with a message, and makes points without colours grey.
+    """Leaves points that are not finite out of a dataparser's metadata, and makes points without colours grey.
 
-    Args:
-        metadata: of a dataparser's outputs, changed in place; the entries are removed if no point is usable.
+    It says so, and removes the entries if no point is usable.
     """
     if XYZ not in metadata:
         return

@@ -114,13 +114,10 @@ class ImageCycle:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> bool:
-        """Continues where :meth:`state` was taken.
+        """Continues where :meth:`state` was taken; returns whether it could.
 
         With another window size or number of processes, dealing continues at the same place of the same epoch with a
-        new window. A state of another number of images cannot be used.
-
-        Returns:
-            Whether the state was used. If not, the cycle is unchanged.
+        new window. A state of another number of images leaves the cycle as it is.
         """
         order = [int(image) for image in state["order"]]
         if int(state["num_images"]) != self.num_images or sorted(order) != list(range(self.num_images)):
@@ -173,11 +170,7 @@ class ImageTurns:
     """
 
     def __init__(self, cycle: ImageCycle, split: str) -> None:
-        """Draws nothing yet.
-
-        Args:
-            split: name of the split; distinguishes the streams of a run.
-        """
+        """Draws nothing yet; ``split`` distinguishes the streams of a run."""
         self.cycle = cycle
         self.split = split
         self.drawn = 0

@@ -86,11 +86,7 @@ class ImageDataManagerConfig(CyclingConfig, FullImageDatamanagerConfig):
     fps_reset_every: tyro.conf.Suppress[int] = 100
 
     def halvings(self, step: int) -> int:
-        """Number of times that the image sides are halved at a training step.
-
-        Args:
-            step: training step, counted from 0 over the whole run.
-        """
+        """Number of times that image sides are halved at a step of the whole run, counted from 0."""
         return max(0, self.num_downscales - step // self.resolution_schedule)
 
     def memory_options(self, state: RunState) -> list[MemoryOption]:
@@ -221,13 +217,10 @@ class ImageDataManager(CyclingDataManager, DataManager):
         """Does nothing: images are read when they are needed."""
 
     def next_train(self, step: int) -> tuple[Cameras, dict[str, Any]]:
-        """Returns the camera (shape 1) and the batch of the next image, at the resolution of the step.
+        """Returns the camera (shape 1) and the batch of the next image, at the resolution of the step of the whole run.
 
         The batch is that of :func:`~f3rm_ext.data.image_stream.picture_batch`, on the device. The camera's metadata has
         ``cam_idx``, the index of the image.
-
-        Args:
-            step: training step, counted from 0 over the whole run; it decides only the resolution.
         """
         assert self.train_stream is not None
         self.train_count += 1

@@ -128,10 +128,8 @@ class ImageStream(WindowStream[PictureWindow]):
     def next(self, halvings: int = 0) -> tuple[Cameras, dict[str, Any]]:
         """Returns the next camera (shape 1, on the CPU) and its batch (see :func:`picture_batch`) on the device.
 
-        If masked pixels are transparent, the batch also has ``kept`` Bool[h w 1], False for transparent pixels.
-
-        Args:
-            halvings: number of times that both sides are halved; the camera is scaled alike.
+        The sides of both are halved as often as asked. If masked pixels are transparent, the batch also has ``kept``
+        Bool[h w 1], False for transparent pixels.
 
         Raises:
             CaptureError: an image of the window cannot be read.

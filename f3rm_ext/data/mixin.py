@@ -65,11 +65,7 @@ class CyclingDataManager:
     _sources_failed: bool = False
 
     def take_place(self, local_rank: int) -> None:
-        """Sets the rank of this process and the seed that all processes share.
-
-        Args:
-            local_rank: the rank to use outside of a process group.
-        """
+        """Sets the rank of this process, the local one outside of a process group, and the seed that all share."""
         self.rank = comms.get_rank() if comms.is_dist_avail_and_initialized() else local_rank
         # nerfstudio seeds each process with the machine's seed plus its rank.
         self.seed = torch.initial_seed() - self.rank
@@ -278,10 +274,7 @@ class CyclingDataManager:
         return None if self._sources is None else self._sources[-1]
 
     def prepare_features(self, *, with_train: bool) -> list[FeatureSource]:
-        """Extracts the missing features of the evaluation images and, with ``with_train``, of the training images.
-
-        Returns:
-            One source per data set, the training images first.
+        """Extracts missing features of the evaluation images and, before them, those of the training images if wanted.
 
         Raises:
             UserError: see :func:`~f3rm_ext.features.source.prepare_features`.

@@ -37,10 +37,7 @@ class PictureUploads:
         self._placement.decide(needed_bytes)
 
     def take(self, image_idx: int, halvings: int, following: int | None) -> ImagePixels:
-        """Returns an image on the device, and starts copying the next one. The host does not wait for the device.
-
-        Args:
-            following: index of the next step's image; None if it is not known.
+        """Returns an image on the device, and starts copying the following one if it is known. The host does not wait.
         """
         if halvings != self._halvings:
             self._halvings, self._kept = halvings, {}
@@ -54,10 +51,7 @@ class PictureUploads:
         return picture
 
     def present(self, image_idx: int, halvings: int) -> ImagePixels:
-        """Returns an image beside that of the step: the copy on the device, or one that is made now and not kept.
-
-        Args:
-            halvings: number of times that its sides are halved, as at the last :meth:`take`.
+        """Returns an image beside that of the step, halved alike: the copy on the device, or one made now and not kept.
         """
         kept = self._kept.get(image_idx)
         return _received(self._send((image_idx, halvings), lambda: False)) if kept is None else kept

@@ -48,10 +48,7 @@ class Placement:
         free: Callable[[torch.device], int] | None = None,
         log: bool = True,
     ) -> None:
-        """Decides nothing yet: before the first batch, the model is not on the device.
-
-        Args:
-            off: the option that keeps them in main memory, for the log.
+        """Decides nothing yet: the model is not on the device before the first batch. The log names the option ``off``.
         """
         self.device = device
         self.wanted = wanted

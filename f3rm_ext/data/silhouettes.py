@@ -110,11 +110,7 @@ class View:
     def look_up(
         self, points: Float64[np.ndarray, "*batch 3"]
     ) -> tuple[Bool[np.ndarray, "*batch"], Bool[np.ndarray, "*batch"]]:
-        """Returns which points are inside the photo, and which of these its mask keeps.
-
-        Args:
-            points: in the camera's frame: x right, y up, z backwards.
-        """
+        """Tells which points (camera frame: x right, y up, z backwards) are in the photo, and which its mask keeps."""
         depth = -points[..., 2]
         inside = depth > 1e-9
         depth = np.where(inside, depth, 1.0)

@@ -209,11 +209,7 @@ def shrunk_size(height_px: int, width_px: int, ratio: float) -> tuple[int, int]:
 
 
 def shrunk_cameras(cameras: Cameras, height_px: int, width_px: int) -> Cameras:
-    """Returns the cameras of images downscaled to a common size.
-
-    Args:
-        cameras: pinhole cameras of any shape; they are not changed.
-    """
+    """Returns pinhole cameras of images downscaled to a common size."""
     x, y = width_px / cameras.width, height_px / cameras.height
     return Cameras(
         camera_to_worlds=cameras.camera_to_worlds,

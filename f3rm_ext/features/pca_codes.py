@@ -45,12 +45,9 @@ class CodeBasis:
 def second_moment(
     patches: Sequence[Callable[[], Float[Tensor, "_ feat"]]], dim: int, device: torch.device
 ) -> tuple[np.ndarray, int]:
-    """Returns the sum of f fᵀ over all patches, (D, D), and the number of patches.
+    """Returns the sum of f fᵀ over all patches, (D, D), and their number, given functions that load those of an image.
 
     Products are formed in float32 for each image (products of fp16 features are exact there) and summed in float64.
-
-    Args:
-        patches: Functions that load the patches of one image, (patches, D).
     """
     moment, count = np.zeros((dim, dim)), 0
     for load in patches:

@@ -23,8 +23,7 @@ def default_chunk(device: torch.device) -> int:
 class ChunkedRenderer:
     """Applies a function of rays to an image, chunk by chunk, and remembers the chunk size that fitted.
 
-    Args:
-        chunk: rays per chunk; 0 chooses by device at the first image.
+    A size of 0 chooses by device at the first image.
     """
 
     def __init__(self, chunk: int = 0) -> None:

@@ -39,8 +39,7 @@ def comparison_images(
 def feature_images(model: Any, outputs: dict[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns 2D features | rendered features, as colours: ``feature_pca``, and ``feature_pca_NAME`` for further heads.
 
-    Args:
-        batch: of the evaluation image; heads without an entry in its ``feature_maps`` have no picture.
+    Heads without an entry in the batch's ``feature_maps`` have no picture.
     """
     images: dict[str, Tensor] = {}
     maps = batch.get("feature_maps") or {}

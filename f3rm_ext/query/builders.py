@@ -21,10 +21,7 @@ Negatives = Literal["common", "others", "both", "none"]
 
 
 def encode_queries(specs: Sequence[QuerySpec], photos: Photos, text_encoder: TextEncoder | None = None) -> list[Query]:
-    """Turns queries as they were typed into queries with embeddings.
-
-    Args:
-        text_encoder: embeds texts; by default a new one on the model's device.
+    """Turns queries as they were typed into queries with embeddings, by default on the model's device.
 
     Raises:
         UserError: there is no such feature or photo, the feature understands no text, or weights are missing.

@@ -60,10 +60,7 @@ class Embeddings:
         sources: Sequence[str],
         code_basis: Float[Tensor, "code full"] | None = None,
     ) -> "Embeddings":
-        """From vectors of the extractor's full space, of any norm.
-
-        Args:
-            code_basis: orthonormal rows of the PCA codes; None where full features are distilled.
+        """From vectors of the extractor's full space, of any norm; ``code_basis`` has the rows of PCA codes, if any.
 
         Raises:
             ConfigError: a vector is zero or not finite.

@@ -94,10 +94,8 @@ class Example:
 
 
 class ExampleEncoder:
-    """Embeds places in images in the spaces of heads.
-
-    Args:
-        device: where extractors run. They are loaded only for images that are not photos of the capture.
+    """Embeds places in images in the spaces of heads. Extractors are loaded only for images that are no photos of the
+    capture.
     """
 
     def __init__(self, photos: Photos, device: torch.device) -> None:

@@ -78,8 +78,7 @@ def score_feature_map(
 ) -> Float[Tensor, "h w queries"]:
     """Scores the 2D features themselves, interpolated to pixels: the baseline for a field distilled from them.
 
-    Args:
-        queries: at least one, all of the map's head.
+    All queries are of the map's head.
     """
     packed = PackedMaps.pack([append_residual(feature_map)])
     space = FeatureSpace.of_features()

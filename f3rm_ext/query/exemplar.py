@@ -27,11 +27,7 @@ _MIN_LENGTH = 1e-8
 def embed_region(feature_map: FeatureMap, region: Region) -> Embeddings:
     """Returns the feature of a region: interpolated at a point, or the mean direction of a box or the whole image.
 
-    Args:
-        region: a place in pixels of the image the map was made from, inside it.
-
-    Raises:
-        ConfigError: the feature there is zero.
+    The region is in pixels of the image that the map was made from. Raises ConfigError if the feature is zero.
     """
     packed = PackedMaps.pack([append_residual(feature_map)])
     places = torch.from_numpy(_sample_places(feature_map.grid, region))
@@ -114,16 +110,11 @@ def sharpness(image: np.ndarray) -> float:
 
 
 def distinctive_patch(feature_map: FeatureMap, others: Sequence[FeatureMap]) -> tuple[float, float]:
-    """Chooses where in a photo to take an exemplar from.
+    """Chooses where in a photo to take an exemplar from, (y, x) in pixels.
 
     The patch lies in the middle half of the photo, appears in the other photos too, and is unlike most of what they
-    show: it maximises the mean over photos of its best cosine, less its mean cosine with all patches.
-
-    Args:
-        others: features of other photos of the same scene; empty compares the photo with itself.
-
-    Returns:
-        Position (y, x) in pixels of the photo.
+    show: it maximises the mean over photos of its best cosine, less its mean cosine with all patches. Without other
+    photos of the scene it is compared with its own.
     """
     grid = feature_map.grid
     rows, cols = (slice(count // 4, max(count // 4 + 1, count - count // 4)) for count in (grid.rows, grid.cols))

@@ -164,13 +164,10 @@ def get_head(heads: Mapping[str, QueryHead], name: str) -> QueryHead:
 def score_image(
     model: Queryable, camera: Cameras, queries: Sequence[Query]
 ) -> tuple[Float[Tensor, "h w queries"], dict[str, Tensor]]:
-    """Renders the scores of every pixel and all outputs of the model, in one pass over the rays.
+    """Renders the scores of every pixel and all outputs of the model, by name, in one pass over the rays.
 
     Features are compared in chunks of rays, in no more dimensions than there are hidden values: memory does not depend
     on the dimension of the features.
-
-    Returns:
-        The scores, and the outputs by name.
 
     Raises:
         ConfigError: see :meth:`Scorer.from_model`.

@@ -111,11 +111,8 @@ def heat_ranges(
 ) -> list[tuple[float, float]]:
     """Chooses for each query the scores at which heat begins and is greatest, the same in all views.
 
-    Some of the views are scored at a small size. The highest score there is hottest. Heat begins at a relevancy of ½,
-    where a pixel is as similar to the negatives as to the query, or at the median of cosines.
-
-    Args:
-        advance: called after each of the :func:`preview_views`.
+    Some of the views, :func:`preview_views`, are scored at a small size. The highest score there is hottest. Heat
+    begins at a relevancy of ½, where a pixel is as similar to negatives as to the query, or at the median of cosines.
     """
     previews = []
     for view in preview_views(views):

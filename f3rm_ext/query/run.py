@@ -244,10 +244,7 @@ def read_camera_path(path: Path) -> CameraPath:
 
 
 def photo_views(photos: Photos, which: str, scale: float = 1.0) -> list[View]:
-    """Returns views of photos of the capture.
-
-    Args:
-        which: ``train``, ``test``, ``all``, or the name of a photo.
+    """Returns views of photos: ``train``, ``test``, ``all``, or one by its name.
 
     Raises:
         ConfigError: there are no such views.

@@ -72,10 +72,7 @@ class Row:
 
 
 class Overview:
-    """A sheet of pictures: a row for each of some views, a column for its picture and for each query.
-
-    Args:
-        heats: heat range of each column; None for a column without heat.
+    """A sheet of pictures: a row for each of some views, a column for its picture and for each query with its heat.
     """
 
     def __init__(self, titles: Sequence[str], heats: Sequence[tuple[float, float] | None], views: int) -> None:
@@ -91,11 +88,7 @@ class Overview:
             self.rows.append(Row(name, [_thumbnail(pictures[i]) for i in self.columns]))
 
     def draw(self, footer: Sequence[str]) -> UInt8[np.ndarray, "h w 3"]:
-        """Draws the sheet.
-
-        Args:
-            footer: lines below the pictures, such as their provenance.
-        """
+        """Draws the sheet, with lines below the pictures."""
         widths = [max(row.pictures[i].shape[1] for row in self.rows) for i in range(len(self.titles))]
         heights = [max(picture.shape[0] for picture in row.pictures) for row in self.rows]
         lines = [*footer, f"{self.left_out} more queries are in the folder."] if self.left_out else list(footer)

@@ -218,11 +218,7 @@ class Videos:
         return self
 
     def add(self, frames: Mapping[str, UInt8[np.ndarray, "h w 3"]]) -> None:
-        """Adds one frame to each video. Cuts an odd last row or column, which many players cannot show.
-
-        Args:
-            frames: by the name of the file.
-        """
+        """Adds one frame to each video, by its name. Cuts an odd last row or column, which many players cannot show."""
         import mediapy
 
         for name, frame in frames.items():

@@ -77,10 +77,7 @@ def camera_along(ray: Ray) -> Cameras:
 def pick_feature(
     model: Queryable, head: QueryHead, ray: Ray, name: str, obb_box: OrientedBox | None = None
 ) -> tuple[Embeddings, tuple[float, float, float]]:
-    """Renders the feature along a ray.
-
-    Returns:
-        The feature, and the point of the scene frame that the ray hits.
+    """Renders the feature along a ray, and tells the point of the scene frame that the ray hits.
 
     Raises:
         ConfigError: the ray hits nothing.

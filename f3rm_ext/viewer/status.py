@@ -23,11 +23,7 @@ _MEMORY_PERIOD_S = 1.0
 
 
 class StatusLine(ViewerElement[str]):
-    """Read-only text in the panel.
-
-    Args:
-        on_install: called before the text is first shown.
-    """
+    """Read-only text in the panel; ``on_install`` is called before it is first shown."""
 
     def __init__(self, on_install: Callable[[], None], name: str = "Status") -> None:
         super().__init__(name)

@@ -54,10 +54,7 @@ def dense_points(
     stereo: PhotoStereo, count: int = COUNT, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> DensePoints:
     """Returns points on which the depth of several photos agrees, and some behind them on rays of pixels without depth,
-    such as the sky; none if the photos agree on nothing.
-
-    Args:
-        on_progress: called with the number of views whose depth is known, and their total.
+    such as the sky; none if the photos agree on nothing. Reports how many views are done, of how many.
     """
     chosen = np.unique(np.linspace(0, len(stereo) - 1, min(len(stereo), MOST_VIEWS)).round().astype(int))
     depths = []
@@ -115,11 +112,8 @@ def thin(
     spacing: Float64[np.ndarray, " points"],
     count: int,
 ) -> DensePoints:
-    """Replaces the points in each cell of a grid by their mean. The cells grow with the width of a pixel on the
-    surface, so that near and far surfaces get as many points per area of the photos.
-
-    Args:
-        spacing: width of a pixel at each point, in the unit of the positions.
+    """Replaces the points in each cell of a grid by their mean. The cells grow with ``spacing``, the width of a pixel
+    at each point, so that near and far surfaces get as many points per area of the photos.
     """
     if len(xyz) <= count:
         return DensePoints(xyz.astype(np.float32), rgb)

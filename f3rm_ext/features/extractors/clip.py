@@ -162,11 +162,7 @@ def encode_ensemble(
     prompts: Sequence[str],
     templates: Sequence[str],
 ) -> Float[Tensor, "prompts feat"]:
-    """Returns unit-norm embeddings of prompts: the mean direction over the sentences that each prompt is put into.
-
-    Args:
-        templates: Sentences with one ``{}`` each.
-    """
+    """Returns unit-norm embeddings of prompts: the mean direction over templates, sentences with one ``{}`` each."""
     if not prompts:
         return encode([""])[:0]
     embeddings = encode([template.replace("{}", prompt) for prompt in prompts for template in templates])

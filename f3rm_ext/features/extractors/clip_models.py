@@ -100,12 +100,9 @@ class ClipModel:
 
 
 def load_clip(architecture: ClipModel, pretrained: str, path: Path | None) -> Any:
-    """Builds open_clip's model in float32 on the CPU, ready for inference.
+    """Builds open_clip's model in float32 on the CPU, ready for inference; seeded random weights without a path.
 
     Weights trained with QuickGELU (OpenAI's) get it whether or not the model's name says so.
-
-    Args:
-        path: The weights file; None for seeded random weights.
 
     Raises:
         ExtractorError: The file does not hold weights of this architecture.

@@ -82,14 +82,11 @@ def extract_in_batches(
     batch_size: int,
     device: torch.device,
 ) -> list[Float[Tensor, "_ _ feat"]]:
-    """Runs a network over images of any sizes, with images of the same input size in one batch.
+    """Runs a network over images of any sizes, with images of the same input size in one batch; float32 on the CPU.
 
     Args:
         size_of: Returns the input size (height, width) for a photo of the given height and width.
         forward: The network, from pixels in [0, 1] to dense features.
-
-    Returns:
-        Features of each image in the given order, float32 on the CPU.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for index, image in enumerate(images):

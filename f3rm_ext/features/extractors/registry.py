@@ -92,10 +92,7 @@ def weights_status(text: str) -> WeightsStatus:
 
 
 def build_extractor(text: str, *, device: torch.device) -> Extractor:
-    """Builds an extractor from ``NAME`` or ``NAME:key=value,key=value``.
-
-    Args:
-        text: What the user wrote, e.g. ``clip:model=ViT-B-16,pretrained=laion2b_s34b_b88k``.
+    """Builds an extractor from what the user wrote: ``NAME`` or ``NAME:key=value,key=value``.
 
     Raises:
         ExtractorError: A name, an option or a value is wrong, or the package that provides the extractor is broken.

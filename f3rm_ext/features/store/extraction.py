@@ -214,11 +214,7 @@ def _check_space(folder: Path, needed_bytes: int) -> None:
 
 
 def say_waiting(root: Path, what: str) -> Callable[[float], None]:
-    """Returns a callback that takes the seconds waited so far and prints a message every 30 seconds.
-
-    Args:
-        what: Process that is waited for.
-    """
+    """Returns a callback that takes the seconds waited for ``what`` so far and says so every 30 seconds."""
     said = -_WAIT_LOG_S
 
     def say(waited_s: float) -> None:
