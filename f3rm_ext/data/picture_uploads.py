@@ -37,8 +37,7 @@ class PictureUploads:
         self._placement.decide(needed_bytes)
 
     def take(self, image_idx: int, halvings: int, following: int | None) -> ImagePixels:
-        """Returns an image on the device, and starts copying the following one if it is known. The host does not wait.
-        """
+        """Returns an image on the device, and starts copying the following one if it is known. The host does not wait."""
         if halvings != self._halvings:
             self._halvings, self._kept = halvings, {}
         picture = self._kept.get(image_idx)
@@ -51,8 +50,7 @@ class PictureUploads:
         return picture
 
     def present(self, image_idx: int, halvings: int) -> ImagePixels:
-        """Returns an image beside that of the step, halved alike: the copy on the device, or one made now and not kept.
-        """
+        """Returns an image beside that of the step, halved alike: the copy on the device, or one made now and not kept."""
         kept = self._kept.get(image_idx)
         return _received(self._send((image_idx, halvings), lambda: False)) if kept is None else kept
 

@@ -72,8 +72,7 @@ class Row:
 
 
 class Overview:
-    """A sheet of pictures: a row for each of some views, a column for its picture and for each query with its heat.
-    """
+    """A sheet of pictures: a row for each of some views, a column for its picture and for each query with its heat."""
 
     def __init__(self, titles: Sequence[str], heats: Sequence[tuple[float, float] | None], views: int) -> None:
         self.columns = list(range(len(titles)))[:_MAX_COLUMNS]
