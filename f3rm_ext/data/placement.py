@@ -48,7 +48,7 @@ class Placement:
         free: Callable[[torch.device], int] | None = None,
         log: bool = True,
     ) -> None:
-        """Decides nothing yet: the model is not on the device before the first batch. The log names the option ``off``."""
+        """Decides nothing yet, since the model is not on the device. The log names the option ``off``."""
         self.device = device
         self.wanted = wanted
         self.on_device: bool | None = None

@@ -43,7 +43,7 @@ def sample_map(feature_map: FeatureMap, yx_px: Float[np.ndarray, "points 2"]) ->
 def interpolate(
     corners: Iterable[tuple[Float16[Tensor, "rays feat"], Float32[Tensor, "rays"]]],
 ) -> Float32[Tensor, "rays feat"]:
-    """Returns weighted sums, given features and weights of the first patch of each ray, then of the second, and so on."""
+    """Returns weighted sums of features and weights of the first patch of each ray, then of the second, and so on."""
     out: Tensor | None = None
     for features, weight in corners:
         term = features.float().mul_(weight[:, None])

@@ -42,7 +42,7 @@ class OutputGuard:
     def picture(
         self, camera: Cameras, device: torch.device, compute: Callable[[], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """Renders a whole image. On the viewer's render thread a failure gives a black image; elsewhere it is raised."""
+        """Renders an image. A failure gives a black image on the viewer's render thread; elsewhere it is raised."""
         try:
             return compute()
         except compat.viewer_interrupts():

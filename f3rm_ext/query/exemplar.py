@@ -34,9 +34,7 @@ def embed_region(feature_map: FeatureMap, region: Region) -> Embeddings:
     sampled = packed.sample(torch.zeros(len(places), dtype=torch.long), places)
     unit = sampled / sampled.norm(dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)
     mean = unit.mean(dim=0, keepdim=True)
-    if feature_map.residual_norm is None:
-        return Embeddings.from_codes(mean, (str(region),))
-    return Embeddings.from_codes(mean[:, :-1], (str(region),), mean[:, -1])
+    return _embeddings(feature_map, mean, (str(region),))
 
 
 def background_clusters(feature_map: FeatureMap, region: Region) -> Embeddings:
@@ -62,10 +60,14 @@ def background_clusters(feature_map: FeatureMap, region: Region) -> Embeddings:
         own = (centres @ unit[_nearest_patch(feature_map, region)]).argmax()
         centres = np.delete(centres, own, axis=0)
     sources = tuple(f"rest of {region.image}, cluster {i + 1}" for i in range(len(centres)))
-    directions = torch.from_numpy(centres)
+    return _embeddings(feature_map, torch.from_numpy(centres), sources)
+
+
+def _embeddings(feature_map: FeatureMap, vectors: torch.Tensor, sources: tuple[str, ...]) -> Embeddings:
+    """Embeddings of vectors of :func:`append_residual`."""
     if feature_map.residual_norm is None:
-        return Embeddings.from_codes(directions, sources)
-    return Embeddings.from_codes(directions[:, :-1], sources, directions[:, -1])
+        return Embeddings.from_codes(vectors, sources)
+    return Embeddings.from_codes(vectors[:, :-1], sources, vectors[:, -1])
 
 
 def append_residual(feature_map: FeatureMap) -> FeatureMap:

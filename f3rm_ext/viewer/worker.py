@@ -27,7 +27,7 @@ class LatestJob:
         _workers.add(self)
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Runs a job, which must not raise, after the current one, in place of any that is waiting; not after the end."""
+        """Runs a job, which must not raise, after the current one, in place of any that waits; not after the end."""
         with self._lock:
             if self._closed:
                 return

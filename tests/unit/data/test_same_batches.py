@@ -9,7 +9,7 @@ import pytest
 import torch
 from nerfstudio.data.datasets.base_dataset import InputDataset
 
-from f3rm_ext.data import picture_uploads, pixel_window
+from f3rm_ext.data import image_stream, pixel_window
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_stream import ImageStream
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
@@ -257,13 +257,13 @@ class TestAhead:
     @pytest.mark.parametrize(("where", "times"), [("device", {8}), ("main memory", {24, 25})])
     def test_pictures_that_stay_are_sent_once(self, make_pictures, monkeypatch, where, times):
         sent: list[int] = []
-        real = picture_uploads.PictureUploads._send
+        real = image_stream.PictureUploads._send
 
         def send(self, key, stopped):
             sent.append(key[0])
             return real(self, key, stopped)
 
-        monkeypatch.setattr(picture_uploads.PictureUploads, "_send", send)
+        monkeypatch.setattr(image_stream.PictureUploads, "_send", send)
         stream = make_pictures(None, None, where)
         for _ in range(24):
             stream.next()
