@@ -59,13 +59,7 @@ class _Transforms(_Lens, total=False):
 
 
 def read_transforms(data: Path) -> tuple[Meta, Path]:
-    """Reads transforms.json; without it COLMAP's model, as the contents that transforms.json would have.
-
-    Args:
-        data: folder of the capture, or a JSON file in it.
-
-    Returns:
-        Its contents, and the folder that file paths are relative to.
+    """Reads transforms.json and tells what its paths are relative to; without it COLMAP's model, in the same form.
 
     Raises:
         CaptureError: there is no such folder or file, it is not a list of frames in JSON, or the model cannot be used.
@@ -145,11 +139,6 @@ def check_pose(matrix: object, name: object, shapes: Sequence[tuple[int, int]] =
     """Checks one camera-to-world matrix.
 
     A uniform scale in the rotation is refused as well, because positions may or may not include it.
-
-    Args:
-        matrix: 4 x 4 numbers (or 3 x 4).
-        name: of the frame, for the message.
-        shapes: those that are right.
 
     Raises:
         CaptureError: wrong shape, NaN or inf, mirrored, scaled, or not a rotation and a position.
@@ -231,9 +220,6 @@ def per_frame_intrinsics(meta: Meta) -> Meta:
 def check_intrinsics(meta: Meta, camera_models: Sequence[str]) -> None:
     """Checks that every frame has a focal length, a principal point and a size.
 
-    Args:
-        meta: result of :func:`per_frame_intrinsics`.
-
     Raises:
         CaptureError: a value is missing or impossible, or the camera model is unknown.
     """
@@ -273,16 +259,10 @@ def check_same_keys(frames: Sequence[Mapping[str, Any]], key: str) -> None:
 
 
 def check_splits(meta: Meta, split: str, *, drop_unknown: bool) -> Meta:
-    """Checks the split lists and fills in a missing one.
+    """Checks the split lists, and fills in that of ``split`` if there are any.
 
-    ``val`` and ``test`` stand in for each other; if both are missing, there are no evaluation images.
-
-    Args:
-        split: the split that will be read: train, val or test.
-        drop_unknown: leave out names that belong to no frame instead of refusing them.
-
-    Returns:
-        The transforms with a list for ``split``, if they have any lists.
+    ``val`` and ``test`` stand in for each other; if both are missing, there are no evaluation images. With
+    ``drop_unknown``, names that belong to no frame are left out instead of refused.
 
     Raises:
         CaptureError: the training list is missing, or a list has names that belong to no frame.
@@ -311,11 +291,7 @@ def check_splits(meta: Meta, split: str, *, drop_unknown: bool) -> Meta:
 
 
 def check_dataparser_outputs(outputs: DataparserOutputs, *, check_files: bool = True, min_images: int = 2) -> None:
-    """Checks the outputs of any dataparser.
-
-    Args:
-        check_files: whether the image files must exist.
-        min_images: smallest number of images, 2 for training.
+    """Checks the outputs of any dataparser; training needs two images.
 
     Raises:
         CaptureError: too few images, missing files, or poses that are not rigid.

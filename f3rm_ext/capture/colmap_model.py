@@ -29,11 +29,7 @@ _ASPECT_TOLERANCE = 0.01
 
 
 def colmap() -> Any:
-    """Returns the module pycolmap.
-
-    Raises:
-        CaptureError: it is not installed.
-    """
+    """Returns the module pycolmap. Raises CaptureError if it is not installed."""
     try:
         import pycolmap
     except ImportError as error:
@@ -46,11 +42,7 @@ def colmap() -> Any:
 
 
 def capture_files(data: Path) -> list[Path]:
-    """Returns the files that hold the poses of a capture: transforms.json, else those of COLMAP's model, if any.
-
-    Args:
-        data: folder of the capture, or a JSON file in it.
-    """
+    """Returns the files that hold the poses of a capture: transforms.json, else those of COLMAP's model, if any."""
     path = data if data.is_file() else data / "transforms.json"
     if path.is_file():
         return [path]
@@ -104,11 +96,7 @@ def read_model(data: Path, model_path: Path) -> dict[str, Any]:
 
 
 def turned_up(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns transforms whose z axis points up, so that the scene is that of nerfstudio's dataparser ``colmap``.
-
-    Args:
-        meta: of :func:`read_model`.
-    """
+    """Returns transforms whose z axis points up, so that the scene is that of nerfstudio's dataparser ``colmap``."""
     turn, before = (np.vstack([matrix, [0.0, 0.0, 0.0, 1.0]]) for matrix in (APPLIED, meta["applied_transform"]))
     frames = [
         {**frame, "transform_matrix": (turn @ np.asarray(frame["transform_matrix"], dtype=np.float64)).tolist()}
@@ -136,7 +124,6 @@ def transforms_of(model: Any, images: str, masks: Mapping[str, str], applied: Tr
     """Returns the contents of transforms.json.
 
     Args:
-        model: a ``pycolmap.Reconstruction``.
         images: folder of the photos, relative to the capture.
         masks: mask of each photo by name, relative to the capture; empty without masks.
         applied: from COLMAP's world to that of the capture.

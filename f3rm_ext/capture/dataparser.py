@@ -45,11 +45,7 @@ class CaptureDataParserConfig(NerfstudioDataParserConfig):
     """Leave out frames whose image files are missing."""
 
     def __post_init__(self) -> None:
-        """Checks the values.
-
-        Raises:
-            ConfigError: a value cannot work.
-        """
+        """Raises ConfigError if a value cannot work."""
         if not 0 < self.train_split_fraction <= 1:
             raise ConfigError(
                 f"--train-split-fraction is {self.train_split_fraction}, "
@@ -77,11 +73,7 @@ class CaptureDataParser(Nerfstudio):
         self._opens_images = True
 
     def _generate_dataparser_outputs(self, split: str = "train") -> DataparserOutputs:
-        """Returns cameras and files of a split.
-
-        Raises:
-            CaptureError: the capture cannot be used.
-        """
+        """Returns cameras and files of a split. Raises CaptureError if the capture cannot be used."""
         if self._checked is None:
             # nerfstudio sets a factor beforehand if it needs only the cameras; images may be absent then.
             self._opens_images = self.downscale_factor is None

@@ -39,9 +39,6 @@ class CaptureFrame:
 
         nerfstudio's dataparser includes in its transform what ns-process-data did to the poses (``applied_transform``
         and ``applied_scale`` of transforms.json). This takes that part out again.
-
-        Args:
-            data: the capture: its folder or file.
         """
         matrix = np.asarray(outputs.dataparser_transform, dtype=np.float64)[:3, :4]
         scale = float(outputs.dataparser_scale)

@@ -73,11 +73,7 @@ class LabelSource(Protocol):
 
 
 class CaptureGroundTruth:
-    """Label images and depth images named in a capture's transforms.json; empty if it names none.
-
-    Args:
-        data: folder of the capture, or its transforms.json.
-    """
+    """Label images and depth images named in a capture's transforms.json; empty if it names none."""
 
     def __init__(self, data: Path) -> None:
         path = data if data.suffix == ".json" else data / "transforms.json"
@@ -111,17 +107,13 @@ class CaptureGroundTruth:
         return self._depth_unit_m is not None and any(_of(frame, DEPTH_KEYS) for frame in self._frames.values())
 
     def depth_m(self, image: Path, height_px: int, width_px: int) -> Float32[np.ndarray, "h w"] | None:
-        """Returns depth along the optical axis at pixel centres, metres, 0 if unknown; None if there is no depth image.
-
-        Args:
-            height_px: height of the result, which is resampled by nearest pixel.
-        """
+        """Returns depth along the optical axis, metres, 0 if unknown, by nearest pixel; None without a depth image."""
         path = self.file(image, DEPTH_KEYS) if self._depth_unit_m else None
         values = None if path is None else nearest(_read_image(path), height_px, width_px)
         return None if values is None else (values * float(self._depth_unit_m or 0.0)).astype(np.float32)
 
     def labels(self, image: Path, height_px: int, width_px: int) -> Int[np.ndarray, "h w"] | None:
-        """Returns the label of each pixel, 0 for nothing; None if there are none. Arguments as :meth:`depth_m`."""
+        """Returns the label of each pixel, 0 for nothing, by nearest pixel; None without a label image."""
         values = self.label_image(image) if self.things else None
         return None if values is None else nearest(values, height_px, width_px)
 
@@ -159,10 +151,7 @@ class CaptureGroundTruth:
 
 
 class PolygonLabels:
-    """Labels in the format of LERF-OVS.
-
-    Args:
-        folder: contains one JSON file per labelled frame; other files are skipped.
+    """Labels in the format of LERF-OVS: a folder with one JSON file per labelled frame; other files are skipped.
 
     Raises:
         CaptureError: there is no such file, or one cannot be understood.
@@ -228,8 +217,6 @@ def polygon_mask(corners: Float[np.ndarray, "corners 2"], height_px: int, width_
 
     Args:
         corners: (x, y) in continuous pixel coordinates.
-        height_px: height of the mask.
-        width_px: width of the mask.
 
     >>> polygon_mask(np.array([[0.0, 0.0], [2.0, 0.0], [2.0, 1.0], [0.0, 1.0]]), height_px=2, width_px=3).astype(int)
     array([[1, 1, 0],

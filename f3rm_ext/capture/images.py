@@ -33,9 +33,6 @@ def image_size(path: Path, *, mask: bool = False) -> tuple[int, int]:
 
     The file is decoded only if it does not end like a complete JPEG or PNG file.
 
-    Args:
-        mask: whether it is a mask (one channel) instead of a photo.
-
     Raises:
         CaptureError: the file is missing, unreadable, cut short, or of a kind that cannot be trained on.
     """

@@ -12,7 +12,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
 from f3rm_ext.capture.colmap_model import MODEL_KEY
-from f3rm_ext.errors import CaptureError, UserError
+from f3rm_ext.errors import CaptureError, UserError, reason_of
 
 XYZ, RGB, SOURCE = "points3D_xyz", "points3D_rgb", "points3D_source"
 """Metadata keys of a dataparser's outputs: positions (N, 3; scene frame), colours (N, 3; uint8), and their file."""
@@ -25,10 +25,6 @@ _COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_b
 
 def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: DataparserOutputs) -> dict[str, Any]:
     """Reads the points of a capture: ``ply_file_path`` of transforms.json, otherwise those of COLMAP's model.
-
-    Args:
-        folder: folder to which file paths are relative.
-        outputs: of the dataparser for this capture, which define the scene frame.
 
     Returns:
         The metadata :data:`XYZ`, :data:`RGB` and :data:`SOURCE`. Empty if there are no points, or if they cannot be
@@ -121,11 +117,7 @@ def read_colmap_points(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UIn
 
 
 def tolerate_unreadable_points(dataparser: Any) -> None:
-    """Makes one of nerfstudio's dataparsers continue without points, with a message, if they cannot be read.
-
-    Args:
-        dataparser: changed in place if it loads points.
-    """
+    """Makes one of nerfstudio's dataparsers continue without points, with a message, if they cannot be read."""
     load = getattr(dataparser, "_load_3D_points", None)
     if load is None:
         return
@@ -136,7 +128,7 @@ def tolerate_unreadable_points(dataparser: Any) -> None:
         try:
             return load(*arguments, **options) or {}
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [""])[0].rstrip(".") or type(error).__name__
+            reason = reason_of(error)
             if reason not in said:  # the points are loaded once per split
                 CONSOLE.log(f"Going on without the capture's points, which cannot be read ({reason}).", markup=False)
             said.add(reason)
@@ -146,10 +138,9 @@ def tolerate_unreadable_points(dataparser: Any) -> None:
 
 
 def drop_unusable_points(metadata: dict[str, Any]) -> None:
-    """Leaves out points that are not finite, with a message, and makes points without colours grey.
+    """Leaves points that are not finite out of a dataparser's metadata, and makes points without colours grey.
 
-    Args:
-        metadata: of a dataparser's outputs, changed in place; the entries are removed if no point is usable.
+    It says so, and removes the entries if no point is usable.
     """
     if XYZ not in metadata:
         return

@@ -24,8 +24,6 @@ class Coverage:
         """Starts at zero.
 
         Args:
-            pixels: number of pixels of each image.
-            num_processes: number of processes that train together.
             whole_images: whether training uses whole images, so that an image counts as seen once it was used, not
                 once it is in memory.
         """
@@ -84,11 +82,7 @@ class Coverage:
                 setattr(self, name, values.copy())
 
     def write(self, path: Path, *, step: int, names: Sequence[str]) -> None:
-        """Writes all counts as JSON, atomically.
-
-        Args:
-            names: file name of each image.
-        """
+        """Writes all counts as JSON, atomically."""
         record = {
             "step": step,
             **self.summary(),

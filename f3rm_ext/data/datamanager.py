@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle
 from nerfstudio.configs.dataparser_configs import AnnotatedDataParserUnion
 from nerfstudio.data.datamanagers.base_datamanager import VanillaDataManager, VanillaDataManagerConfig
@@ -14,50 +13,37 @@ from nerfstudio.data.pixel_samplers import PixelSamplerConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.data.config_checks import check_positive, check_scale_factor, check_window, flag
-from f3rm_ext.data.eval_dataloaders import EvalLoader, RandomEvalLoader
+from f3rm_ext.data.cycling_config import CyclingConfig, flag
+from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
-from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
-from f3rm_ext.data.memory_options import scale_options, window_options
-from f3rm_ext.data.mixin import CyclingDataManager, Stream
-from f3rm_ext.data.placement import Placement
+from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
+from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
-from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState, halve
+from f3rm_ext.utils.ranges import Count, Range
 
 _FEWEST_RAYS, _SMALLEST_FRACTION = 64, 0.05
 """The fewest rays per batch, and the smallest fraction of them with features, that memory_options suggests."""
 
 
 @dataclass
-class F3rmDataManagerConfig(VanillaDataManagerConfig):
+class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
     """Options of :class:`F3rmDataManager`."""
 
     _target: type = field(default_factory=lambda: F3rmDataManager)
     """Class to build."""
     dataparser: AnnotatedDataParserUnion = field(default_factory=CaptureDataParserConfig)
     """Dataparser of the capture."""
-    camera_res_scale_factor: Annotated[float, tyro.conf.arg(aliases=["--resolution-scale"])] = 1.0
-    """Scale of the images in training and evaluation, above 0 to 1; 0.5 halves each side."""
     features: FeatureOptions = field(default_factory=FeatureOptions)
     """The 2D features to distil."""
-    feature_ray_fraction: float = 0.5
+    feature_ray_fraction: Annotated[float, Range(0, 1, above=True)] = 0.5
     """Share of each batch's rays with feature targets, above 0 to 1. All rays train colour."""
-    masked_pixels: MaskedPixelsOption = "auto"
-    """Treatment of masked pixels in training. ignore leaves them out, so fog may grow there. background trains them as
-    empty, so that an object comes out clean; the background is random, or --pipeline.model.background-color if that is
-    black or white. auto is background if the masks are silhouettes of one object in all photos, and ignore otherwise.
-    Evaluation never counts masked pixels."""
-    train_num_rays_per_batch: int = 4096
+    train_num_rays_per_batch: Count = 4096
     """Rays per training step, at least 1. ray-batch-scope tells what this means with several GPUs."""
-    train_num_images_to_sample_from: int | float = -1
-    """Number of training images in memory at a time, at least 1; -1 or inf keeps all."""
-    train_num_times_to_repeat_images: int | float = -1
-    """Steps with a set of training images before the next set is loaded, at least 1; -1 or inf never loads another."""
-    eval_num_rays_per_batch: int = 4096
+    eval_num_rays_per_batch: Count = 4096
     """Rays per evaluation step during training, at least 1."""
     eval_num_images_to_sample_from: int | float = -1
     """Number of evaluation images in memory at a time, at least 1; -1 or inf keeps all."""
@@ -69,44 +55,21 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
     ray_batch_scope: Literal["global", "per-device"] = "global"
     """Meaning of the rays per step with several GPUs: global divides them among the GPUs, per-device gives each GPU
     that many, as nerfstudio does."""
-    steps_per_coverage: int = 500
-    """Steps between two records of the coverage (TensorBoard and coverage.json), at least 1."""
 
     # Options of nerfstudio's datamanager that have no meaning here.
     masks_on_gpu: tyro.conf.Suppress[bool] = False
-    patch_size: tyro.conf.Suppress[int] = 1
+    patch_size: tyro.conf.Suppress[Annotated[int, Range(1, 1)]] = 1
     pixel_sampler: tyro.conf.Suppress[PixelSamplerConfig] = field(default_factory=PixelSamplerConfig)
     eval_image_indices: tyro.conf.Suppress[tuple[int, ...] | None] = (0,)
 
     def __post_init__(self) -> None:
-        """Checks the options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
+        """Raises ConfigError if an option is out of range."""
+        VanillaDataManagerConfig.__post_init__(self)
         super().__post_init__()
-        check_positive(self, "train_num_rays_per_batch", "eval_num_rays_per_batch", "steps_per_coverage")
-        check_window(self, "train")
-        check_window(self, "eval")
-        if not 0 < self.feature_ray_fraction <= 1:
-            raise ConfigError(
-                f"--{flag('feature_ray_fraction')} is {self.feature_ray_fraction}, outside (0, 1]: "
-                "to train without features give no extractors instead."
-            )
-        if self.patch_size != 1:
-            raise ConfigError(f"patch_size is {self.patch_size}, but only single pixels (1) can be sampled.")
-        check_scale_factor(self)
 
-    def rays_of_process(self, rays: int, option: str, world_size: int, rank: int) -> int:
-        """Returns the rays per batch of one process.
-
-        Args:
-            world_size: number of processes.
-            rank: of the process.
-
-        Raises:
-            ConfigError: there are fewer rays than processes.
-        """
+    def rays_of_process(self, option: str, world_size: int, rank: int) -> int:
+        """Returns the rays per batch of one process. Raises ConfigError if there are fewer rays than processes."""
+        rays = getattr(self, option)
         if self.ray_batch_scope == "per-device":
             return rays
         if rays < world_size:
@@ -123,14 +86,14 @@ class F3rmDataManagerConfig(VanillaDataManagerConfig):
         if state.images_on_device:
             options.append(MemoryOption(QualityImpact.NONE, flag("images_on_gpu"), "True", "False"))
         if on_cpu:  # Images are kept there.
-            options += window_options(self, state.train_images, QualityImpact.NOISE)
+            options += self.window_options(state.train_images, QualityImpact.NOISE)
         options += halve(
             QualityImpact.NOISE, flag("train_num_rays_per_batch"), self.train_num_rays_per_batch, _FEWEST_RAYS
         )
         if self.features.extractors and self.feature_ray_fraction > _SMALLEST_FRACTION:
             fraction = self.feature_ray_fraction
             options.append(MemoryOption(QualityImpact.NOISE, flag("feature_ray_fraction"), fraction, fraction / 2))
-        return [*options, *scale_options(self)] if on_cpu else options
+        return [*options, *self.scale_options()] if on_cpu else options
 
 
 class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
@@ -165,8 +128,8 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
         self.take_place(local_rank)
         if hasattr(config.dataparser, "load_3D_points"):
             config.dataparser.load_3D_points = False  # type: ignore[attr-defined]  # no field looks at them
-        self.fixed_indices_eval_dataloader = self._empty_loader(test_mode)
-        self.eval_dataloader = self._empty_loader(test_mode)
+        self.eval_dataloader = EvalLoader(None, "cpu", lambda: None, required=test_mode == "test")
+        self.fixed_indices_eval_dataloader = self.eval_dataloader
         super().__init__(
             config=config, device=device, test_mode=test_mode, world_size=world_size, local_rank=local_rank, **kwargs
         )
@@ -194,20 +157,24 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
 
     def setup_train(self) -> None:
         """Prepares the image cycle and, in training, the features. Loads no image."""
-        rays = self._rays_of_this_process(self.config.train_num_rays_per_batch, "train_num_rays_per_batch")
+        config = self.config
+        rays = config.rays_of_process("train_num_rays_per_batch", self.world_size, self.rank)
         cycle = self.make_cycle("train", len(self.train_dataset))
         if self.test_mode == "val":
             self._prepare_training_features()
         what = "Training images" if self._sources is None else "Training images and their features"
-        self.train_pixel_sampler = self._stream(
-            "train",
+        divided = self.world_size > 1 and config.ray_batch_scope == "global"
+        self.train_pixel_sampler = PixelStream(
             self.train_dataset,
             cycle,
-            rays,
-            None if self._sources is None else self._sources[0],
-            self.masked_pixels,
-            self.make_placement("images_on_gpu", wanted=self.config.images_on_gpu, off="False", what=what),
-            divided=self.world_size > 1 and self.config.ray_batch_scope == "global",
+            num_rays=rays,
+            split="train",
+            device=self.device,
+            placement=self.make_placement("images_on_gpu", wanted=config.images_on_gpu, off="False", what=what),
+            source=None if self._sources is None else self._sources[0],
+            feature_ray_fraction=config.feature_ray_fraction,
+            masked=self.masked_pixels,
+            divided_rays=config.train_num_rays_per_batch if divided else None,
         )
         self.train_ray_generator = make_ray_generator(self.train_dataset.cameras, self.device)
         if self.test_mode == "val":
@@ -217,19 +184,19 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
         """Sets up evaluation. Loads no image."""
         dataset = self.eval_dataset
         assert dataset is not None
-        rays = self._rays_of_this_process(self.config.eval_num_rays_per_batch, "eval_num_rays_per_batch")
-        cycle = self.make_cycle("eval", len(dataset))
-        self.eval_pixel_sampler = self._stream(
-            "eval",
+        self.eval_pixel_sampler = PixelStream(
             dataset,
-            cycle,
-            rays,
-            None if self._sources is None else self._sources[-1],
+            self.make_cycle("eval", len(dataset)),
+            num_rays=self.config.rays_of_process("eval_num_rays_per_batch", self.world_size, self.rank),
+            split="eval",
+            device=self.device,
+            source=None if self._sources is None else self._sources[-1],
+            feature_ray_fraction=self.config.feature_ray_fraction,
             placement=self.make_placement("images_on_gpu", wanted=False, off="False", log=False),
         )
         self.eval_ray_generator = make_ray_generator(dataset.cameras, self.device)
-        self.fixed_indices_eval_dataloader = EvalLoader(dataset, self.device, self.eval_feature_source)
-        self.eval_dataloader = RandomEvalLoader(dataset, self.device, self.eval_feature_source, self.draw_eval_image)
+        self.eval_dataloader = EvalLoader(dataset, self.device, self.eval_feature_source)
+        self.fixed_indices_eval_dataloader = self.eval_dataloader
 
     def next_train(self, step: int) -> tuple[RayBundle, dict[str, Any]]:
         """Returns rays, and ``image``, ``indices`` and (in training) ``features``, see :meth:`PixelStream.next`."""
@@ -245,10 +212,6 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
         batch = self.eval_pixel_sampler.next()
         return self.eval_ray_generator(batch["indices"]), batch
 
-    def next_eval_image(self, step: int) -> tuple[Cameras, dict[str, Any]]:
-        """Returns a random evaluation image: its camera, and ``image``, ``image_idx``, ``camera``, ``feature_maps``."""
-        return next(iter(self.eval_dataloader))
-
     def get_train_rays_per_batch(self) -> int:
         """Number of rays per training step of this process."""
         if self.train_pixel_sampler is not None:
@@ -261,48 +224,15 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
             return self.eval_pixel_sampler.num_rays_per_batch
         return self.config.eval_num_rays_per_batch
 
-    def _empty_loader(self, test_mode: str) -> EvalLoader:
-        return EvalLoader(None, "cpu", lambda: None, required=test_mode == "test")
-
     def _prepare_training_features(self) -> None:
-        specs: tuple[Any, ...] = ()
         source = self.train_feature_source()
-        if source is not None:
-            specs = tuple(source.specs)
-        self.train_dataset.metadata["feature_specs"] = specs
+        self.train_dataset.metadata["feature_specs"] = () if source is None else tuple(source.specs)
         self.train_dataset.metadata["feature_ray_fraction"] = self.config.feature_ray_fraction
 
-    def _stream(
-        self,
-        split: str,
-        dataset: InputDataset,
-        cycle: ImageCycle,
-        rays: int,
-        source: FeatureSource | None,
-        masked: MaskedPixels = "ignore",
-        placement: Placement | None = None,
-        divided: bool = False,
-    ) -> PixelStream:
-        return PixelStream(
-            dataset,
-            cycle,
-            num_rays=rays,
-            split=split,
-            device=self.device,
-            placement=placement,
-            source=source,
-            feature_ray_fraction=self.config.feature_ray_fraction,
-            masked=masked,
-            divided_rays=self.config.train_num_rays_per_batch if divided else None,
-        )
-
-    def streams(self) -> dict[str, Stream]:
+    def streams(self) -> dict[str, WindowStream]:
         """The streams that are set up, by split."""
         both = {"train": self.train_pixel_sampler, "eval": self.eval_pixel_sampler}
         return {split: stream for split, stream in both.items() if stream is not None}
-
-    def _rays_of_this_process(self, rays: int, option: str) -> int:
-        return self.config.rays_of_process(rays, option, self.world_size, self.rank)
 
     def _log_setup(self, cycle: ImageCycle, rays: int) -> None:
         if self.rank != 0:

@@ -100,22 +100,3 @@ class EvalLoader:
         """Reads the part of a batch that comes from the image file."""
         assert self.input_dataset is not None
         return get_dict_to_torch(read_eval_batch(self.input_dataset, image_idx), self.device, exclude=["image"])
-
-
-class RandomEvalLoader(EvalLoader):
-    """Gives random images without end."""
-
-    def __init__(
-        self,
-        dataset: InputDataset | None,
-        device: torch.device | str,
-        source: Callable[[], FeatureSource | None],
-        draw: Callable[[], int],
-    ) -> None:
-        """See :class:`EvalLoader`; ``draw`` returns the index of the next image."""
-        super().__init__(dataset, device, source)
-        self._draw = draw
-
-    def __iter__(self) -> Iterator[tuple[Cameras, dict[str, Any]]]:
-        while len(self):
-            yield self.get_camera(self._draw())

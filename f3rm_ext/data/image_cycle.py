@@ -38,8 +38,6 @@ class ImageCycle:
             num_images: images in the data set, N ≥ 1.
             window: images per window k ≥ 1; None or more than N takes all images.
             repeat: number of steps R that a window is used for; None keeps it for ever.
-            shards: number of processes.
-            shard: index of this process.
         """
         if num_images < 1:
             raise ValueError("A cycle needs at least one image.")
@@ -116,13 +114,10 @@ class ImageCycle:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> bool:
-        """Continues where :meth:`state` was taken.
+        """Continues where :meth:`state` was taken; returns whether it could.
 
         With another window size or number of processes, dealing continues at the same place of the same epoch with a
-        new window. A state of another number of images cannot be used.
-
-        Returns:
-            Whether the state was used. If not, the cycle is unchanged.
+        new window. A state of another number of images leaves the cycle as it is.
         """
         order = [int(image) for image in state["order"]]
         if int(state["num_images"]) != self.num_images or sorted(order) != list(range(self.num_images)):
@@ -175,11 +170,7 @@ class ImageTurns:
     """
 
     def __init__(self, cycle: ImageCycle, split: str) -> None:
-        """Draws nothing yet.
-
-        Args:
-            split: name of the split; distinguishes the streams of a run.
-        """
+        """Draws nothing yet; ``split`` distinguishes the streams of a run."""
         self.cycle = cycle
         self.split = split
         self.drawn = 0

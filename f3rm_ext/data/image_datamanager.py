@@ -18,19 +18,18 @@ from torch.nn import Parameter
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.points import drop_unusable_points, tolerate_unreadable_points
-from f3rm_ext.data.config_checks import check_positive, check_scale_factor, check_window, flag
+from f3rm_ext.data.cycling_config import CyclingConfig, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
-from f3rm_ext.data.image_reader import MaskedPixelsOption
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
-from f3rm_ext.data.memory_options import scale_options, window_options
-from f3rm_ext.data.mixin import CyclingDataManager, Stream
+from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.points import add_dense_points
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.store.feature_store import cache_root
 from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState
+from f3rm_ext.utils.ranges import Count, Range
 
 SMALL_SIDE_PX = 64
 """Longer side of the images with which a run that knows no surface begins, at most."""
@@ -50,42 +49,28 @@ class LiftedFeatureOptions(FeatureOptions):
 
 
 @dataclass
-class ImageDataManagerConfig(FullImageDatamanagerConfig):
+class ImageDataManagerConfig(CyclingConfig, FullImageDatamanagerConfig):
     """Options of :class:`ImageDataManager`."""
 
     _target: type = field(default_factory=lambda: ImageDataManager)
     """Class to build."""
     dataparser: AnnotatedDataParserUnion = field(default_factory=lambda: CaptureDataParserConfig(load_3D_points=True))
     """Dataparser of the capture, whose 3D points are the initial points of splats."""
-    camera_res_scale_factor: Annotated[float, tyro.conf.arg(aliases=["--resolution-scale"])] = 1.0
-    """Scale of the images in training and evaluation, above 0 to 1; 0.5 halves each side."""
     features: LiftedFeatureOptions = field(default_factory=LiftedFeatureOptions)
     """The 2D features to lift onto the splats when training ends."""
-    masked_pixels: MaskedPixelsOption = "auto"
-    """Treatment of masked pixels in training. ignore leaves them out, so fog may grow there. background trains them as
-    empty, so that an object comes out clean; the background is random, or --pipeline.model.background-color if that is
-    black or white. auto is background if the masks are silhouettes of one object in all photos, and ignore otherwise.
-    Evaluation never counts masked pixels."""
     stereo_points: Annotated[DenseMode, tyro.conf.arg(aliases=["--dense-points"])] = "auto"
     """Initial points of splats from stereo between the photos. auto fills a capture with fewer than 20 000 points up to
     that number; always adds 20 000 to the capture's own; never adds none. They are computed once per capture and kept
     in the cache."""
-    num_downscales: int = 2
+    num_downscales: Annotated[int, Range(0, 8)] = 2
     """Number of times that image sides are halved at the start of training, 0 to 8; 0 trains at full size from the
     start. Splats with random initial points start with sides of at most 64 px, except with 0. Evaluation always uses
     the full size."""
-    resolution_schedule: int = 3000
+    resolution_schedule: Count = 3000
     """Training steps after which image sides are doubled, up to full size, at least 1."""
-    train_num_images_to_sample_from: int | float = -1
-    """Number of training images in memory at a time, at least 1; -1 or inf keeps all."""
-    train_num_times_to_repeat_images: int | float = -1
-    """Steps (of one image each) with a set of training images before the next set is loaded, at least 1; -1 or inf
-    never loads another set."""
     cache_images: Literal["cpu", "gpu"] = "gpu"
     """Memory that holds the training images. gpu keeps them on the GPU if they fit into a quarter of its free memory.
     cpu keeps them in main memory and copies the next image ahead. Both train alike."""
-    steps_per_coverage: int = 500
-    """Steps between two records of the coverage (TensorBoard and coverage.json), at least 1."""
 
     # Options of nerfstudio's datamanagers that have no effect here: images are kept as bytes, and evaluation reads one
     # image at a time. The commands of nerfstudio set some of them.
@@ -100,26 +85,8 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
     train_cameras_sampling_seed: tyro.conf.Suppress[int] = 42
     fps_reset_every: tyro.conf.Suppress[int] = 100
 
-    def __post_init__(self) -> None:
-        """Checks the options.
-
-        Raises:
-            ConfigError: an option is out of range.
-        """
-        check_positive(self, "resolution_schedule", "steps_per_coverage")
-        check_window(self, "train")
-        check_scale_factor(self)
-        if self.num_downscales not in range(9):
-            raise ConfigError(
-                f"--{flag('num_downscales')} is {self.num_downscales}, but sides can be halved 0 to 8 times."
-            )
-
     def halvings(self, step: int) -> int:
-        """Number of times that the image sides are halved at a training step.
-
-        Args:
-            step: training step, counted from 0 over the whole run.
-        """
+        """Number of times that image sides are halved at a step of the whole run, counted from 0."""
         return max(0, self.num_downscales - step // self.resolution_schedule)
 
     def memory_options(self, state: RunState) -> list[MemoryOption]:
@@ -128,8 +95,8 @@ class ImageDataManagerConfig(FullImageDatamanagerConfig):
         if state.images_on_device:
             options.append(MemoryOption(QualityImpact.NONE, flag("cache_images"), "gpu", "cpu"))
         if state.device_type == "cpu":  # Images are kept there.
-            options += window_options(self, state.train_images, QualityImpact.NONE)
-        return [*options, *scale_options(self)]
+            options += self.window_options(state.train_images, QualityImpact.NONE)
+        return [*options, *self.scale_options()]
 
 
 class ImageEvalLoader(EvalLoader):
@@ -250,13 +217,10 @@ class ImageDataManager(CyclingDataManager, DataManager):
         """Does nothing: images are read when they are needed."""
 
     def next_train(self, step: int) -> tuple[Cameras, dict[str, Any]]:
-        """Returns the camera (shape 1) and the batch of the next image, at the resolution of the step.
+        """Returns the camera (shape 1) and the batch of the next image, at the resolution of the step of the whole run.
 
         The batch is that of :func:`~f3rm_ext.data.image_stream.picture_batch`, on the device. The camera's metadata has
         ``cam_idx``, the index of the image.
-
-        Args:
-            step: training step, counted from 0 over the whole run; it decides only the resolution.
         """
         assert self.train_stream is not None
         self.train_count += 1
@@ -270,15 +234,6 @@ class ImageDataManager(CyclingDataManager, DataManager):
     def next_eval(self, step: int) -> tuple[Cameras, dict[str, Any]]:
         """Returns a random evaluation image, see :meth:`next_eval_image`."""
         return self.next_eval_image(step)
-
-    def next_eval_image(self, step: int) -> tuple[Cameras, dict[str, Any]]:
-        """Returns a random evaluation image at full resolution: its camera, and its batch, which has ``camera`` too.
-
-        Raises:
-            CaptureError: there are no evaluation images.
-        """
-        self.eval_count += 1
-        return self.eval_dataloader.get_camera(0 if self.eval_dataset is None else self.draw_eval_image())
 
     def get_param_groups(self) -> dict[str, list[Parameter]]:
         """Returns no groups: there is nothing to train."""
@@ -300,7 +255,7 @@ class ImageDataManager(CyclingDataManager, DataManager):
             return 0
         return int(self.eval_dataset.cameras.height[0]) * int(self.eval_dataset.cameras.width[0])
 
-    def streams(self) -> dict[str, Stream]:
+    def streams(self) -> dict[str, WindowStream]:
         """The stream of training images, once it is set up."""
         return {} if self.train_stream is None else {"train": self.train_stream}
 

@@ -9,15 +9,16 @@ import torch
 from jaxtyping import Int64
 from nerfstudio.cameras.cameras import Cameras
 
-from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.image_cycle import ImageCycle, ImageTurns
 from f3rm_ext.data.image_reader import MaskedPixels
-from f3rm_ext.data.picture_uploads import PictureUploads
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.pixel_sampler import ImagePixels, no_valid_pixel
 from f3rm_ext.data.placement import Placement
-from f3rm_ext.data.prefetch import WindowFeed, read_each
+from f3rm_ext.data.prefetch import Prefetcher, read_each
 from f3rm_ext.data.undistort import shrunk, shrunk_cameras, shrunk_size
+from f3rm_ext.data.uploads import Upload, Uploader
+from f3rm_ext.data.window_stream import WindowStream
+from f3rm_ext.memory.shortage import is_out_of_memory
 
 
 @dataclass
@@ -81,7 +82,79 @@ def picture_batch(picture: ImagePixels, image_idx: int, device: torch.device | s
     return batch
 
 
-class ImageStream:
+class PictureUploads:
+    """Copies the images of a window to a device when they are used; keeps the copies while they fit there.
+
+    Bytes are copied, and stay bytes. Copies of one resolution are kept at a time.
+    """
+
+    def __init__(self, device: torch.device, placement: Placement, read: Callable[[int, int], ImagePixels]) -> None:
+        """Copies nothing yet.
+
+        Args:
+            read: returns an image of the present window on the CPU, given its index and number of halvings. Called on
+                a thread of its own.
+        """
+        self._placement = placement
+        self._read = read
+        self._uploader = Uploader(device)
+        self._arriving: Prefetcher[Upload] = Prefetcher(self._send, "f3rm-ext-picture")
+        self._kept: dict[int, ImagePixels] = {}
+        self._halvings = 0
+
+    def begin(self, needed_bytes: int) -> None:
+        """Drops the copies of the old window."""
+        self._kept = {}
+        self._placement.decide(needed_bytes)
+
+    def take(self, image_idx: int, halvings: int, following: int | None) -> ImagePixels:
+        """Returns an image on the device, and starts copying the following one if it is known; does not wait."""
+        if halvings != self._halvings:
+            self._halvings, self._kept = halvings, {}
+        picture = self._kept.get(image_idx)
+        if picture is None:
+            picture = self._arrived(image_idx, halvings)
+            if self._placement.on_device:
+                self._kept[image_idx] = picture
+        if following is not None and following not in self._kept:
+            self._arriving.request((following, halvings))
+        return picture
+
+    def present(self, image_idx: int, halvings: int) -> ImagePixels:
+        """Returns an image beside that of the step, halved alike: the copy on the device, or one that is not kept."""
+        kept = self._kept.get(image_idx)
+        return _received(self._send((image_idx, halvings), lambda: False)) if kept is None else kept
+
+    def close(self) -> None:
+        """Stops copying and drops the copies. Another :meth:`take` would start it again."""
+        self._arriving.close()
+        self._kept = {}
+
+    def _arrived(self, image_idx: int, halvings: int) -> ImagePixels:
+        try:
+            upload = self._arriving.take((image_idx, halvings))
+        except RuntimeError as error:
+            if not (self._placement.on_device and is_out_of_memory(error)):
+                raise
+            self._placement.give_up()
+            self._kept = {}
+            upload = self._arriving.take((image_idx, halvings))
+        return _received(upload)
+
+    def _send(self, key: tuple[int, ...], stopped: Callable[[], bool]) -> Upload:
+        picture = self._read(*key)
+        parts = {"pixels": picture.pixels}
+        if picture.valid is not None:
+            parts["valid"] = picture.valid
+        return self._uploader.send(parts)
+
+
+def _received(upload: Upload) -> ImagePixels:
+    parts = upload.receive()
+    return ImagePixels(parts["pixels"], parts.get("valid"))
+
+
+class ImageStream(WindowStream[PictureWindow]):
     """Endless images from one data set. Loads nothing before the first image.
 
     The images of a window take turns: each is used once before any is used again, in a new random order for every turn.
@@ -102,31 +175,18 @@ class ImageStream:
         masked: MaskedPixels = "ignore",
         placement: Placement | None = None,
     ) -> None:
-        """Loads nothing yet.
-
-        Args:
-            cycle: decides which images are in memory when.
-            split: name of the split; distinguishes the streams of a run.
-            masked: "background" makes masked pixels transparent.
-            placement: decides whether images are kept on that device.
-        """
-        self.dataset = dataset
-        self.cycle = cycle
-        self.split = split
-        self.device = torch.device(device)
-        self.masked: MaskedPixels = masked
-        self._turns = ImageTurns(cycle, split)
+        """See the base."""
         cameras = dataset.cameras
+        super().__init__(
+            cameras, cycle, split=split, device=device, masked=masked, placement=placement, whole_images=True
+        )
+        self.dataset = dataset
+        self._turns = ImageTurns(cycle, split)
         self.pixels_per_batch = int(cameras.height[0]) * int(cameras.width[0])
         """Pixels of the last image; before the first step, of the first image."""
-        sizes = (cameras.height * cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
         self._cameras = cameras  # The host reads their sizes; models move the rest.
-        self._coverage = Coverage(sizes, cycle.shards, whole_images=True)
-        self._feed: WindowFeed[PictureWindow] = WindowFeed(cycle, self._load, leave=self._flush, place=self._placed)
         self._uploads = None if placement is None else PictureUploads(self.device, placement, self._small)
-        self._steps = 0
         self._halvings = 0
-        self._round: tuple[tuple[int, ...], ...] = ()
 
     @property
     def batches(self) -> int:
@@ -138,34 +198,26 @@ class ImageStream:
         """Number of times that each image was used: by all processes if each holds all images, else by this one."""
         return self._turns.uses
 
-    @property
-    def coverage(self) -> Coverage:
-        """What training has seen so far; rays are pixels."""
-        self._flush()
-        return self._coverage
-
     def next(self, halvings: int = 0) -> tuple[Cameras, dict[str, Any]]:
         """Returns the next camera (shape 1, on the CPU) and its batch (see :func:`picture_batch`) on the device.
 
-        If masked pixels are transparent, the batch also has ``kept`` Bool[h w 1], False for transparent pixels.
-
-        Args:
-            halvings: number of times that both sides are halved; the camera is scaled alike.
+        The sides of both are halved as often as asked. If masked pixels are transparent, the batch also has ``kept``
+        Bool[h w 1], False for transparent pixels.
 
         Raises:
             CaptureError: an image of the window cannot be read.
         """
-        window = self._feed.step()
+        window = self._step()
         if self._feed.begins:
             self._turns.begin_window()
-            self._round = self.cycle.round
-            self._coverage.add_windows(self._round)
         image_idx = self._turns.draw(window.images)
         self._steps += 1
         if self._uploads is None:
             picture = window.picture(image_idx, halvings)
         else:
-            picture = self._uploads.take(image_idx, halvings, following=self._following(window))
+            # The next step's image cannot be known where it is of another window.
+            following = None if self.cycle.ends else self._turns.next(window.images)
+            picture = self._uploads.take(image_idx, halvings, following)
         self._halvings = halvings
         height, width = picture.pixels.shape[:2]
         self.pixels_per_batch = height * width
@@ -191,47 +243,18 @@ class ImageStream:
         return picture_batch(source(image_idx, self._halvings), image_idx, self.device)
 
     def state(self) -> dict[str, Any]:
-        """Returns what :meth:`load_state` needs to continue with the same images."""
-        return {
-            "cycle": self.cycle.state(),
-            **self._turns.state(),
-            "coverage": self.coverage.state(),
-        }
+        """See the base; also the turns."""
+        return {**super().state(), **self._turns.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> bool:
-        """Continues where :meth:`state` was taken.
-
-        Returns:
-            Whether it could: not if the number of images has changed.
-        """
-        if not self.cycle.load_state(state["cycle"]):
+        """See the base."""
+        if not super().load_state(state):
             return False
-        self._forget_uploads()
-        self._feed.forget()
-        self._coverage.load_state(state["coverage"])
         # Where the window is of another size now, its first step begins another turn.
         self._turns.load_state(state)
-        self._steps, self._round = 0, self.cycle.round
         return True
 
-    def close(self) -> None:
-        """Stops background loading and releases the window."""
-        self._flush()
-        self._forget_uploads()
-        self._feed.close()
-
-    @property
-    def on_device(self) -> bool:
-        """Whether images are kept on the device of the batches."""
-        return self._uploads is not None and self._uploads.on_device
-
-    def _following(self, window: PictureWindow) -> int | None:
-        """The next step's image; None if it is of another window."""
-        if self.cycle.ends:
-            return None
-        return self._turns.next(window.images)
-
-    def _placed(self, window: PictureWindow) -> PictureWindow:
+    def _place(self, window: PictureWindow) -> PictureWindow:
         if self._uploads is not None:
             self._uploads.begin(window.nbytes)
         return window
@@ -241,14 +264,9 @@ class ImageStream:
         assert self._feed.window is not None
         return self._feed.window.picture(image_idx, halvings)
 
-    def _forget_uploads(self) -> None:
+    def _forget(self) -> None:
         if self._uploads is not None:
             self._uploads.close()
-
-    def _flush(self) -> None:
-        if self._steps:
-            self._coverage.add_steps(self._round, self._steps)
-        self._steps = 0
 
     def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> PictureWindow:
         return load_pictures(self.dataset, images, stopped, self.masked)

@@ -4,9 +4,10 @@ import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Literal, cast
 
 import torch
+from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.dataparsers.base_dataparser import DataParser, DataparserOutputs
 from nerfstudio.data.datasets.base_dataset import InputDataset
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
@@ -14,12 +15,13 @@ from nerfstudio.utils import comms, writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.checks import check_dataparser_outputs
-from f3rm_ext.data.config_checks import flag, parse_count
-from f3rm_ext.data.coverage import Coverage
+from f3rm_ext.data.cycling_config import flag
+from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.silhouettes import are_silhouettes
+from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError, UserError
 from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.memory.options import MemoryOption, RunState
@@ -30,33 +32,6 @@ _CHOICE = {
     "ignore": "The masks do not show the silhouettes of an object: masked pixels do not count. With {option} "
     "background they are trained as empty.",
 }
-
-
-@runtime_checkable
-class Stream(Protocol):
-    """Endless batches from one data set."""
-
-    @property
-    def coverage(self) -> Coverage:
-        """Steps, rays and appearances of each image in the training so far."""
-        ...
-
-    @property
-    def on_device(self) -> bool:
-        """Whether its images are kept on the device of the batches."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Returns the position in the cycle of images, from which :meth:`load_state` continues."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> bool:
-        """Continues where :meth:`state` was taken; returns whether it could."""
-        ...
-
-    def close(self) -> None:
-        """Stops loading and releases the images."""
-        ...
 
 
 class CyclingDataManager:
@@ -75,6 +50,7 @@ class CyclingDataManager:
     train_dataparser_outputs: DataparserOutputs
     train_dataset: InputDataset
     eval_dataset: InputDataset | None
+    eval_dataloader: EvalLoader
     world_size: int
     rank: int
     local_rank: int
@@ -89,18 +65,14 @@ class CyclingDataManager:
     _sources_failed: bool = False
 
     def take_place(self, local_rank: int) -> None:
-        """Sets the rank of this process and the seed that all processes share.
-
-        Args:
-            local_rank: the rank to use outside of a process group.
-        """
+        """Sets the rank of this process, the local one outside of a process group, and the seed that all share."""
         self.rank = comms.get_rank() if comms.is_dist_avail_and_initialized() else local_rank
         # nerfstudio seeds each process with the machine's seed plus its rank.
         self.seed = torch.initial_seed() - self.rank
         self.eval_images_drawn = 0
         self.choices = {}
 
-    def streams(self) -> dict[str, Stream]:
+    def streams(self) -> dict[str, WindowStream]:
         """The streams by split (train, eval). Coverage is recorded for the training images."""
         raise NotImplementedError
 
@@ -167,11 +139,7 @@ class CyclingDataManager:
             stream.close()
 
     def check_train_outputs(self, outputs: DataparserOutputs) -> None:
-        """Checks the cameras and files of the training images.
-
-        Raises:
-            CaptureError: they cannot be used.
-        """
+        """Checks the cameras and files of the training images. Raises CaptureError if they cannot be used."""
         check_dataparser_outputs(outputs, check_files=self.test_mode != "inference", min_images=2)
 
     def note_masked_pixels(self, dataset: InputDataset) -> None:
@@ -221,7 +189,7 @@ class CyclingDataManager:
         Raises:
             ConfigError: an option is out of range.
         """
-        cycle = image_cycle(self.config, split, num_images, seed=self.seed, shards=self.world_size, shard=self.rank)
+        cycle = self.config.image_cycle(split, num_images, seed=self.seed, shards=self.world_size, shard=self.rank)
         option = f"{split}_num_images_to_sample_from"
         window = getattr(self.config, option)
         if num_images < window < math.inf and self.test_mode == "val" and self.rank == 0:
@@ -234,25 +202,17 @@ class CyclingDataManager:
     def make_placement(
         self, option: str, *, wanted: bool, off: str, what: str = "Training images", log: bool = True
     ) -> Placement | None:
-        """Decides where images are kept; None on the CPU, where there is nothing to decide.
-
-        Args:
-            option: the config field that keeps them on the GPU.
-            off: its value that keeps them in main memory.
-            what: what they are called in the log.
-            log: whether the first process logs it.
-        """
+        """Decides where images are kept; None on the CPU, where there is nothing to decide."""
         device = torch.device(self.device)
         if device.type != "cuda":
             return None
         return Placement(device, wanted=wanted, off=f"{flag(option)} {off}", what=what, log=log and self.rank == 0)
 
-    def draw_eval_image(self) -> int:
-        """Index of a random evaluation image."""
-        assert self.eval_dataset is not None
+    def next_eval_image(self, step: int) -> tuple[Cameras, dict[str, Any]]:
+        """Returns a random evaluation image, see :meth:`EvalLoader.get_camera`; CaptureError if there are none."""
         dice = random.Random(f"{self.seed}/eval-image/{self.rank}/{self.eval_images_drawn}")
         self.eval_images_drawn += 1
-        return dice.randrange(len(self.eval_dataset))
+        return self.eval_dataloader.get_camera(dice.randrange(len(self.eval_dataloader) or 1))
 
     def memory_options(self) -> list[MemoryOption]:
         """Options that lower the memory of a training step."""
@@ -282,7 +242,7 @@ class CyclingDataManager:
                 f"used unless --{flag('train_num_times_to_repeat_images')} is given."
             )
 
-    def _write_coverage(self, stream: Stream, path: Path | None, step: int) -> None:
+    def _write_coverage(self, stream: WindowStream, path: Path | None, step: int) -> None:
         if path is None or not path.parent.is_dir():
             return
         dataset: InputDataset = self.train_dataset
@@ -314,10 +274,7 @@ class CyclingDataManager:
         return None if self._sources is None else self._sources[-1]
 
     def prepare_features(self, *, with_train: bool) -> list[FeatureSource]:
-        """Extracts the missing features of the evaluation images and, with ``with_train``, of the training images.
-
-        Returns:
-            One source per data set, the training images first.
+        """Extracts missing features of the evaluation images and, before them, those of the training images if wanted.
 
         Raises:
             UserError: see :func:`~f3rm_ext.features.source.prepare_features`.
@@ -337,22 +294,3 @@ class CyclingDataManager:
                 local_size=comms.get_local_size(),
             )
         )
-
-
-def image_cycle(config: Any, split: Literal["train", "eval"], num_images: int, **place: int) -> ImageCycle:
-    """The image cycle of a split.
-
-    Args:
-        split: which of its windows.
-        place: see :class:`ImageCycle`: ``seed``, ``shards``, ``shard``.
-
-    Raises:
-        ConfigError: an option is out of range.
-    """
-    window, repeat = f"{split}_num_images_to_sample_from", f"{split}_num_times_to_repeat_images"
-    return ImageCycle(
-        num_images,
-        parse_count(getattr(config, window), flag(window), unit="images"),
-        parse_count(getattr(config, repeat), flag(repeat), unit="steps"),
-        **place,
-    )

@@ -25,10 +25,7 @@ class PinholeDataset(InputDataset):
     """
 
     def __init__(self, dataparser_outputs: DataparserOutputs, scale_factor: float = 1.0) -> None:
-        """Computes the cameras; opens no image.
-
-        Args:
-            scale_factor: ratio of the image sizes to those of the files, (0, 1].
+        """Computes the cameras of images scaled by a factor in (0, 1]; opens no image.
 
         Raises:
             CaptureError: the images of a camera cannot be undistorted.
@@ -72,10 +69,7 @@ class PinholeDataset(InputDataset):
         return cls(dataparser_outputs, min(1.0, side_px / longest))
 
     def picture(self, image_idx: int, masked: MaskedPixels = "ignore") -> ImagePixels:
-        """Reads, undistorts and scales one image; alpha and mask are kept.
-
-        Args:
-            masked: see :func:`~f3rm_ext.data.image_reader.read_pixels`; transparent pixels blend where sizes change.
+        """Reads, undistorts and scales one image; alpha and mask are kept, and transparent pixels blend.
 
         Raises:
             CaptureError: it cannot be read.

@@ -133,10 +133,7 @@ class PackedPixels:
     def draw(self, num_rays: int, generator: torch.Generator, part: slice = slice(None)) -> PixelDraw:
         """Draws pixels uniformly over the window, with replacement; fewer of those that are trained as empty.
 
-        Args:
-            num_rays: number of pixels.
-            generator: random number generator of the CPU.
-            part: of these pixels to return; all by default.
+        Returns only the given part of them.
         """
         places = torch.randint(max(1, self.num_pixels), (num_rays,), generator=generator)[part].contiguous()
         if self.valid is not None and len(self.valid):

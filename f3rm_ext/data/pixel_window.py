@@ -52,8 +52,7 @@ class LoadedWindow:
     def sent(self, uploader: Uploader) -> "LoadedWindow":
         """Returns the window with colours and features on their way to a device, for :meth:`received`.
 
-        Args:
-            uploader: to the device. This thread waits for it, as in :meth:`to`, but the device goes on.
+        This thread waits for the copy, as in :meth:`to`, but the device goes on.
         """
         upload = uploader.send(
             {"": self.pixels.pixels, **{name: maps.values for name, maps in self.features.items()}}, page_locked=False
@@ -106,14 +105,7 @@ class Draft:
 
 
 def draft_batch(window: LoadedWindow, drawn: PixelDraw, featured: int, uploader: Uploader) -> Draft:
-    """Makes the first half of a batch.
-
-    Args:
-        window: where the pixels were drawn from.
-        drawn: the pixels.
-        featured: how many of them, the first ones, get features.
-        uploader: to the training device.
-    """
+    """Makes the first half of a batch, of which the first ``featured`` pixels get features."""
     parts = {"indices": drawn.indices}
     if window.on_device:
         parts["places"] = drawn.places
@@ -131,11 +123,7 @@ def draft_batch(window: LoadedWindow, drawn: PixelDraw, featured: int, uploader:
 
 
 def finish_batch(window: LoadedWindow, draft: Draft) -> dict[str, Any]:
-    """Makes the second half of a batch. The host waits for nothing.
-
-    Returns:
-        ``image``, ``indices`` and, if there are any, ``features``; see :meth:`PixelStream.next`.
-    """
+    """Makes the second half of a batch, see :meth:`PixelStream.next`. The host waits for nothing."""
     parts = draft.upload.receive()
     pixels = window.pixels.pixels.index_select(0, parts["places"]) if window.on_device else parts["pixels"]
     batch: dict[str, Any] = {"image": colors_of(pixels), "indices": parts["indices"]}

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from nerfstudio.utils.rich_utils import CONSOLE
 
+from f3rm_ext.profiling.memory import readable
+
 SHARE = 0.25
 """Share of a device's free memory that images and features may take.
 
@@ -46,14 +48,7 @@ class Placement:
         free: Callable[[torch.device], int] | None = None,
         log: bool = True,
     ) -> None:
-        """Decides nothing yet: before the first batch, the model is not on the device.
-
-        Args:
-            device: the training device.
-            wanted: whether images may be there.
-            off: the option that keeps them in main memory, for the log.
-            free: returns the device's free memory in bytes; by default :func:`free_memory`.
-        """
+        """Decides nothing yet, since the model is not on the device. The log names the option ``off``."""
         self.device = device
         self.wanted = wanted
         self.on_device: bool | None = None
@@ -64,13 +59,9 @@ class Placement:
         self._log = log
 
     def decide(self, needed_bytes: int) -> bool:
-        """Returns whether the images of a window belong on the device. The first call decides for the whole run.
-
-        Args:
-            needed_bytes: memory that the window would take there.
-        """
+        """Returns whether the images of a window belong on the device. The first call decides for the whole run."""
         if self.on_device is None:
-            needed = _readable(needed_bytes)
+            needed = readable(needed_bytes)
             if not self.wanted:
                 self.on_device = False
                 self._say(f"{needed} in main memory (--{self._off}), copied to the GPU batch by batch.")
@@ -78,20 +69,16 @@ class Placement:
                 free = self._free(self.device)
                 self.on_device = fits(needed_bytes, free)
                 if self.on_device:
-                    self._say(f"{needed} on the GPU, within {SHARE:.0%} of its {_readable(free)} of free memory.")
+                    self._say(f"{needed} on the GPU, within {SHARE:.0%} of its {readable(free)} of free memory.")
                 else:
                     self._say(
-                        f"{needed} in main memory, more than {SHARE:.0%} of the GPU's {_readable(free)} of free "
+                        f"{needed} in main memory, more than {SHARE:.0%} of the GPU's {readable(free)} of free "
                         "memory; copied there batch by batch."
                     )
         return self.on_device
 
     def has_room(self, needed_bytes: int) -> bool:
-        """Returns whether the next window fits on the device now, beside the present one.
-
-        Args:
-            needed_bytes: memory that it would take there.
-        """
+        """Returns whether the next window fits on the device now, beside the present one."""
         return bool(self.on_device) and fits(needed_bytes, self._free(self.device))
 
     def give_up(self) -> None:
@@ -102,8 +89,3 @@ class Placement:
     def _say(self, text: str) -> None:
         if self._log:
             CONSOLE.log(f"{self._what}: {text}", markup=False)
-
-
-def _readable(count_bytes: int) -> str:
-    mib = count_bytes / 2**20
-    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.0f} MiB"

@@ -40,11 +40,6 @@ class Prefetcher(Generic[LoadedT]):
         self._future: Future[LoadedT] | None = None
         self._stop = threading.Event()
 
-    @property
-    def ready(self) -> bool:
-        """Whether the requested thing is loaded, so that :meth:`take` would not wait."""
-        return self._future is not None and self._future.done()
-
     def request(self, key: tuple[int, ...]) -> None:
         """Starts loading these images, or whatever the numbers stand for. A repeated request does nothing."""
         if self._future is not None and self._key == key:
@@ -127,7 +122,6 @@ class WindowFeed(Generic[WindowT]):
         """Loads nothing yet.
 
         Args:
-            cycle: decides which images are in memory when.
             load: makes a window of images in the background, see :class:`Prefetcher`.
             leave: called before a new window begins, while :attr:`window` is still the old one.
             place: moves a loaded window to the device where it is used. Called on the thread that steps, after the

@@ -41,13 +41,9 @@ def make_ray_generator(cameras: Cameras, device: torch.device | str) -> RayMaker
 
 @torch.no_grad()
 def picture_rays(camera: Cameras, device: torch.device | str, obb_box: OrientedBox | None = None) -> RayBundle:
-    """Returns the rays of a picture, (h, w), as nerfstudio's ``generate_rays`` does.
+    """Returns the rays of a picture, (h, w), within a box if any, as nerfstudio's ``generate_rays`` does.
 
     On a GPU that makes the host wait some twenty times. The rays of a perspective camera are made without.
-
-    Args:
-        device: where the rays are wanted.
-        obb_box: where rays begin and end; None for no limits.
     """
     if torch.device(device).type != "cuda" or obb_box is not None or not is_plain(camera):
         return camera.to(device).generate_rays(camera_indices=0, keep_shape=True, obb_box=obb_box)
@@ -84,11 +80,7 @@ class TableRayGenerator:
     """
 
     def __init__(self, cameras: Cameras) -> None:
-        """Makes the table, 8 bytes per pixel on the cameras' device.
-
-        Args:
-            cameras: cameras for which :func:`shares_intrinsics` is true.
-        """
+        """Makes the table, 8 bytes per pixel on the device of the cameras, which must share their intrinsics."""
         self.cameras = cameras
         # One row and column more, because a pixel's area is measured to its neighbours below and to the right.
         height, width = int(cameras.height[0]) + 1, int(cameras.width[0]) + 1
@@ -106,11 +98,7 @@ class TableRayGenerator:
             self.table[first * width : first * width + len(grid)] = grid
 
     def __call__(self, ray_indices: Int[Tensor, "rays 3"]) -> RayBundle:
-        """Returns the rays of pixels, as nerfstudio's ``RayGenerator`` does.
-
-        Args:
-            ray_indices: image, row and column.
-        """
+        """Returns the rays of pixels, as nerfstudio's ``RayGenerator`` does."""
         ray_indices = ray_indices.to(self.table.device)
         place = ray_indices[:, 1] * self.columns + ray_indices[:, 2]
         seen = self.table[torch.stack([place, place + 1, place + self.columns])]
@@ -143,11 +131,7 @@ class LensRayGenerator:
         """To the centres of a pixel and of its neighbours to the right and below, (x, y) px."""
 
     def __call__(self, ray_indices: Int[Tensor, "rays 3"]) -> RayBundle:
-        """Returns the rays of pixels, see :class:`TableRayGenerator`.
-
-        Args:
-            ray_indices: image, row and column.
-        """
+        """Returns the rays of pixels, see :class:`TableRayGenerator`."""
         ray_indices = ray_indices.to(self.offset.device)
         image = ray_indices[:, 0]
         seen = (ray_indices[:, 1:].flip(-1) + self.offset - self.centre[image]) / self.focal[image]
@@ -157,12 +141,7 @@ class LensRayGenerator:
 
 
 def _rays(poses: Float[Tensor, "cams 3 4"], image: Int[Tensor, "rays"], seen: Float[Tensor, "3 rays 2"]) -> RayBundle:
-    """Rays of pixels.
-
-    Args:
-        image: index of each ray's image.
-        seen: where the ray, and those one pixel to the right and one below, meet the plane at distance 1 (OpenCV).
-    """
+    """Rays, given where they and those one pixel to the right and one below meet the plane at distance 1 (OpenCV)."""
     # OpenCV to OpenGL: y up, looking along -z.
     local = torch.cat([seen[..., :1], -seen[..., 1:], torch.full_like(seen[..., :1], -1.0)], dim=-1)
     pose = poses[image]

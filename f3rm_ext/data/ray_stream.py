@@ -4,24 +4,23 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from nerfstudio.data.datasets.base_dataset import InputDataset
 from torch import Tensor
 
-from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.data.pixel_sampler import PixelDraw, batch_seed, colors_of
 from f3rm_ext.data.pixel_window import Draft, LoadedWindow, centres_px, draft_batch, finish_batch, load_window
 from f3rm_ext.data.placement import Placement
-from f3rm_ext.data.prefetch import Prefetcher, WindowFeed
+from f3rm_ext.data.prefetch import Prefetcher
 from f3rm_ext.data.uploads import Uploader
+from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.memory.shortage import is_out_of_memory
 
 
-class PixelStream:
+class PixelStream(WindowStream[LoadedWindow]):
     """Endless batches from one data set. Loads nothing before the first batch.
 
     A batch depends only on the window and on (seed, split, rank, batch number). After a resume the same batches follow,
@@ -49,49 +48,23 @@ class PixelStream:
         """Loads nothing yet.
 
         Args:
-            cycle: decides which images are in memory when.
-            num_rays: rays per batch of this process.
-            split: name of the split; distinguishes the streams of a run.
-            placement: decides whether the window's pixels and features are kept on that device.
-            source: feature maps of the images, if any.
             feature_ray_fraction: fraction of each batch's rays that get features, (0, 1].
-            masked: "background" also draws masked pixels, as transparent ones.
             divided_rays: rays of the batch that all processes share; None if each draws a batch of its own. Where all
                 of them hold all images, every process draws this batch and takes each n-th ray of it, so that any
                 number of processes trains on the same rays.
         """
+        super().__init__(dataset.cameras, cycle, split=split, device=device, masked=masked, placement=placement)
         self.dataset = dataset
-        self.cycle = cycle
         self.num_rays_per_batch = num_rays
-        self.split = split
-        self.device = torch.device(device)
-        self.placement = placement
         self.source = source
         self.feature_ray_fraction = feature_ray_fraction
-        self.masked: MaskedPixels = masked
         together = divided_rays is not None and not cycle.changes and cycle.window_size == cycle.num_images
         self._drawn_together = divided_rays if together else None
         self.batches = 0
-        sizes = (dataset.cameras.height * dataset.cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
-        self._coverage = Coverage(sizes, cycle.shards)
-        self._feed: WindowFeed[LoadedWindow] = WindowFeed(cycle, self._load, leave=self._leave, place=self._placed)
         self._drafts: Prefetcher[Draft] = Prefetcher(self._draft, "f3rm-ext-batch")
         self._uploader = Uploader(self.device)
         self._window_rays: Tensor | None = None
-        self._window_steps = 0
-        self._round: tuple[tuple[int, ...], ...] = ()
         self._generator = torch.Generator()
-
-    @property
-    def coverage(self) -> Coverage:
-        """See :attr:`~f3rm_ext.data.mixin.Stream.coverage`."""
-        self._flush()
-        return self._coverage
-
-    @property
-    def on_device(self) -> bool:
-        """Whether the window's pixels and features are kept on the device of the batches."""
-        return self.placement is not None and bool(self.placement.on_device)
 
     def set_num_rays_per_batch(self, num_rays_per_batch: int) -> None:
         """Changes the batch size, as nerfstudio's pixel samplers do."""
@@ -108,8 +81,9 @@ class PixelStream:
         Raises:
             UserError: an image or a feature shard of the window cannot be read.
         """
-        window = self._current()
-        assert self._window_rays is not None
+        window = self._step()
+        if self._window_rays is None or self._feed.begins:
+            self._window_rays = torch.zeros(len(window.images), dtype=torch.int64)
         if self.placement is None:
             batch = self._made_now(window)
         else:
@@ -119,46 +93,21 @@ class PixelStream:
             self._window_rays += draft.rays_of_slots
             batch = finish_batch(window, draft)
         self.batches += 1
-        self._window_steps += 1
+        self._steps += 1
         if self.masked == "background" and batch["image"].shape[1] == 4:
             batch["kept"] = batch["image"][:, 3:] > 0
         return batch
 
     def state(self) -> dict[str, Any]:
-        """Returns what :meth:`load_state` needs to continue with the same windows and pixels."""
-        return {"cycle": self.cycle.state(), "batches": self.batches, "coverage": self.coverage.state()}
+        """See the base; also the number of batches."""
+        return {**super().state(), "batches": self.batches}
 
     def load_state(self, state: Mapping[str, Any]) -> bool:
-        """Continues where :meth:`state` was taken.
-
-        Returns:
-            Whether it could: not if the number of images has changed.
-        """
-        if not self.cycle.load_state(state["cycle"]):
+        """See the base."""
+        if not super().load_state(state):
             return False
-        self._drafts.close()
-        self._coverage.load_state(state["coverage"])
         self.batches = int(state["batches"])
-        self._feed.forget()
-        self._window_rays, self._window_steps, self._round = None, 0, self.cycle.round
         return True
-
-    def close(self) -> None:
-        """Stops background loading and releases the window."""
-        self._flush()
-        self._drafts.close()
-        self._feed.close()
-        self._window_rays = None
-
-    def _current(self) -> LoadedWindow:
-        """The window of the next step; a new one if the cycle says so."""
-        window = self._feed.step()
-        if self._window_rays is None:
-            self._window_rays = torch.zeros(len(window.images), dtype=torch.int64)
-        if self._feed.begins:
-            self._round = self.cycle.round
-            self._coverage.add_windows(self._round)
-        return window
 
     def _draw(self, window: LoadedWindow, number: int, rays: int) -> tuple[PixelDraw, int]:
         """The pixels of a batch, given its number and number of rays, and how many of them, the first, get features."""
@@ -191,7 +140,7 @@ class PixelStream:
         drawn, featured = self._draw(window, number, rays)
         return draft_batch(window, drawn, featured, self._uploader)
 
-    def _placed(self, window: LoadedWindow) -> LoadedWindow:
+    def _place(self, window: LoadedWindow) -> LoadedWindow:
         if window.on_device:
             return window.received()
         if self.placement is None or not self.placement.decide(window.nbytes):
@@ -204,18 +153,16 @@ class PixelStream:
             self.placement.give_up()
             return window
 
-    def _leave(self) -> None:
-        self._flush()
-        self._window_rays = None
-
     def _flush(self) -> None:
-        """Adds the counts of the window to the coverage."""
         window = self._feed.window
-        if window is not None and self._window_rays is not None and self._window_steps:
-            self._coverage.add_steps(self._round, self._window_steps)
+        if window is not None and self._window_rays is not None and self._steps:
             self._coverage.add_rays(window.images, self._window_rays.numpy())
             self._window_rays.zero_()
-        self._window_steps = 0
+        super()._flush()
+
+    def _forget(self) -> None:
+        self._drafts.close()
+        self._window_rays = None
 
     def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> LoadedWindow:
         window = load_window(self.dataset, self.source, images, stopped, self.masked)

@@ -64,10 +64,6 @@ def disagreements(
     Of the other photos in whose frame a point is, some share leaves it out. The disagreement of a ray is the smallest
     such share along it; the result is the mean over rays, 0 if there are none. What is masked in every photo counts as
     outside the frame: it belongs to the camera.
-
-    Args:
-        camera_to_worlds: poses of at least three photos, in nerfstudio's convention.
-        masks: their masks, stretched to one size.
     """
     frame = np.any(masks, axis=0)
     views = [View(lens, mask, frame) for lens, mask in zip(lenses, masks, strict=True)]
@@ -114,11 +110,7 @@ class View:
     def look_up(
         self, points: Float64[np.ndarray, "*batch 3"]
     ) -> tuple[Bool[np.ndarray, "*batch"], Bool[np.ndarray, "*batch"]]:
-        """Returns which points are inside the photo, and which of these its mask keeps.
-
-        Args:
-            points: in the camera's frame: x right, y up, z backwards.
-        """
+        """Tells which points (camera frame: x right, y up, z backwards) are in the photo, and which its mask keeps."""
         depth = -points[..., 2]
         inside = depth > 1e-9
         depth = np.where(inside, depth, 1.0)

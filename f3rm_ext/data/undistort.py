@@ -56,14 +56,7 @@ class DistortedCamera:
 
     @classmethod
     def of(cls, cameras: Cameras, image_idx: int, name: object) -> "DistortedCamera":
-        """Reads one of several cameras.
-
-        Args:
-            name: name of its image, for the message.
-
-        Raises:
-            CaptureError: its images cannot be undistorted to a pinhole camera.
-        """
+        """Reads one of several cameras. Raises CaptureError if its images cannot be undistorted to a pinhole camera."""
         kind = CameraType(int(cameras.camera_type[image_idx]))
         if kind not in (CameraType.PERSPECTIVE, CameraType.FISHEYE):
             raise CaptureError(
@@ -171,10 +164,6 @@ def undistorted(picture: ImagePixels, lens: DistortedCamera, view: PinholeIntrin
     """Undistorts a photo to a pinhole camera, bilinearly; colours with alpha are weighted by alpha.
 
     A pixel is valid if all of its source pixels are.
-
-    Args:
-        lens: the camera that took it.
-        view: the pinhole camera, see :func:`pinhole_of`.
     """
     if lens.is_pinhole and view == lens.frame:
         return picture
@@ -220,11 +209,7 @@ def shrunk_size(height_px: int, width_px: int, ratio: float) -> tuple[int, int]:
 
 
 def shrunk_cameras(cameras: Cameras, height_px: int, width_px: int) -> Cameras:
-    """Returns the cameras of images downscaled to a common size.
-
-    Args:
-        cameras: pinhole cameras of any shape; they are not changed.
-    """
+    """Returns pinhole cameras of images downscaled to a common size."""
     x, y = width_px / cameras.width, height_px / cameras.height
     return Cameras(
         camera_to_worlds=cameras.camera_to_worlds,

@@ -42,11 +42,7 @@ class Uploader:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Starts nothing yet.
-
-        Args:
-            device: where tensors are to be copied.
-        """
+        """Starts nothing yet."""
         self.device = device
         self._stream: Any = None
 

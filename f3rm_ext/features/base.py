@@ -140,12 +140,7 @@ class FileExtractor(Protocol):
     def extract_files(
         self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]], files: Sequence[Path]
     ) -> list[Float[Tensor, "_ _ feat"]]:
-        """Returns the features of each image; called instead of :meth:`Extractor.extract`.
-
-        Args:
-            images: See :meth:`Extractor.extract`.
-            files: File of each image.
-        """
+        """Returns the features of each image; called instead of :meth:`Extractor.extract`."""
         ...
 
 

@@ -14,9 +14,6 @@ class BaseFeatureHead(nn.Module):
     """Keeps a feature's spec in a checkpoint, so that opening a run needs neither extractor nor store.
 
     Tensors are buffers; :func:`describe_heads` gives the rest.
-
-    Args:
-        spec: The feature that is distilled or lifted.
     """
 
     display_mean: Tensor
@@ -74,12 +71,7 @@ def describe_heads(heads: Iterable[BaseFeatureHead]) -> list[dict[str, Any]]:
 def specs_from_checkpoint(
     described: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], prefix: str
 ) -> Iterator[FeatureSpec]:
-    """Yields the specs of the heads in a checkpoint.
-
-    Args:
-        described: What :func:`describe_heads` returned.
-        prefix: Prefix of their names, which a head's name and a dot follow.
-    """
+    """Yields the specs of the heads in a checkpoint, whose entries begin with ``prefix``, the head's name and a dot."""
     for head in described:
         at = f"{prefix}{head['name']}."
         basis = state_dict[at + "code_basis"]

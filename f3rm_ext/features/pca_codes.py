@@ -45,12 +45,9 @@ class CodeBasis:
 def second_moment(
     patches: Sequence[Callable[[], Float[Tensor, "_ feat"]]], dim: int, device: torch.device
 ) -> tuple[np.ndarray, int]:
-    """Returns the sum of f fᵀ over all patches, (D, D), and the number of patches.
+    """Returns the sum of f fᵀ over all patches, (D, D), and their number, given functions that load those of an image.
 
     Products are formed in float32 for each image (products of fp16 features are exact there) and summed in float64.
-
-    Args:
-        patches: Functions that load the patches of one image, (patches, D).
     """
     moment, count = np.zeros((dim, dim)), 0
     for load in patches:
@@ -142,11 +139,7 @@ def save_basis(root: Path, rows: Float32[Tensor, "code feat"], energy: tuple[flo
 
 
 def load_basis(root: Path) -> CodeBasis | None:
-    """Reads a basis; returns None if there is none yet.
-
-    Raises:
-        FeatureStoreError: It is damaged.
-    """
+    """Reads a basis; returns None if there is none yet. Raises FeatureStoreError if it is damaged."""
     try:
         raw = json.loads((root / "spectrum.json").read_bytes())
         data = (root / "basis.npy").read_bytes()

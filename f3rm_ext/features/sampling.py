@@ -43,11 +43,7 @@ def sample_map(feature_map: FeatureMap, yx_px: Float[np.ndarray, "points 2"]) ->
 def interpolate(
     corners: Iterable[tuple[Float16[Tensor, "rays feat"], Float32[Tensor, "rays"]]],
 ) -> Float32[Tensor, "rays feat"]:
-    """Returns the weighted sums of patches' features.
-
-    Args:
-        corners: Features and weights of the first patch of each ray, then of the second, and so on.
-    """
+    """Returns weighted sums of features and weights of the first patch of each ray, then of the second, and so on."""
     out: Tensor | None = None
     for features, weight in corners:
         term = features.float().mul_(weight[:, None])
@@ -65,8 +61,6 @@ class PackedMaps:
 
     values: Float16[Tensor, "patches feat"]
     """All patches, image after image, each row by row."""
-    residual_norm: Float16[Tensor, "patches"] | None
-    """Norm of the features' part that PCA codes leave out."""
     offset: Int64[Tensor, "cams"]
     """First patch of each image."""
     shape: Int64[Tensor, "cams 2"]
@@ -78,25 +72,15 @@ class PackedMaps:
 
     @classmethod
     def pack(cls, maps: Sequence[FeatureMap], device: torch.device | str = "cpu") -> "PackedMaps":
-        """Copies maps into one tensor.
-
-        Args:
-            maps: At least one map. All have the same feature dimension; their sizes may differ.
-        """
+        """Copies one or more maps of the same dimension and any sizes into one tensor."""
         grids = [feature_map.grid for feature_map in maps]
         sizes = [grid.rows * grid.cols for grid in grids]
         ends = np.cumsum(sizes)
         values = torch.empty((int(ends[-1]), maps[0].values.shape[2]), dtype=torch.float16)
-        with_residual = all(feature_map.residual_norm is not None for feature_map in maps)
-        residual = torch.empty(int(ends[-1]), dtype=torch.float16) if with_residual else None
         for feature_map, end, size in zip(maps, ends, sizes, strict=True):
-            part = slice(int(end) - size, int(end))
-            values[part].numpy().reshape(feature_map.values.shape)[...] = feature_map.values
-            if residual is not None and feature_map.residual_norm is not None:
-                residual[part].numpy()[...] = feature_map.residual_norm.reshape(-1)
+            values[int(end) - size : int(end)].numpy().reshape(feature_map.values.shape)[...] = feature_map.values
         return cls(
             values=values,
-            residual_norm=residual,
             offset=torch.as_tensor(ends - np.asarray(sizes), dtype=torch.int64),
             shape=torch.tensor([[grid.rows, grid.cols] for grid in grids], dtype=torch.int64),
             origin_px=torch.tensor([grid.origin_px for grid in grids], dtype=torch.float32),
@@ -105,53 +89,17 @@ class PackedMaps:
 
     def to(self, device: torch.device | str) -> "PackedMaps":
         """Returns the same maps on another device."""
-        return replace(self, **{name: v.to(device) for name, v in vars(self).items() if isinstance(v, Tensor)})
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that the features take, in bytes."""
-        tensors = [self.values] if self.residual_norm is None else [self.values, self.residual_norm]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items()})
 
     def sample(self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]) -> Float32[Tensor, "rays feat"]:
-        """Returns the features at pixel positions.
-
-        Args:
-            image_slot: Slot of the image that each position lies in.
-            yx_px: Positions (y, x) in pixels of that image.
-        """
-        corners = self._corners(image_slot, yx_px)
+        """Returns the features at positions (y, x) in pixels of the images in the given slots."""
+        corners = zip(*self.corners(image_slot, yx_px), strict=True)
         return interpolate((self.values.index_select(0, patch), weight) for patch, weight in corners)
 
     def corners(
         self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]
     ) -> tuple[Int64[Tensor, "corners rays"], Float32[Tensor, "corners rays"]]:
-        """Returns the four patches around each pixel position and their weights, for :func:`interpolate`.
-
-        Args:
-            image_slot: Slot of the image that each position lies in.
-            yx_px: Positions (y, x) in pixels of that image.
-        """
-        patches, weights = zip(*self._corners(image_slot, yx_px), strict=True)
-        return torch.stack(patches), torch.stack(weights)
-
-    def sample_residual(
-        self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]
-    ) -> Float32[Tensor, "rays"]:
-        """Returns the residual norms at pixel positions.
-
-        Raises:
-            ValueError: The maps have no residual norms.
-        """
-        if self.residual_norm is None:
-            raise ValueError("these maps have no residual norms: they are not PCA codes")
-        corners = self._corners(image_slot, yx_px)
-        return torch.stack([self.residual_norm[patch].float() * weight for patch, weight in corners]).sum(0)
-
-    def _corners(
-        self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]
-    ) -> list[tuple[Int64[Tensor, "rays"], Float32[Tensor, "rays"]]]:
-        """Returns the four patches around each position, and their weights."""
+        """Returns the four patches around each of these positions and their weights, for :func:`interpolate`."""
         slot = image_slot.long()
         last = self.shape[slot] - 1
         position = (yx_px.float() - self.origin_px[slot]) / self.stride_px[slot]
@@ -163,9 +111,5 @@ class PackedMaps:
         corner = self.offset[slot] + first[:, 0] * cols + first[:, 1]
         down, right = step[:, 0] * cols, step[:, 1]
         (v, u) = fraction.unbind(1)
-        return [
-            (corner, (1 - v) * (1 - u)),
-            (corner + right, (1 - v) * u),
-            (corner + down, v * (1 - u)),
-            (corner + down + right, v * u),
-        ]
+        patches = torch.stack([corner, corner + right, corner + down, corner + down + right])
+        return patches, torch.stack([(1 - v) * (1 - u), (1 - v) * u, v * (1 - u), v * u])

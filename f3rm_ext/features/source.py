@@ -75,24 +75,16 @@ def prepare_features(
     repair: bool = False,
     build: Callable[..., Extractor] | None = None,
 ) -> list[FeatureSource]:
-    """Makes whatever features the images lack, and opens them.
+    """Makes whatever features the images lack, and opens them: one source per data set.
 
     The processes on a machine share the extraction: local rank 0 extracts its part, adopts what the others extract, and
-    the others wait for it. PCA codes and display bases are fitted to the
-    images of the first data set. Extractors are released before this returns.
+    the others wait for it. PCA codes and display bases are fitted to the images of the first data set. Extractors are
+    released before this returns.
 
     Args:
         datasets: The training images first, then any others (evaluation), whose codes use the same basis.
-        options: Which extractors, where to store features, how many codes.
-        local_rank: Rank among the processes on this machine that share the cache folder.
-        world_size: Number of processes, for messages.
         local_size: Number of processes that extract together; with 1, the others only wait.
         repair: Read every shard whole and make damaged ones again instead of raising.
-        build: Builds an extractor, called as ``build(text, device=...)``; by default
-            :func:`f3rm_ext.features.extractors.registry.build_extractor`.
-
-    Returns:
-        One source per data set.
 
     Raises:
         FeatureStoreError: A shard is damaged, the disk is full, or rank 0 has failed.
@@ -146,14 +138,9 @@ def prepare_features(
 def open_features(
     datasets: Sequence[ImageDataset], specs: Sequence[FeatureSpec], cache_dir: Path | None
 ) -> list[FeatureSource] | None:
-    """Opens features that were made before, given their specs in a checkpoint. Needs neither extractor nor weights.
+    """Opens features that were made before, given their specs in a checkpoint; None if anything is missing.
 
-    Args:
-        datasets: The training images first, then any others.
-        cache_dir: See :class:`~f3rm_ext.features.options.FeatureOptions`.
-
-    Returns:
-        One source per data set; None if anything is missing.
+    Needs neither extractor nor weights. The training images come first, as in :func:`prepare_features`.
 
     Raises:
         FeatureStoreError: A shard is damaged.

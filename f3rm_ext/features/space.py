@@ -80,11 +80,9 @@ class FeatureSpace:
     ) -> Float[Tensor, "*batch queries"]:
         """Returns cosine similarities in the extractor's full space, −1 to 1; 0 where the rendered feature is zero.
 
-        With PCA codes, the norm of what they leave out is not known for each ray. Its mean over the training images
-        is used instead, which scales all cosines alike and leaves their order unchanged.
-
-        Args:
-            vectors: Unit vectors in the distilled space, see :class:`~f3rm_ext.query.embeddings.Embeddings`.
+        The vectors are unit vectors in the distilled space, see :class:`~f3rm_ext.query.embeddings.Embeddings`. With
+        PCA codes, the norm of what they leave out is not known for each ray. Its mean over the training images is used
+        instead, which scales all cosines alike and leaves their order unchanged.
         """
         at = self.coordinates(rendered)
         # Features may have many more dimensions than there are queries: they are read twice, and not copied.

@@ -85,12 +85,7 @@ class StoredHead:
         extract_missing(extractor, self.full(), self.sets, name=self.name, repair=repair)
 
     def extract_share(self, extractor: Extractor, rank: int, ranks: int) -> None:
-        """Extracts this process's share of what is missing, into a store of its own that rank 0 adopts.
-
-        Args:
-            rank: Of this process, above 0.
-            ranks: Number of processes that share the work.
-        """
+        """Extracts this process's share of what is missing, into a store of its own that rank 0 adopts."""
         part = self._part(rank)
         with disk_errors(part, lambda: 0), FolderLock(part / "lock").hold(say_waiting(part, "another process")):
             share = self._share(rank, ranks)
@@ -102,9 +97,6 @@ class StoredHead:
         """Extracts the share of rank 0, adopts what the other processes extract, and extracts what is left.
 
         The caller must hold the lock.
-
-        Args:
-            ranks: Number of processes that share the work.
         """
         self._adopt(range(1, ranks))
         share = self._share(0, ranks)

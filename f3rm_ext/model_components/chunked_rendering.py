@@ -23,8 +23,7 @@ def default_chunk(device: torch.device) -> int:
 class ChunkedRenderer:
     """Applies a function of rays to an image, chunk by chunk, and remembers the chunk size that fitted.
 
-    Args:
-        chunk: rays per chunk; 0 chooses by device at the first image.
+    A size of 0 chooses by device at the first image.
     """
 
     def __init__(self, chunk: int = 0) -> None:
@@ -39,9 +38,7 @@ class ChunkedRenderer:
         memory runs out, the chunk is halved, a message says so, and rendering continues at the same ray.
 
         Args:
-            rays: an (h, w) bundle.
             forward: maps a bundle of n rays to tensors of n rows; values of other types are dropped.
-            device: where ``forward`` runs.
 
         Raises:
             RuntimeError: memory runs out even for the smallest chunk, 16 to 31 rays.

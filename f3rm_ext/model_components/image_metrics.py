@@ -1,14 +1,7 @@
 """PSNR, SSIM, L1 and LPIPS of a rendered image, optionally under a mask; LPIPS only if its weights are available."""
 
-import contextlib
 import functools
 import importlib.resources
-import os
-import socket
-import threading
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -19,12 +12,12 @@ from torch.nn import functional
 
 from f3rm_ext import events
 from f3rm_ext.errors import WeightsNotFoundError, reason_of
+from f3rm_ext.features.extractors.weights import Weights, resolve, status
 from f3rm_ext.memory.shapes import lacks_values
 from f3rm_ext.model_components import masks
 
 ALEXNET_URL = "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth"
 MIN_LPIPS_SIDE_PX = 31
-_PROBE_S, _STALL_S = 5.0, 20.0
 
 # Index in AlexNet's features, stride, padding, and whether max pooling comes first; LPIPS compares after each layer.
 _STAGES = ((0, 4, 2, False), (3, 1, 2, True), (6, 1, 1, True), (8, 1, 1, False), (10, 1, 1, False))
@@ -70,8 +63,6 @@ class Lpips:
         """Returns the distance of two images in [0, 1] with sides of at least 31 px; 0 for equal images.
 
         Args:
-            pred: the rendering.
-            target: the photo.
             mask: False for pixels that do not count. Both images are padded there as beyond their borders, and the
                 network's maps are averaged with the share of kept pixels as weight.
         """
@@ -117,8 +108,6 @@ class ImageMetrics:
         """Compares a rendering with the photo, both in [0, 1].
 
         Args:
-            pred: the rendering.
-            target: the photo.
             mask: False for pixels that do not count; see :func:`~f3rm_ext.model_components.masks.ssim` and
                 :class:`Lpips`.
 
@@ -162,24 +151,13 @@ def _say_once(text: str) -> None:
 
 @functools.cache
 def find_lpips(weights: Path | None, may_download: bool = True) -> Lpips | str:
-    """Returns LPIPS, or a sentence that says why it is not available; tries once per process.
-
-    Args:
-        weights: see :class:`ImageMetrics`.
-        may_download: whether to download AlexNet if it is not on this machine.
-    """
+    """Returns LPIPS, or a sentence that says why it is not available; tries once per process."""
+    wanted = Weights("AlexNet", "--pipeline.model.lpips-weights", weights, urls=(ALEXNET_URL,))
+    state = status(wanted)
     try:
-        if weights is None:
-            weights = find_alexnet()
-            if not weights.is_file():
-                if not may_download:
-                    raise WeightsNotFoundError(_explain_missing(f"{weights} is not there"))
-                _fetch(weights)
-        elif not weights.is_file():
-            raise WeightsNotFoundError(f"LPIPS is left out: its weights {weights} are not there, check the path.")
-        return Lpips(_read(weights))
+        return f"LPIPS is left out: {state.advice}" if state.missing and not may_download else _read(resolve(wanted))
     except WeightsNotFoundError as error:
-        return str(error)
+        return f"LPIPS is left out: {error}"
 
 
 def find_alexnet() -> Path:
@@ -187,8 +165,8 @@ def find_alexnet() -> Path:
     return Path(torch.hub.get_dir()) / "checkpoints" / ALEXNET_URL.rsplit("/", 1)[-1]
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    """Returns LPIPS weights from a file that holds either those or AlexNet's.
+def _read(path: Path) -> Lpips:
+    """Reads a file that holds weights of either LPIPS or AlexNet.
 
     Raises:
         WeightsNotFoundError: the file holds neither.
@@ -203,62 +181,8 @@ def _read(path: Path) -> dict[str, Tensor]:
                 for part in ("weight", "bias"):
                     full[f"net.slice{stage + 1}.{layer}.{part}"] = state[f"features.{layer}.{part}"].clone()
             state = full
-        Lpips(state)
+        return Lpips(state)
     except Exception as error:  # pickle, zip and I/O errors of many types
         raise WeightsNotFoundError(
-            f"LPIPS is left out: {path} holds neither LPIPS nor AlexNet weights ({reason_of(error)}), replace the file."
+            f"{path} holds neither LPIPS nor AlexNet weights ({reason_of(error)}): replace the file."
         ) from error
-    return state
-
-
-def _explain_missing(reason: str) -> str:
-    name = find_alexnet().name
-    return (
-        f"LPIPS is left out: {reason}; place {name} there (from {ALEXNET_URL}, or set TORCH_HOME to a folder with "
-        f"hub/checkpoints/{name}), or name a file by --pipeline.model.lpips-weights."
-    )
-
-
-def _fetch(target: Path) -> None:
-    """Downloads AlexNet to torchvision's cache; gives up within seconds if there is no network.
-
-    Raises:
-        WeightsNotFoundError: the download failed, or HF_HUB_OFFLINE forbids it.
-    """
-    if os.environ.get("HF_HUB_OFFLINE", "0").upper() in {"1", "ON", "YES", "TRUE"}:
-        raise WeightsNotFoundError(_explain_missing(f"{target} is not there and HF_HUB_OFFLINE is set"))
-    problem: list[str] = ["no answer"]
-
-    def probe() -> None:
-        try:
-            request = urllib.request.Request(ALEXNET_URL, method="HEAD")
-            urllib.request.urlopen(request, timeout=_PROBE_S).close()
-            problem.clear()
-        except urllib.error.HTTPError as answer:  # the server is reachable, even if it refuses HEAD
-            answer.close()
-            problem.clear()
-        except (OSError, ValueError) as error:
-            problem[:] = [str(getattr(error, "reason", error))]
-
-    # In a thread, since no time-out covers the lookup of the host name.
-    thread = threading.Thread(target=probe, daemon=True, name="lpips-probe")
-    thread.start()
-    thread.join(2 * _PROBE_S)
-    if not problem:
-        try:
-            with _socket_timeout(_STALL_S):
-                torch.hub.load_state_dict_from_url(ALEXNET_URL, map_location="cpu", check_hash=True, weights_only=True)
-        except (OSError, RuntimeError, ValueError) as error:
-            problem = [str(error).splitlines()[0]]
-    if problem:
-        raise WeightsNotFoundError(_explain_missing(f"{target} is not there and cannot be fetched ({problem[0]})"))
-
-
-@contextlib.contextmanager
-def _socket_timeout(seconds: float) -> Iterator[None]:
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(before)

@@ -50,8 +50,6 @@ def ssim(pred: Float[Tensor, "h w 3"], target: Float[Tensor, "h w 3"], mask: Mas
     by zero outside.
 
     Args:
-        pred: the rendering, in [0, 1].
-        target: the photo, in [0, 1].
         mask: keeps at least one pixel.
 
     >>> photo = torch.linspace(0, 1, 16 * 16 * 3).view(16, 16, 3)

@@ -19,11 +19,7 @@ Output = TypeVar("Output", bound=Tensor | None)
 
 
 class OutputGuard:
-    """Runs functions that may fail, and reports each failing output once.
-
-    Args:
-        on_failure: called with the output's name and the error at every failure.
-    """
+    """Runs functions that may fail, reports each failing output once, and calls ``on_failure`` at every failure."""
 
     def __init__(self, on_failure: Callable[[str, Exception], None] | None = None) -> None:
         self._reported: set[str] = set()
@@ -46,13 +42,7 @@ class OutputGuard:
     def picture(
         self, camera: Cameras, device: torch.device, compute: Callable[[], dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """Renders a whole image. On the viewer's render thread a failure gives a black image; elsewhere it is raised.
-
-        Args:
-            camera: one camera, which gives the size of a black image.
-            device: of a black image.
-            compute: returns the outputs, (h, w, channels) each.
-        """
+        """Renders an image. A failure gives a black image on the viewer's render thread; elsewhere it is raised."""
         try:
             return compute()
         except compat.viewer_interrupts():

@@ -21,8 +21,6 @@ def comparison_images(
     Args:
         outputs: of the rendered image: ``rgb``, ``accumulation``, ``depth`` and, if rendered, ``normal`` and
             ``normal_from_depth``.
-        truth: the photo.
-        mask: keeps pixels; the others are grey.
 
     Returns:
         ``img`` (photo | rendering), ``accumulation``, ``depth`` and, if rendered, ``normal`` (side by side).
@@ -41,10 +39,7 @@ def comparison_images(
 def feature_images(model: Any, outputs: dict[str, Tensor], batch: Mapping[str, Any]) -> dict[str, Tensor]:
     """Returns 2D features | rendered features, as colours: ``feature_pca``, and ``feature_pca_NAME`` for further heads.
 
-    Args:
-        model: a field or splats, with ``query_heads()``.
-        outputs: of the rendered image.
-        batch: of the evaluation image; heads without an entry in its ``feature_maps`` have no picture.
+    Heads without an entry in the batch's ``feature_maps`` have no picture.
     """
     images: dict[str, Tensor] = {}
     maps = batch.get("feature_maps") or {}
@@ -61,10 +56,7 @@ def depth_colors(
 ) -> Float[Tensor, "h w 3"]:
     """Colours depth from its 2 % to its 90 % quantile, so that a hole in a far wall does not flatten everything else.
 
-    Args:
-        depth: scene units.
-        accumulation: opacity, 0 to 1; the colours fade with it.
-        mask: the quantiles are taken over the pixels it keeps, or over all pixels if it keeps none.
+    The quantiles are those of the pixels that the mask keeps, if any. Colours fade with the accumulation.
     """
     kept = depth.flatten() if mask is None or not mask.any() else depth[mask.to(depth.device)]
     some = kept[:: max(1, kept.numel() // 100_000)]

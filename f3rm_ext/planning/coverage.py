@@ -10,7 +10,6 @@ from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_cycle import ImageCycle, ImageTurns
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
-from f3rm_ext.data.mixin import image_cycle
 from f3rm_ext.data.undistort import shrunk_size
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
@@ -82,15 +81,15 @@ def plan_coverage(config: F3rmTrainerConfig, sizes: ImageSizes, processes: int =
         ConfigError: an option cannot work, or the method draws neither rays nor images.
     """
     manager = config.pipeline.datamanager
-    cycle = image_cycle(manager, "train", len(sizes.pixels), seed=config.machine.seed, shards=processes, shard=0)
+    if not isinstance(manager, F3rmDataManagerConfig | ImageDataManagerConfig):
+        raise ConfigError(f"How {config.method_name} goes through its images is not known here.")
+    cycle = manager.image_cycle("train", len(sizes.pixels), seed=config.machine.seed, shards=processes, shard=0)
     steps = config.max_num_iterations
     if isinstance(manager, ImageDataManagerConfig):
         coverage, windows = _of_images(manager, cycle, sizes, steps)
-    elif isinstance(manager, F3rmDataManagerConfig):
-        rays = manager.rays_of_process(manager.train_num_rays_per_batch, "train_num_rays_per_batch", processes, 0)
-        coverage, windows = _of_rays(rays, cycle, sizes, steps)
     else:
-        raise ConfigError(f"How {config.method_name} goes through its images is not known here.")
+        rays = manager.rays_of_process("train_num_rays_per_batch", processes, 0)
+        coverage, windows = _of_rays(rays, cycle, sizes, steps)
     summary = coverage.summary()
     total = float(coverage.rays.sum())
     all_rays = total * processes

@@ -14,8 +14,6 @@ from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.models.base_model import Model
 from torch import Tensor
 
-from f3rm_ext.data.config_checks import flag, parse_count
-from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.placement import fits
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
 from f3rm_ext.engine.ranks import Ranks
@@ -226,12 +224,7 @@ class CachedImages:
         Raises:
             ConfigError: an option of the cache is out of range.
         """
-        wanted, repeat = f"{split}_num_images_to_sample_from", f"{split}_num_times_to_repeat_images"
-        cycle = ImageCycle(
-            max(1, num_images),
-            parse_count(getattr(manager, wanted), flag(wanted), unit="images"),
-            parse_count(getattr(manager, repeat), flag(repeat), unit="steps"),
-        )
+        cycle = manager.image_cycle(split, max(1, num_images))
         count = cycle.window_size if num_images else 0
         pixels = count * capture.width_px * capture.height_px * CHANNELS
         return cls(count, pixels, count * HALF * sum(size.numbers for size in features), cycle.changes)

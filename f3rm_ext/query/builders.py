@@ -21,12 +21,7 @@ Negatives = Literal["common", "others", "both", "none"]
 
 
 def encode_queries(specs: Sequence[QuerySpec], photos: Photos, text_encoder: TextEncoder | None = None) -> list[Query]:
-    """Turns queries as they were typed into queries with embeddings.
-
-    Args:
-        specs: the queries.
-        photos: the model to query and its capture.
-        text_encoder: embeds texts; by default a new one on the model's device.
+    """Turns queries as they were typed into queries with embeddings, by default on the model's device.
 
     Raises:
         UserError: there is no such feature or photo, the feature understands no text, or weights are missing.
@@ -39,12 +34,6 @@ def encode_queries(specs: Sequence[QuerySpec], photos: Photos, text_encoder: Tex
 
 def encode(spec: QuerySpec, head: QueryHead, text_encoder: TextEncoder, example_encoder: ExampleEncoder) -> Query:
     """Turns one query as it was typed into a query with embeddings.
-
-    Args:
-        spec: the query.
-        head: the head to query.
-        text_encoder: embeds texts.
-        example_encoder: embeds places in images.
 
     Raises:
         UserError: there is no such photo, the feature understands no text, or weights are missing.
@@ -106,12 +95,7 @@ def exemplar_queries(
     """Builds a query for each class, by the 2D feature of its innermost pixel in one training photo.
 
     Args:
-        photos: the capture and its stored features.
-        head: the head to query.
-        truth: labels of the training photos.
         names: the classes; those that the photo does not show get no query.
-        negatives: what each class is compared with.
-        temperature: temperature of the relevancy.
         photo: name of the training photo; by default the one that shows most classes.
 
     Raises:

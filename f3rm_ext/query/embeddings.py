@@ -60,12 +60,7 @@ class Embeddings:
         sources: Sequence[str],
         code_basis: Float[Tensor, "code full"] | None = None,
     ) -> "Embeddings":
-        """From vectors of the extractor's full space, of any norm.
-
-        Args:
-            vectors: text embeddings, for example.
-            sources: where each comes from.
-            code_basis: orthonormal rows of the PCA codes; None where full features are distilled.
+        """From vectors of the extractor's full space, of any norm; ``code_basis`` has the rows of PCA codes, if any.
 
         Raises:
             ConfigError: a vector is zero or not finite.
@@ -86,7 +81,6 @@ class Embeddings:
 
         Args:
             values: codes, or full features where no codes are used.
-            sources: where each comes from.
             residual_norm: norm of what the codes leave out; None where they leave nothing out.
 
         Raises:
@@ -180,7 +174,6 @@ def load_embeddings(path: Path, dim: int, code_basis: Float[Tensor, "code full"]
     Args:
         path: a .npy file with one vector or a matrix of rows, of the full feature space or the distilled one. With
             PCA codes, one more value is the norm of what they leave out.
-        dim: dimension of the distilled space.
         code_basis: orthonormal rows of the PCA codes; None where full features are distilled.
 
     Raises:

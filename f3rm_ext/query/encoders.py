@@ -26,23 +26,40 @@ DEFAULT_NEGATIVES = ("object", "things", "stuff", "texture")
 """LERF's canonical phrases: the negatives of a text unless the user names others."""
 
 
-class TextEncoder:
-    """Embeds texts in the spaces of heads. Loads each extractor once, when it is first needed.
+class _Extractors:
+    """Extractors that features were distilled from, each built once, when it is first needed."""
 
-    Args:
-        device: where text towers run.
-    """
+    def __init__(self, device: torch.device | str, alternative: str) -> None:
+        self.device = torch.device(device)
+        self._alternative = alternative
+        """What goes on working without an extractor, for messages."""
+        self._built: dict[str, Extractor] = {}
+
+    def get(self, head: QueryHead, *, texts: bool = False) -> Extractor:
+        """Returns the extractor of a head, with the weights that its features were made with."""
+        from f3rm_ext.features.extractors.registry import build_extractor, understands_text
+
+        extractor = self._built.get(head.extractor)
+        if extractor is None:
+            try:
+                if texts and not understands_text(head.extractor):
+                    raise ExtractorError(f"The feature {head.name!r} ({head.extractor}) understands no text")
+                extractor = self._built[head.extractor] = build_extractor(head.extractor, device=self.device)
+            except UserError as error:
+                kind = type(error) if isinstance(error, ExtractorError) else ExtractorError
+                raise kind(f"{str(error).rstrip('.')}. {self._alternative} go on working.") from error
+        require_same_model(head, extractor)
+        return extractor
+
+
+class TextEncoder:
+    """Embeds texts in the spaces of heads. Loads each extractor once, when it is first needed."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
-        self.device = torch.device(device)
-        self._extractors: dict[str, Extractor] = {}
+        self._extractors = _Extractors(device, "Queries by example")
 
     def encode(self, head: QueryHead, prompts: Sequence[str]) -> Embeddings:
         """Returns one embedding for each prompt.
-
-        Args:
-            head: the head whose space the embeddings lie in.
-            prompts: texts, none of them empty.
 
         Raises:
             WeightsNotFoundError: the weights are not on this machine; the message says which and where they belong.
@@ -53,7 +70,7 @@ class TextEncoder:
             raise ConfigError("The text to look for is empty: write a word or a phrase such as `blue mug`.")
         if not prompts:
             return Embeddings.empty(head.dim)
-        extractor = cast(TextExtractor, self._extractor(head))
+        extractor = cast(TextExtractor, self._extractors.get(head, texts=True))
         with torch.inference_mode():
             vectors = extractor.encode_text(list(prompts))
         full = head.dim if head.basis is None else head.basis.shape[1]
@@ -64,31 +81,6 @@ class TextEncoder:
             )
         # The clone is an ordinary tensor, not one of inference mode.
         return Embeddings.from_full(vectors.clone(), prompts, head.basis)
-
-    def _extractor(self, head: QueryHead) -> Extractor:
-        extractor = self._extractors.get(head.extractor)
-        if extractor is None:
-            extractor = self._build(head)
-            self._extractors[head.extractor] = extractor
-        require_same_model(head, extractor)
-        return extractor
-
-    def _build(self, head: QueryHead) -> Extractor:
-        from f3rm_ext.features.extractors.registry import build_extractor, understands_text
-
-        try:
-            if not understands_text(head.extractor):
-                raise ExtractorError(f"The feature {head.name!r} ({head.extractor}) understands no text")
-            extractor = build_extractor(head.extractor, device=self.device)
-        except UserError as error:
-            kind = type(error) if isinstance(error, ExtractorError) else ExtractorError
-            raise kind(f"{str(error).rstrip('.')}. Queries by example go on working.") from error
-        if not isinstance(extractor, TextExtractor):
-            raise ExtractorError(
-                f"The feature {head.name!r} ({head.extractor}) understands no text: query by example, or distil a "
-                "feature that understands text, such as clip."
-            )
-        return extractor
 
 
 @dataclass(frozen=True)
@@ -102,26 +94,19 @@ class Example:
 
 
 class ExampleEncoder:
-    """Embeds places in images in the spaces of heads.
-
-    Args:
-        photos: the capture and its stored features.
-        device: where extractors run. They are loaded only for images that are not photos of the capture.
+    """Embeds places in images in the spaces of heads. Extractors are loaded only for images that are no photos of the
+    capture.
     """
 
     def __init__(self, photos: Photos, device: torch.device) -> None:
-        self.photos, self.device = photos, device
-        self._extractors: dict[str, Extractor] = {}
+        self.photos = photos
+        self._extractors = _Extractors(device, "Examples from photos of the capture")
 
     def encode(self, head: QueryHead, region: Region) -> Example:
         """Returns the feature of a region, and those of the rest of its image.
 
         A photo of the capture needs no weights where the feature store is complete. Other images are turned upright,
         as image viewers show them.
-
-        Args:
-            head: the head whose space the embeddings lie in.
-            region: a place in pixels of the image file.
 
         Raises:
             ConfigError: there is no such image, or the region lies outside it.
@@ -157,7 +142,7 @@ class ExampleEncoder:
         image = read_upright(path)
         height, width = image.shape[:2]
         region.require_inside(width, height)
-        extractor = self._extractor(head)
+        extractor = self._extractors.get(head)
         values = extract_values(extractor, image, path)
         if head.basis is not None:
             values = encode(head.basis.float().cpu(), values)
@@ -168,20 +153,6 @@ class ExampleEncoder:
             grid=extractor.patch_grid(height, width),
             residual_norm=half[..., -1] if has_codes else None,
         )
-
-    def _extractor(self, head: QueryHead) -> Extractor:
-        from f3rm_ext.features.extractors.registry import build_extractor
-
-        extractor = self._extractors.get(head.extractor)
-        if extractor is None:
-            try:
-                extractor = build_extractor(head.extractor, device=self.device)
-            except UserError as error:
-                kind = type(error) if isinstance(error, ExtractorError) else ExtractorError
-                raise kind(f"{str(error).rstrip('.')}. Examples from photos of the capture go on working.") from error
-            self._extractors[head.extractor] = extractor
-        require_same_model(head, extractor)
-        return extractor
 
 
 def require_same_model(head: QueryHead, extractor: Extractor) -> None:
@@ -200,13 +171,7 @@ def require_same_model(head: QueryHead, extractor: Extractor) -> None:
 def extract_values(
     extractor: Extractor, image: UInt8[np.ndarray, "h w 3"], path: Path
 ) -> Float[torch.Tensor, "rows cols feat"]:
-    """Returns the features of one image, float32 on the CPU, not normalised.
-
-    Args:
-        extractor: Any extractor, also one that reads files beside the image.
-        image: Its pixels.
-        path: Its file.
-    """
+    """Returns the features of one image, float32 on the CPU, not normalised."""
     if isinstance(extractor, FileExtractor):
         (values,) = extractor.extract_files([image], [path])
     else:

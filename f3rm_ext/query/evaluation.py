@@ -37,11 +37,7 @@ class LabelledCamera:
 
 
 def find_labelled_cameras(files: Sequence[Path], cameras: Cameras, truth: LabelSource) -> Iterable[LabelledCamera]:
-    """Yields the views of a split that have labels.
-
-    Raises:
-        CaptureError: labels cannot be read.
-    """
+    """Yields the views of a split that have labels. Raises CaptureError if labels cannot be read."""
     for index, file in enumerate(files):
         camera = cameras[index : index + 1]
         view = truth.view(file, int(camera.height.item()), int(camera.width.item()))
@@ -59,10 +55,7 @@ def count_view(
     """Adds a view to the metrics: every class that is visible in it, with the query of that name.
 
     Args:
-        metrics: changed in place.
         queries: named after the classes they look for.
-        scores: scores of each query.
-        view: labels of the view.
         kept: pixels that count; None for all.
     """
     for index, query in enumerate(queries):
@@ -85,11 +78,7 @@ def score_feature_map(
 ) -> Float[Tensor, "h w queries"]:
     """Scores the 2D features themselves, interpolated to pixels: the baseline for a field distilled from them.
 
-    Args:
-        feature_map: features of the photo.
-        queries: at least one, all of the map's head.
-        height_px: height of the image that the map was made from.
-        width_px: width of that image.
+    All queries are of the map's head.
     """
     packed = PackedMaps.pack([append_residual(feature_map)])
     space = FeatureSpace.of_features()
@@ -126,11 +115,7 @@ def surface_points(
     """Returns surface points of the views that have both depth and labels: every n-th pixel of every n-th row.
 
     Args:
-        files: the photos.
-        cameras: one for each, scene frame.
-        truth: depth and labels of the capture.
         scale: scene units per metre.
-        every_px: n.
         kept: returns the pixels of a view that count, None for all.
 
     Returns:
@@ -163,11 +148,8 @@ def evaluate_points(
     """Scores the points themselves, without rendering; each class is one pair.
 
     Args:
-        model: the model.
         queries: named after the classes they look for.
-        surface: the points.
         truth: names of the labels.
-        threshold: the fixed threshold.
     """
     metrics = QueryMetrics(threshold)
     scores = score_points(model, torch.from_numpy(surface.points), queries)

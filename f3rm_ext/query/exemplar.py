@@ -27,21 +27,14 @@ _MIN_LENGTH = 1e-8
 def embed_region(feature_map: FeatureMap, region: Region) -> Embeddings:
     """Returns the feature of a region: interpolated at a point, or the mean direction of a box or the whole image.
 
-    Args:
-        feature_map: features of the photo, in the distilled space.
-        region: a place in pixels of the image the map was made from, inside it.
-
-    Raises:
-        ConfigError: the feature there is zero.
+    The region is in pixels of the image that the map was made from. Raises ConfigError if the feature is zero.
     """
     packed = PackedMaps.pack([append_residual(feature_map)])
     places = torch.from_numpy(_sample_places(feature_map.grid, region))
     sampled = packed.sample(torch.zeros(len(places), dtype=torch.long), places)
     unit = sampled / sampled.norm(dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)
     mean = unit.mean(dim=0, keepdim=True)
-    if feature_map.residual_norm is None:
-        return Embeddings.from_codes(mean, (str(region),))
-    return Embeddings.from_codes(mean[:, :-1], (str(region),), mean[:, -1])
+    return _embeddings(feature_map, mean, (str(region),))
 
 
 def background_clusters(feature_map: FeatureMap, region: Region) -> Embeddings:
@@ -49,10 +42,6 @@ def background_clusters(feature_map: FeatureMap, region: Region) -> Embeddings:
 
     A box is compared with the patches outside it, and a point with all clusters but its own. The mean over all photos
     would be a weak negative: it resembles nothing in particular, so nearly every pixel would score above ½.
-
-    Args:
-        feature_map: features of the photo, in the distilled space.
-        region: a place in pixels of the image the map was made from, inside it.
 
     Returns:
         At most :data:`MAX_CLUSTERS` directions; none where the region is the whole photo or the photo shows nothing
@@ -71,10 +60,14 @@ def background_clusters(feature_map: FeatureMap, region: Region) -> Embeddings:
         own = (centres @ unit[_nearest_patch(feature_map, region)]).argmax()
         centres = np.delete(centres, own, axis=0)
     sources = tuple(f"rest of {region.image}, cluster {i + 1}" for i in range(len(centres)))
-    directions = torch.from_numpy(centres)
+    return _embeddings(feature_map, torch.from_numpy(centres), sources)
+
+
+def _embeddings(feature_map: FeatureMap, vectors: torch.Tensor, sources: tuple[str, ...]) -> Embeddings:
+    """Embeddings of vectors of :func:`append_residual`."""
     if feature_map.residual_norm is None:
-        return Embeddings.from_codes(directions, sources)
-    return Embeddings.from_codes(directions[:, :-1], sources, directions[:, -1])
+        return Embeddings.from_codes(vectors, sources)
+    return Embeddings.from_codes(vectors[:, :-1], sources, vectors[:, -1])
 
 
 def append_residual(feature_map: FeatureMap) -> FeatureMap:
@@ -103,9 +96,6 @@ def deepest_pixel(mask: Bool[np.ndarray, "h w"]) -> tuple[int, int]:
     >>> mask[5:12, 10:17] = True
     >>> deepest_pixel(mask)
     (8, 13)
-
-    Args:
-        mask: not empty.
     """
     from scipy.ndimage import distance_transform_edt
 
@@ -122,17 +112,11 @@ def sharpness(image: np.ndarray) -> float:
 
 
 def distinctive_patch(feature_map: FeatureMap, others: Sequence[FeatureMap]) -> tuple[float, float]:
-    """Chooses where in a photo to take an exemplar from.
+    """Chooses where in a photo to take an exemplar from, (y, x) in pixels.
 
     The patch lies in the middle half of the photo, appears in the other photos too, and is unlike most of what they
-    show: it maximises the mean over photos of its best cosine, less its mean cosine with all patches.
-
-    Args:
-        feature_map: features of the photo.
-        others: features of other photos of the same scene; empty compares the photo with itself.
-
-    Returns:
-        Position (y, x) in pixels of the photo.
+    show: it maximises the mean over photos of its best cosine, less its mean cosine with all patches. Without other
+    photos of the scene it is compared with its own.
     """
     grid = feature_map.grid
     rows, cols = (slice(count // 4, max(count // 4 + 1, count - count // 4)) for count in (grid.rows, grid.cols))

@@ -57,9 +57,7 @@ class QueryMetrics:
         """Counts one class in one view.
 
         Args:
-            name: name of the class.
             score: score of its query, −1 to 1, per pixel (h, w) or per point; NaN counts as −1.
-            mask: where the class is.
             boxes: left, top, right and bottom of its objects in pixels; None requires the best pixel in the mask.
         """
         score, mask = score.detach().float().cpu().nan_to_num(nan=-1.0), mask.cpu()

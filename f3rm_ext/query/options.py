@@ -165,11 +165,7 @@ class QueryInputs:
     """Scores from this value upwards count as a match, -1 to 1."""
 
     def __post_init__(self) -> None:
-        """Checks everything that can be checked without opening the run.
-
-        Raises:
-            ConfigError: an option cannot work.
-        """
+        """Raises ConfigError if an option cannot work."""
         check_ranges(self)
         if not all(text.strip() for text in self.negative):
             raise ConfigError("A text after --negative is empty: write a phrase, or `--negative none`.")

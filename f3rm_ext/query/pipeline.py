@@ -96,13 +96,7 @@ class FeaturePipeline(VanillaPipeline):
         return outputs, weight_losses(losses, terms, self.device), metrics
 
     def get_average_image_metrics(self, data_loader: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The metrics of nerfstudio's pipeline and, in a test, those of queries, see :meth:`query_metrics`.
-
-        Args:
-            data_loader: gives the camera and batch of each held-out photo.
-            args: passed on to nerfstudio.
-            kwargs: passed on to nerfstudio.
-        """
+        """The metrics of nerfstudio's pipeline and, in a test, those of queries, see :meth:`query_metrics`."""
         metrics = super().get_average_image_metrics(data_loader, *args, **kwargs)
         return metrics | (self.query_metrics(data_loader) if self.test_mode == "test" else {})
 
@@ -158,7 +152,6 @@ def weight_losses(
         losses: of this process, each a mean; by name.
         terms: number of terms n that a loss is the mean of, by name, the same names on every rank, also where a loss
             has no terms. The weight is n / Σ n, and 1 / (number of processes) for other losses.
-        device: on which the numbers are added up.
     """
     equal = 1 / ranks.world_size()
     shares: dict[str, Tensor] = {}

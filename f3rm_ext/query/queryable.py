@@ -82,13 +82,7 @@ class Queryable(Protocol):
 
 
 class Scorer:
-    """Scores several queries at once, from rendered values. Holds no model.
-
-    Args:
-        queries: at least one; their heads may differ.
-        spaces: coordinates of the values of each head.
-        device: where the values are.
-    """
+    """Scores several queries at once, from rendered values. Holds no model."""
 
     def __init__(
         self, queries: Sequence[Query], spaces: Mapping[str, FeatureSpace], device: torch.device | str = "cpu"
@@ -134,11 +128,7 @@ class Scorer:
         return tuple(name for name, _, _, _ in self._parts)
 
     def __call__(self, rendered_of: RenderedOf) -> Float[Tensor, "rays queries"]:
-        """Returns the scores at rays or points: the relevancy or cosine of each query.
-
-        Args:
-            rendered_of: returns the rendered values of a head.
-        """
+        """Returns the scores at rays or points: the relevancy or cosine of each query."""
         scores: list[Tensor | None] = [None] * len(self.queries)
         for name, space, vectors, spans in self._parts:
             cosines = space.cosine(rendered_of(name), vectors)
@@ -174,18 +164,10 @@ def get_head(heads: Mapping[str, QueryHead], name: str) -> QueryHead:
 def score_image(
     model: Queryable, camera: Cameras, queries: Sequence[Query]
 ) -> tuple[Float[Tensor, "h w queries"], dict[str, Tensor]]:
-    """Renders the scores of every pixel and all outputs of the model, in one pass over the rays.
+    """Renders the scores of every pixel and all outputs of the model, by name, in one pass over the rays.
 
     Features are compared in chunks of rays, in no more dimensions than there are hidden values: memory does not depend
     on the dimension of the features.
-
-    Args:
-        model: the model.
-        camera: one camera.
-        queries: at least one.
-
-    Returns:
-        The scores, and the outputs by name.
 
     Raises:
         ConfigError: see :meth:`Scorer.from_model`.
@@ -199,14 +181,7 @@ def score_image(
 def score_points(
     model: Queryable, points: Float[Tensor, "points 3"], queries: Sequence[Query], chunk: int = 1 << 16
 ) -> Float[Tensor, "points queries"]:
-    """Returns the scores at points of the scene frame, on the CPU.
-
-    Args:
-        model: the model.
-        points: float32.
-        queries: at least one.
-        chunk: number of points that are scored at a time.
-    """
+    """Returns the scores at points of the scene frame, on the CPU."""
     scorer = Scorer.from_model(model, queries)
     parts = []
     for part in points.split(chunk):

@@ -26,8 +26,6 @@ def relevancy(
     tensor(0.5000)
 
     Args:
-        positive: cosines with the positives, at least one.
-        negative: cosines with the negatives, at least one.
         temperature: T > 0; small values push the result towards 0 and 1.
     """
     return torch.sigmoid((positive.amax(dim=-1) - negative.amax(dim=-1)) / temperature)

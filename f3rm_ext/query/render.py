@@ -50,13 +50,7 @@ def score_views(model: Queryable, views: Sequence[View], queries: Sequence[Query
 
 
 def score_view(model: Queryable, view: View, queries: Sequence[Query]) -> ScoredView:
-    """Renders a view and scores its pixels.
-
-    Args:
-        model: the model.
-        view: the view.
-        queries: at least one.
-    """
+    """Renders a view and scores its pixels."""
     scores, outputs = score_image(model, view.camera, queries)
     rgb = outputs.get("rgb")
     height, width = scores.shape[:2]
@@ -81,9 +75,7 @@ def summarize_view(
 
     Args:
         scored: the view.
-        queries: the queries it was scored with.
         threshold: lowest score that counts as found.
-        frame: frame of the capture.
 
     Returns:
         ``best_px`` (x, y of the best pixel's centre), ``best_score``, ``fraction_found``, and the place where that
@@ -119,14 +111,8 @@ def heat_ranges(
 ) -> list[tuple[float, float]]:
     """Chooses for each query the scores at which heat begins and is greatest, the same in all views.
 
-    Some of the views are scored at a small size. The highest score there is hottest. Heat begins at a relevancy of ½,
-    where a pixel is as similar to the negatives as to the query, or at the median of cosines.
-
-    Args:
-        model: the model.
-        views: all views.
-        queries: at least one.
-        advance: called after each of the :func:`preview_views`.
+    Some of the views, :func:`preview_views`, are scored at a small size. The highest score there is hottest. Heat
+    begins at a relevancy of ½, where a pixel is as similar to negatives as to the query, or at the median of cosines.
     """
     previews = []
     for view in preview_views(views):

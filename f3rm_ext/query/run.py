@@ -52,11 +52,7 @@ class Photos:
         return {}
 
     def dataset(self, split: str) -> "InputDataset":
-        """Returns the photos of a split.
-
-        Raises:
-            ConfigError: the capture has no held-out photos.
-        """
+        """Returns the photos of a split. Raises ConfigError if the capture has no held-out photos."""
         dataset = self.manager.train_dataset if split == "train" else self.manager.eval_dataset
         if dataset is None:
             raise ConfigError("The capture has no held-out photos: choose the views `train` instead.")
@@ -168,9 +164,6 @@ class Run(Photos):
 def load_run(load_config: Path) -> Run:
     """Opens a run.
 
-    Args:
-        load_config: its config.yml.
-
     Raises:
         ConfigError: there is no such file, it cannot be understood, or the run's method has no features.
         CheckpointError: the run has no checkpoint yet, or all are damaged.
@@ -251,12 +244,7 @@ def read_camera_path(path: Path) -> CameraPath:
 
 
 def photo_views(photos: Photos, which: str, scale: float = 1.0) -> list[View]:
-    """Returns views of photos of the capture.
-
-    Args:
-        photos: the capture.
-        which: ``train``, ``test``, ``all``, or the name of a photo.
-        scale: factor of the image size.
+    """Returns views of photos: ``train``, ``test``, ``all``, or one by its name.
 
     Raises:
         ConfigError: there are no such views.

@@ -72,13 +72,7 @@ class Row:
 
 
 class Overview:
-    """A sheet of pictures: a row for each of some views, a column for its picture and for each query.
-
-    Args:
-        titles: titles of the columns.
-        heats: heat range of each column; None for a column without heat.
-        views: number of all views; a few are shown.
-    """
+    """A sheet of pictures: a row for each of some views, a column for its picture and for each query with its heat."""
 
     def __init__(self, titles: Sequence[str], heats: Sequence[tuple[float, float] | None], views: int) -> None:
         self.columns = list(range(len(titles)))[:_MAX_COLUMNS]
@@ -88,22 +82,12 @@ class Overview:
         self.rows: list[Row] = []
 
     def add(self, number: int, name: str, pictures: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> None:
-        """Adds a view if it is one of those shown.
-
-        Args:
-            number: number of the view.
-            name: name of the view.
-            pictures: one for each title.
-        """
+        """Adds a view if it is one of those shown."""
         if number in self.shown:
             self.rows.append(Row(name, [_thumbnail(pictures[i]) for i in self.columns]))
 
     def draw(self, footer: Sequence[str]) -> UInt8[np.ndarray, "h w 3"]:
-        """Draws the sheet.
-
-        Args:
-            footer: lines below the pictures, such as their provenance.
-        """
+        """Draws the sheet, with lines below the pictures."""
         widths = [max(row.pictures[i].shape[1] for row in self.rows) for i in range(len(self.titles))]
         heights = [max(picture.shape[0] for picture in row.pictures) for row in self.rows]
         lines = [*footer, f"{self.left_out} more queries are in the folder."] if self.left_out else list(footer)

@@ -54,13 +54,9 @@ class QueryWriter:
     """Writes the results of one or more queries to one run or mesh.
 
     Args:
-        run: the run, or a mesh with its photos.
         queries: at least one, all of one feature.
         views: at least one.
-        folder: where to write.
         threshold: lowest score that counts as found.
-        fps: frames per second of videos; None writes none.
-        save_scores: whether to write the scores.
         save_depth: whether to write the depth beside the scores.
 
     Raises:
@@ -92,14 +88,7 @@ class QueryWriter:
         self.fps = fps if fps is not None and can_write_videos() else None
 
     def write(self, scored_views: Iterable[ScoredView]) -> QueryResult:
-        """Writes everything.
-
-        Args:
-            scored_views: all views in order, scored with the queries; one at a time is in memory.
-
-        Raises:
-            ConfigError: a file cannot be written, or another program's is in its place.
-        """
+        """Writes everything. Raises ConfigError if a file cannot be written, or another program's is in its place."""
         self.out.plan(self._file_names())
         for query in self.queries:
             self.out.npy(f"{self.slugs[query.name]}.npy", pack_embeddings(query.positives))
@@ -217,12 +206,6 @@ class Videos:
     """Videos written side by side, each under a temporary name until it is complete.
 
     A context manager: after an exception nothing is left.
-
-    Args:
-        out: the folder.
-        names: names of the files.
-        fps: frames per second.
-        comment: goes into the files' metadata.
     """
 
     def __init__(self, out: OutputFolder, names: Sequence[str], fps: float, comment: str) -> None:
@@ -235,11 +218,7 @@ class Videos:
         return self
 
     def add(self, frames: Mapping[str, UInt8[np.ndarray, "h w 3"]]) -> None:
-        """Adds one frame to each video. Cuts an odd last row or column, which many players cannot show.
-
-        Args:
-            frames: by the name of the file.
-        """
+        """Adds one frame to each video, by its name. Cuts an odd last row or column, which many players cannot show."""
         import mediapy
 
         for name, frame in frames.items():

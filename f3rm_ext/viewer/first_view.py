@@ -42,9 +42,6 @@ def first_view(cameras: Cameras) -> FirstView:
 
     If the axes do not meet in front of most cameras (cameras look outwards, or all in one direction), the first camera
     is chosen.
-
-    Args:
-        cameras: training cameras, shape (cams,), at least one.
     """
     c2w = cameras.camera_to_worlds.detach().cpu().double().numpy()
     centers, axes = c2w[:, :3, 3], -c2w[:, :3, 2]

@@ -26,7 +26,6 @@ def extra_outputs(model: Queryable, state: QueryState, guard: OutputGuard) -> di
 
     Args:
         model: its parameters must not change until the picture is done.
-        state: queries and settings.
         guard: handles exceptions; an output that fails is left out of the picture.
 
     Returns:
@@ -55,12 +54,7 @@ def extra_outputs(model: Queryable, state: QueryState, guard: OutputGuard) -> di
 
 
 class RefittedColors:
-    """Maps rendered features to colours by a projection that was fitted to a view.
-
-    Args:
-        space: space of the rendered values.
-        display: projection of full features; moved to the device of the space.
-    """
+    """Maps rendered features to colours by a projection of full features that was fitted to a view."""
 
     def __init__(self, space: FeatureSpace, display: DisplayBasis) -> None:
         device = next((part.device for part in (space.transform, space.basis) if part is not None), display.mean.device)

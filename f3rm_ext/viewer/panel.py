@@ -107,10 +107,6 @@ class QueryPanel(nn.Module):
 
         Empty outside the viewer, unless there are queries or refitted colours. Raises nothing but the viewer's
         interrupt.
-
-        Args:
-            camera: camera of the picture.
-            obb_box: crop box, if any.
         """
         state, in_viewer = self.store.state, compat.is_viewer_thread()
         if not (state.is_active or in_viewer):

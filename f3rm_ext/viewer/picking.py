@@ -77,17 +77,7 @@ def camera_along(ray: Ray) -> Cameras:
 def pick_feature(
     model: Queryable, head: QueryHead, ray: Ray, name: str, obb_box: OrientedBox | None = None
 ) -> tuple[Embeddings, tuple[float, float, float]]:
-    """Renders the feature along a ray.
-
-    Args:
-        model: the model.
-        head: one of its features.
-        ray: the ray of a click.
-        name: source of the embedding, for people.
-        obb_box: crop box, if any.
-
-    Returns:
-        The feature, and the point of the scene frame that the ray hits.
+    """Renders the feature along a ray, and tells the point of the scene frame that the ray hits.
 
     Raises:
         ConfigError: the ray hits nothing.
@@ -109,10 +99,6 @@ def pick_feature(
 
 def fit_displays(model: Queryable, viewpoint: Viewpoint) -> dict[str, DisplayBasis]:
     """Fits projections to colours, by head, that show best the differences within a view.
-
-    Args:
-        model: the model.
-        viewpoint: the view; it is rendered at a low resolution.
 
     Raises:
         ConfigError: the model has no features, or the view is almost empty.

@@ -91,11 +91,7 @@ class QueryStateStore:
         return request_id == self._newest_id
 
     def resolve(self, request_id: int, change: Change) -> bool:
-        """Changes the state in answer to a request, unless a newer one was started.
-
-        Returns:
-            Whether the state was changed.
-        """
+        """Changes the state in answer to a request unless a newer one was started; returns whether it did."""
         with self._lock:
             if request_id != self._newest_id:
                 return False

@@ -9,9 +9,8 @@ import torch
 from nerfstudio.viewer.viewer_elements import ViewerElement
 from viser import GuiMarkdownHandle, ViserServer
 
-from f3rm_ext.errors import UserError
+from f3rm_ext.errors import UserError, reason_of
 from f3rm_ext.features.extractors.registry import understands_text, weights_status
-from f3rm_ext.features.extractors.weights import first_line
 from f3rm_ext.profiling.memory import describe_use
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import QueryHead
@@ -24,12 +23,7 @@ _MEMORY_PERIOD_S = 1.0
 
 
 class StatusLine(ViewerElement[str]):
-    """Read-only text in the panel.
-
-    Args:
-        on_install: called before the text is first shown.
-        name: of the element.
-    """
+    """Read-only text in the panel; ``on_install`` is called before it is first shown."""
 
     def __init__(self, on_install: Callable[[], None], name: str = "Status") -> None:
         super().__init__(name)
@@ -58,11 +52,7 @@ class StatusLine(ViewerElement[str]):
 
 
 class MemoryLine(StatusLine):
-    """Says how much memory is in use, anew with every picture, but at most once a second.
-
-    Args:
-        device: returns the device of the model.
-    """
+    """Says how much memory is in use, anew with every picture, but at most once a second."""
 
     def __init__(self, device: Callable[[], torch.device]) -> None:
         super().__init__(self.update, "Memory")
@@ -112,10 +102,8 @@ def describe_feature(head: QueryHead | None) -> str:
             advice = weights_status(head.extractor).advice
         else:
             advice = "understands no text, so query by click."
-    except UserError as error:
-        advice = str(error)
-    except Exception as error:  # an extractor of another package
-        advice = f"{type(error).__name__}: {first_line(error)}"
+    except Exception as error:  # also of an extractor of another package
+        advice = sentence(error)
     return f"**Feature** {plain(_strip_folders(head.extractor))}: {plain(advice)}"
 
 
@@ -141,7 +129,7 @@ def describe_labels(queries: Iterable[Query]) -> str:
 
 def sentence(error: BaseException) -> str:
     """Returns the message of a :class:`UserError`, or the type and first line of any other error."""
-    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {reason_of(error)}"
 
 
 def _names(sources: tuple[str, ...]) -> str:

@@ -27,11 +27,7 @@ class LatestJob:
         _workers.add(self)
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Runs a job as soon as the current one has ended, in place of any job that is waiting; not after the end.
-
-        Args:
-            job: must not raise.
-        """
+        """Runs a job, which must not raise, after the current one, in place of any that waits; not after the end."""
         with self._lock:
             if self._closed:
                 return
@@ -41,11 +37,7 @@ class LatestJob:
                 self._thread.start()
 
     def join(self, timeout_s: float) -> bool:
-        """Waits until there is no more work.
-
-        Returns:
-            False if there still was after ``timeout_s``.
-        """
+        """Waits until there is no more work; returns False if there still was after ``timeout_s``."""
         with self._lock:
             thread = self._thread
         if thread is not None:

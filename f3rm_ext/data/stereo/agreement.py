@@ -16,12 +16,7 @@ _PROBES = 400
 
 
 class DepthMaps:
-    """Depth of several views along their cameras' axes, scene units; 0 where there is none.
-
-    Args:
-        cameras: of the views, on the CPU, scene frame.
-        depths: of the views; subclasses may read theirs from elsewhere.
-    """
+    """Depth of several views along their cameras' axes, scene units, 0 where there is none; all on the CPU."""
 
     def __init__(self, cameras: PinholeCameras, depths: Sequence[Float32[np.ndarray, "_ _"]] = ()) -> None:
         self.cameras = cameras
@@ -44,12 +39,7 @@ class DepthMaps:
 def unproject(
     cameras: PinholeCameras, index: int, depth: Float[Tensor, " points"], pixels: Int[Tensor, " points"]
 ) -> Float[Tensor, "points 3"]:
-    """Returns where pixels lie at some depth, scene frame, float64.
-
-    Args:
-        depth: along the camera's axis.
-        pixels: indices in the flattened picture; a pixel's centre is at its half.
-    """
+    """Returns where pixels, indices in the flattened picture, lie at some depth, scene frame, float64."""
     K, viewmat, width = cameras.Ks[index].double(), cameras.viewmats[index].double(), int(cameras.widths[index])
     x = (pixels % width + 0.5 - K[0, 2]) / K[0, 0]
     y = (pixels // width + 0.5 - K[1, 2]) / K[1, 1]

@@ -54,11 +54,7 @@ def dense_points(
     stereo: PhotoStereo, count: int = COUNT, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> DensePoints:
     """Returns points on which the depth of several photos agrees, and some behind them on rays of pixels without depth,
-    such as the sky; none if the photos agree on nothing.
-
-    Args:
-        count: number of points, at most.
-        on_progress: called with the number of views whose depth is known, and their total.
+    such as the sky; none if the photos agree on nothing. Reports how many views are done, of how many.
     """
     chosen = np.unique(np.linspace(0, len(stereo) - 1, min(len(stereo), MOST_VIEWS)).round().astype(int))
     depths = []
@@ -116,12 +112,8 @@ def thin(
     spacing: Float64[np.ndarray, " points"],
     count: int,
 ) -> DensePoints:
-    """Replaces the points in each cell of a grid by their mean. The cells grow with the width of a pixel on the
-    surface, so that near and far surfaces get as many points per area of the photos.
-
-    Args:
-        spacing: width of a pixel at each point, in the unit of the positions.
-        count: number of points that are left, at most.
+    """Replaces the points in each cell of a grid by their mean. The cells grow with ``spacing``, the width of a pixel
+    at each point, so that near and far surfaces get as many points per area of the photos.
     """
     if len(xyz) <= count:
         return DensePoints(xyz.astype(np.float32), rgb)
@@ -159,10 +151,6 @@ def missing_points(own: int, mode: DenseMode) -> int:
 
 def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -> None:
     """Adds dense points to those of a capture, and says so in a line. They are found once and kept in the cache.
-
-    Args:
-        outputs: of the dataparser for the training photos; the points are added to its metadata.
-        cache: folder of the points of all captures.
 
     Raises:
         CaptureError: a photo cannot be read.
@@ -208,11 +196,6 @@ def _cached_points(outputs: DataparserOutputs, cache: Path) -> tuple[DensePoints
 
 def seek_points(outputs: DataparserOutputs, count: int = COUNT, side_px: int = SIDE_PX) -> DensePoints:
     """Returns dense points of a capture, and shows how far the search is.
-
-    Args:
-        outputs: of the dataparser for the training photos.
-        count: number of points, at most.
-        side_px: longer side of the photos that are compared.
 
     Raises:
         CaptureError: a photo cannot be read.

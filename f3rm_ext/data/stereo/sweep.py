@@ -92,7 +92,6 @@ class PhotoStereo:
     Args:
         photo: reads a photo at the size of its camera, by its index.
         cameras: of all photos, on the CPU; z of the scene frame is up.
-        options: how depth is searched.
     """
 
     def __init__(
@@ -149,12 +148,7 @@ class PhotoStereo:
 
 
 def nearby_views(cameras: PinholeCameras, index: int, most: int, radius: float) -> list[int]:
-    """Returns the nearest views that look in a similar direction from another place.
-
-    Args:
-        most: number of views, at most.
-        radius: of the scene, see :meth:`PinholeCameras.radius`.
-    """
+    """Returns the nearest views that look in a similar direction from another place."""
     apart = (cameras.positions - cameras.positions[index]).norm(dim=1)
     turn = (cameras.forward @ cameras.forward[index]).clamp(-1, 1).acos().rad2deg()
     usable = (apart > LEAST_BASELINE * radius) & (turn < MOST_TURN_DEG)
@@ -206,9 +200,6 @@ def best_plane(
 ) -> Fit:
     """Returns the plane on which the patch around each pixel fits those of the better half of other photos best, by
     normalised cross-correlation. There is none where a patch leaves its photo.
-
-    Args:
-        window_px: side of a patch, odd.
     """
     from f3rm_ext.data.stereo.kernels import sweep_planes
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from f3rm_ext.errors import ExtractorError
 from f3rm_ext.features.base import ExtractorIdentity, FeatureSize, PatchGrid
 from f3rm_ext.features.extractors import preprocess
 from f3rm_ext.features.extractors.clip_models import RANDOM, ClipModel, load_clip
@@ -56,20 +54,17 @@ class ClipConfig:
     photo (1 sentence), simple (7) or imagenet (80). They affect text queries only, not image features."""
 
     def __post_init__(self) -> None:
-        if self.short_side_px < preprocess.MIN_SIDE_PX:
-            raise ExtractorError(
-                f"short_side_px is {self.short_side_px}, below {preprocess.MIN_SIDE_PX}: "
-                "choose about the size that the model was trained at, e.g. 224 or 336."
-            )
+        preprocess.check_short_side(self.short_side_px)
 
 
-class ClipExtractor:
+class ClipExtractor(preprocess.PatchExtractor):
     """CLIP patch features in the space of its text embeddings (open_clip, MaskCLIP's value path).
 
     The constructor finds the weights; they are loaded on first use.
     """
 
     config_class = ClipConfig
+    gpu_batch_size = 32
 
     def __init__(self, config: ClipConfig, *, device: torch.device) -> None:
         self.config = config
@@ -116,26 +111,19 @@ class ClipExtractor:
         )
 
     @property
+    def patch_px(self) -> int:
+        """Side of a patch."""
+        return self._architecture.patch_px
+
+    @property
     def dim(self) -> int:
         """Dimension of the space shared with text."""
         return self._architecture.dim
 
-    @property
-    def batch_size(self) -> int:
-        """Small on the CPU, where larger batches bring nothing."""
-        return 2 if self.device.type == "cpu" else 32
-
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
         """Returns the geometry of the patches, which tile the whole image."""
         height, width = self._input_size(height_px, width_px)
-        patch = self._architecture.patch_px
-        return PatchGrid.covering(height // patch, width // patch, height_px, width_px)
-
-    def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
-        """Returns the patch features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
-        return preprocess.extract_in_batches(
-            images, self._input_size, self._forward, batch_size=self.batch_size, device=self.device
-        )
+        return PatchGrid.covering(height // self.patch_px, width // self.patch_px, height_px, width_px)
 
     def encode_text(self, prompts: Sequence[str]) -> Float[Tensor, "prompts feat"]:
         """Returns unit-norm embeddings of the prompts, averaged over the config's templates, float32 on the CPU."""
@@ -148,9 +136,6 @@ class ClipExtractor:
         with torch.inference_mode():
             embeddings = torch.cat([self.model.encode_text(part).float().cpu() for part in tokens.split(64)])
         return functional.normalize(embeddings, dim=-1).clone()
-
-    def _input_size(self, height_px: int, width_px: int) -> tuple[int, int]:
-        return preprocess.whole_patches(height_px, width_px, self.config.short_side_px, self._architecture.patch_px)
 
     def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
         pixels = preprocess.normalise(pixels, *self._architecture.normalisation(self.config.pretrained))
@@ -177,12 +162,7 @@ def encode_ensemble(
     prompts: Sequence[str],
     templates: Sequence[str],
 ) -> Float[Tensor, "prompts feat"]:
-    """Returns unit-norm embeddings of prompts: the mean direction over the sentences that each prompt is put into.
-
-    Args:
-        encode: Text encoder that returns unit-norm embeddings.
-        templates: Sentences with one ``{}`` each.
-    """
+    """Returns unit-norm embeddings of prompts: the mean direction over templates, sentences with one ``{}`` each."""
     if not prompts:
         return encode([""])[:0]
     embeddings = encode([template.replace("{}", prompt) for prompt in prompts for template in templates])

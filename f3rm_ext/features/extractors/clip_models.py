@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from f3rm_ext.errors import ExtractorError
+from f3rm_ext.errors import ExtractorError, reason_of
 from f3rm_ext.features.extractors.parsing import close_match
 from f3rm_ext.features.extractors.preprocess import RGB
-from f3rm_ext.features.extractors.weights import Weights, first_line
+from f3rm_ext.features.extractors.weights import Weights
 
 RANDOM = "random"
 """Tag of seeded random weights, which are for tests: the features mean nothing."""
@@ -100,13 +100,9 @@ class ClipModel:
 
 
 def load_clip(architecture: ClipModel, pretrained: str, path: Path | None) -> Any:
-    """Builds open_clip's model in float32 on the CPU, ready for inference.
+    """Builds open_clip's model in float32 on the CPU, ready for inference; seeded random weights without a path.
 
     Weights trained with QuickGELU (OpenAI's) get it whether or not the model's name says so.
-
-    Args:
-        pretrained: Tag or path, as in the config.
-        path: The weights file; None for seeded random weights.
 
     Raises:
         ExtractorError: The file does not hold weights of this architecture.
@@ -123,7 +119,7 @@ def load_clip(architecture: ClipModel, pretrained: str, path: Path | None) -> An
             model: Any = open_clip.create_model(architecture.name, force_quick_gelu=quick_gelu, pretrained_hf=False)
         except OSError as error:
             raise ExtractorError(
-                f"The text tower of {architecture.name} cannot be set up ({first_line(error)}): "
+                f"The text tower of {architecture.name} cannot be set up ({reason_of(error)}): "
                 "use a model with open_clip's own text tower, e.g. ViT-L-14-336."
             ) from error
     if path is not None:

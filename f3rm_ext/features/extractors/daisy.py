@@ -15,7 +15,6 @@ from torch import Tensor
 from f3rm_ext.errors import ExtractorError
 from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
 from f3rm_ext.features.extractors.preprocess import MIN_SIDE_PX, check_image_size, resize
-from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus
 
 RINGS, HISTOGRAMS, ORIENTATIONS = 2, 6, 8
 TEXTURE_DIM = (RINGS * HISTOGRAMS + 1) * ORIENTATIONS
@@ -59,11 +58,6 @@ class DaisyExtractor:
     def __init__(self, config: DaisyConfig, *, device: torch.device) -> None:
         self.config = config
         self.device = device
-
-    @classmethod
-    def weights_status(cls, config: DaisyConfig) -> WeightsStatus:
-        """Says that there are no weights."""
-        return NO_WEIGHTS
 
     @property
     def identity(self) -> ExtractorIdentity:

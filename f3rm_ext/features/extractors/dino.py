@@ -1,14 +1,12 @@
 """DINO (Caron et al. 2021, arXiv 2104.14294) and DINOv2 (Oquab et al. 2023, arXiv 2304.07193) patch features."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
 from f3rm_ext.errors import ExtractorError
@@ -54,76 +52,57 @@ class DinoConfig:
     """Blocks whose features are averaged, written as 6+7+8+9; negative numbers count from the last block."""
 
     def __post_init__(self) -> None:
-        _check(self.short_side_px, self.stride_px)
+        preprocess.check_short_side(self.short_side_px)
+        if self.stride_px is not None and self.stride_px < 1:
+            raise ExtractorError(f"stride_px is {self.stride_px}: it must be at least 1, or none for the patch size.")
 
 
 @dataclass
-class Dinov2Config:
+class Dinov2Config(DinoConfig):
     """Options of ``dinov2``."""
 
-    model: Dinov2Model = "vits14"
-    """Published model whose weights are used, unless `weights` gives a file."""
-    weights: Path | None = None
-    """State dict of a ViT (.pth, .pt or .safetensors) with the parameter names of DINOv2, timm or transformers."""
+    model: Dinov2Model = "vits14"  # type: ignore[assignment]
     short_side_px: int = 448
-    """Length in pixels to which the short side of an image is resized, ≥ 32. Both sides are rounded to whole
-    patches."""
     stride_px: int | None = None
-    """Distance between patch centres in pixels of the resized image, 1 to the patch size. None means the patch
-    size."""
     facet: Facet = "token"
-    """Features to extract: token (output of the block), or key, query or value of its attention."""
-    layers: tuple[int, ...] = (-1,)
-    """Blocks whose features are averaged, written as 6+7+8+9; negative numbers count from the last block."""
-
-    def __post_init__(self) -> None:
-        _check(self.short_side_px, self.stride_px)
 
 
-def _check(short_side_px: int, stride_px: int | None) -> None:
-    if short_side_px < preprocess.MIN_SIDE_PX:
-        raise ExtractorError(
-            f"short_side_px is {short_side_px}, below {preprocess.MIN_SIDE_PX}: patch features need a larger image."
-        )
-    if stride_px is not None and stride_px < 1:
-        raise ExtractorError(f"stride_px is {stride_px}: it must be at least 1, or none for the patch size.")
-
-
-class _VitExtractor:
+class _VitExtractor(preprocess.PatchExtractor):
     """The common part of DINO and DINOv2: a plain ViT whose patch tokens, or one facet of them, are the features."""
 
     name: ClassVar[str]
 
-    def __init__(self, config: DinoConfig | Dinov2Config, *, device: torch.device) -> None:
+    def __init__(self, config: DinoConfig, *, device: torch.device) -> None:
         self.config = config
         self.device = device
         self._path = resolve(self._weights(config))
         self._vit = VisionTransformer.from_state_dict(load_state_dict(self._path))
-        depth, patch_px = self._vit.depth, self._vit.patch_px
+        depth = self._vit.depth
         for layer in config.layers:
             if not -depth <= layer < depth:
                 raise ExtractorError(
                     f"Layer {layer} does not exist in {self._path.name}: its {depth} blocks are 0 to {depth - 1}."
                 )
-        self.stride_px = config.stride_px or patch_px
-        if self.stride_px > patch_px:
+        self.stride_px = config.stride_px or self.patch_px
+        if self.stride_px > self.patch_px:
             raise ExtractorError(
-                f"stride_px is {self.stride_px}, above the patch size {patch_px}: parts of the image would be skipped."
+                f"stride_px is {self.stride_px}, above the patch size {self.patch_px}: parts of the image would be "
+                "skipped."
             )
         self._half = device.type == "cuda"
         self._vit.to(device=device, dtype=torch.float16 if self._half else torch.float32)
 
     @staticmethod
-    def _weights(config: DinoConfig | Dinov2Config) -> Weights:
+    def _weights(config: DinoConfig) -> Weights:
         raise NotImplementedError
 
     @classmethod
-    def weights_status(cls, config: DinoConfig | Dinov2Config) -> WeightsStatus:
+    def weights_status(cls, config: DinoConfig) -> WeightsStatus:
         """Tells whether the weights are on this machine."""
         return status(cls._weights(config))
 
     @classmethod
-    def feature_size(cls, config: DinoConfig | Dinov2Config, height_px: int, width_px: int) -> FeatureSize:
+    def feature_size(cls, config: DinoConfig, height_px: int, width_px: int) -> FeatureSize:
         """Tells the size of an image's features; without weights, unless a file of them is given."""
         if config.weights is not None:
             extractor = cls(config, device=torch.device("cpu"))
@@ -150,19 +129,19 @@ class _VitExtractor:
         )
 
     @property
+    def patch_px(self) -> int:
+        """Side of a patch."""
+        return self._vit.patch_px
+
+    @property
     def dim(self) -> int:
         """Width of the ViT."""
         return self._vit.width
 
-    @property
-    def batch_size(self) -> int:
-        """Small on the CPU, where larger batches bring nothing."""
-        return 2 if self.device.type == "cpu" else 16
-
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
         """Returns the geometry of the patches, which tile the image or, with a smaller stride, overlap."""
         height, width = self._input_size(height_px, width_px)
-        patch, stride = self._vit.patch_px, self.stride_px
+        patch, stride = self.patch_px, self.stride_px
         scale = (height_px / height, width_px / width)
         return PatchGrid(
             rows=(height - patch) // stride + 1,
@@ -170,15 +149,6 @@ class _VitExtractor:
             origin_px=(scale[0] * patch / 2, scale[1] * patch / 2),
             stride_px=(scale[0] * stride, scale[1] * stride),
         )
-
-    def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
-        """Returns the patch features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
-        return preprocess.extract_in_batches(
-            images, self._input_size, self._forward, batch_size=self.batch_size, device=self.device
-        )
-
-    def _input_size(self, height_px: int, width_px: int) -> tuple[int, int]:
-        return preprocess.whole_patches(height_px, width_px, self.config.short_side_px, self._vit.patch_px)
 
     def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
         pixels = preprocess.normalise(pixels, preprocess.IMAGENET_MEAN, preprocess.IMAGENET_STD)
@@ -198,7 +168,7 @@ class DinoExtractor(_VitExtractor):
     config_class = DinoConfig
 
     @staticmethod
-    def _weights(config: DinoConfig | Dinov2Config) -> Weights:
+    def _weights(config: DinoConfig) -> Weights:
         repository, stem = _DINO_FILES[config.model]
         return Weights(
             model=f"DINO {config.model}",
@@ -216,7 +186,7 @@ class Dinov2Extractor(_VitExtractor):
     config_class = Dinov2Config
 
     @staticmethod
-    def _weights(config: DinoConfig | Dinov2Config) -> Weights:
+    def _weights(config: DinoConfig) -> Weights:
         size, _, registers = config.model.partition("_")
         repository = f"facebook/dinov2-{'with-registers-' if registers else ''}{_DINOV2_SIZES[size]}"
         stem = f"dinov2_{size}" + ("_reg4" if registers else "")

@@ -13,7 +13,6 @@ from torch import Tensor
 from f3rm_ext.capture.ground_truth import LABEL_KEYS, CaptureGroundTruth
 from f3rm_ext.errors import ExtractorError
 from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
-from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus
 
 
 @dataclass
@@ -41,11 +40,6 @@ class LabelsExtractor:
                 "`classes`, and `label_file_path` for each frame."
             )
         self._digest = self._digest_of_labels()
-
-    @classmethod
-    def weights_status(cls, config: LabelsConfig) -> WeightsStatus:
-        """Says that there are no weights."""
-        return NO_WEIGHTS
 
     @property
     def identity(self) -> ExtractorIdentity:

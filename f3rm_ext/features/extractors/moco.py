@@ -1,17 +1,15 @@
 """Dense features of a network that `f3rm-ext moco train` has pre-trained, at any resolution."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
 from f3rm_ext.errors import ExtractorError
-from f3rm_ext.features.base import ExtractorIdentity, FeatureSize, PatchGrid
+from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
 from f3rm_ext.features.extractors import preprocess
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.features.extractors.weights import Weights, WeightsStatus, file_hash, load_state_dict, resolve, status
@@ -39,13 +37,10 @@ class MocoConfig:
     image. A ViT has one per patch, of its last block."""
 
     def __post_init__(self) -> None:
-        if self.short_side_px < preprocess.MIN_SIDE_PX:
-            raise ExtractorError(
-                f"short_side_px is {self.short_side_px}, below {preprocess.MIN_SIDE_PX}: features need a larger image."
-            )
+        preprocess.check_short_side(self.short_side_px)
 
 
-class MocoExtractor:
+class MocoExtractor(preprocess.PatchExtractor):
     """A stage of a ResNet, or the patches of a ViT, pre-trained on your own pictures (f3rm-ext moco train)."""
 
     config_class = MocoConfig
@@ -54,9 +49,6 @@ class MocoExtractor:
         self.config, self.device = config, device
         self._path = resolve(_weights(config))
         self._model, self._network = _network(self._path)
-        self.stride_px = _STAGE_STRIDE_PX[int(config.stage)]
-        if isinstance(self._network, VisionTransformer):
-            self.stride_px = self._network.patch_px
         self._network.to(device).eval().requires_grad_(False)
 
     @classmethod
@@ -66,13 +58,6 @@ class MocoExtractor:
             return WeightsStatus(path=None, advice="Needs moco:weights=…/backbone.safetensors of your own training.")
         return status(_weights(config))
 
-    @classmethod
-    def feature_size(cls, config: MocoConfig, height_px: int, width_px: int) -> FeatureSize:
-        """Tells the size of an image's features."""
-        extractor = cls(config, device=torch.device("cpu"))
-        grid = extractor.patch_grid(height_px, width_px)
-        return FeatureSize(grid.rows, grid.cols, extractor.dim)
-
     @property
     def identity(self) -> ExtractorIdentity:
         """Weights, image size and stage."""
@@ -80,9 +65,15 @@ class MocoExtractor:
             extractor="moco",
             model=self._model,
             weights=file_hash(self._path),
-            resolution=f"short side {self.config.short_side_px} px in whole strides of {self.stride_px}",
+            resolution=f"short side {self.config.short_side_px} px in whole strides of {self.patch_px}",
             preprocessing=f"bicubic antialiased, ImageNet mean and std; output of {self._source}",
         )
+
+    @property
+    def patch_px(self) -> int:
+        """Distance between features in pixels of the resized image."""
+        network = self._network
+        return network.patch_px if isinstance(network, VisionTransformer) else _STAGE_STRIDE_PX[int(self.config.stage)]
 
     @property
     def dim(self) -> int:
@@ -96,31 +87,17 @@ class MocoExtractor:
     def _source(self) -> str:
         return "the last block" if isinstance(self._network, VisionTransformer) else f"stage {self.config.stage}"
 
-    @property
-    def batch_size(self) -> int:
-        """Small on the CPU, where larger batches bring nothing."""
-        return 2 if self.device.type == "cpu" else 16
-
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
         """Returns the centres of what features see: of patches; of a ResNet, whose padding decides, of first pixels."""
-        middle = self.stride_px / 2 if isinstance(self._network, VisionTransformer) else 0.5
+        middle = self.patch_px / 2 if isinstance(self._network, VisionTransformer) else 0.5
         height, width = self._input_size(height_px, width_px)
-        scale, stride = (height_px / height, width_px / width), self.stride_px
+        scale, stride = (height_px / height, width_px / width), self.patch_px
         return PatchGrid(
             rows=height // stride,
             cols=width // stride,
             origin_px=(scale[0] * middle, scale[1] * middle),
             stride_px=(scale[0] * stride, scale[1] * stride),
         )
-
-    def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
-        """Returns the features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
-        return preprocess.extract_in_batches(
-            images, self._input_size, self._forward, batch_size=self.batch_size, device=self.device
-        )
-
-    def _input_size(self, height_px: int, width_px: int) -> tuple[int, int]:
-        return preprocess.whole_patches(height_px, width_px, self.config.short_side_px, self.stride_px)
 
     def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
         network = self._network

@@ -1,6 +1,7 @@
 """Turns photos into network input: resizes to whole patches without cropping, normalises, batches equal sizes."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,15 @@ def check_image_size(height_px: int, width_px: int) -> None:
         raise ExtractorError(
             f"An image of {height_px}x{width_px} px is too small for dense features: "
             f"both sides need at least {MIN_SIDE_PX} px."
+        )
+
+
+def check_short_side(short_side_px: int) -> None:
+    """Raises :class:`ExtractorError` if images would be resized to too small a size."""
+    if short_side_px < MIN_SIDE_PX:
+        raise ExtractorError(
+            f"short_side_px is {short_side_px}, below {MIN_SIDE_PX}: choose about the size that the network was "
+            "trained at, such as 224 or 448."
         )
 
 
@@ -72,16 +82,11 @@ def extract_in_batches(
     batch_size: int,
     device: torch.device,
 ) -> list[Float[Tensor, "_ _ feat"]]:
-    """Runs a network over images of any sizes, with images of the same input size in one batch.
+    """Runs a network over images of any sizes, with images of the same input size in one batch; float32 on the CPU.
 
     Args:
-        images: Photos, 8-bit RGB.
         size_of: Returns the input size (height, width) for a photo of the given height and width.
         forward: The network, from pixels in [0, 1] to dense features.
-        batch_size: Largest number of images per call of `forward`.
-
-    Returns:
-        Features of each image in the given order, float32 on the CPU.
     """
     groups: dict[tuple[int, int], list[int]] = {}
     for index, image in enumerate(images):
@@ -96,3 +101,35 @@ def extract_in_batches(
                 found.update(zip(batch, features.float().cpu(), strict=True))
     # Inference tensors must not enter autograd later; copies made outside of inference mode may.
     return [found[index].clone() for index in range(len(images))]
+
+
+class PatchExtractor:
+    """The common part of extractors whose network divides images into patches."""
+
+    config: Any
+    """Options, among them ``short_side_px``."""
+    device: torch.device
+    gpu_batch_size = 16
+
+    @property
+    def batch_size(self) -> int:
+        """Small on the CPU, where larger batches bring nothing."""
+        return 2 if self.device.type == "cpu" else self.gpu_batch_size
+
+    @property
+    def patch_px(self) -> int:
+        """Side of a patch; the sides of images are resized to multiples of it."""
+        raise NotImplementedError
+
+    def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
+        """Returns the features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
+        return extract_in_batches(
+            images, self._input_size, self._forward, batch_size=self.batch_size, device=self.device
+        )
+
+    def _input_size(self, height_px: int, width_px: int) -> tuple[int, int]:
+        return whole_patches(height_px, width_px, self.config.short_side_px, self.patch_px)
+
+    def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
+        """The network, from pixels in [0, 1]."""
+        raise NotImplementedError

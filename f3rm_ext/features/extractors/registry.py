@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 import torch
 
-from f3rm_ext.errors import ExtractorError
+from f3rm_ext.errors import ExtractorError, reason_of
 from f3rm_ext.features.base import Extractor, FeatureSize
 from f3rm_ext.features.extractors.parsing import build_config, close_match, extractor_name
-from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus, first_line
+from f3rm_ext.features.extractors.weights import NO_WEIGHTS, WeightsStatus
 
 __all__ = [
     "ExtractorInfo",
@@ -75,22 +75,12 @@ class ExtractorInfo:
     """True if loading it failed."""
 
     def weights_status(self, options: str = "") -> WeightsStatus:
-        """Tells whether the weights are on this machine, off-line and without loading them.
-
-        Args:
-            options: Options as ``key=value,key=value``; the others keep their defaults.
-
-        Raises:
-            ExtractorError: The extractor is broken, or an option is wrong.
-        """
+        """See :func:`weights_status`; options as ``key=value,key=value``."""
         return weights_status(f"{self.name}:{options}")
 
 
 def weights_status(text: str) -> WeightsStatus:
     """Tells whether the weights of an extractor are on this machine, off-line and without loading them.
-
-    Args:
-        text: What the user wrote, as for :func:`build_extractor`.
 
     Raises:
         ExtractorError: A name, an option or a value is wrong, or the extractor is broken.
@@ -102,10 +92,7 @@ def weights_status(text: str) -> WeightsStatus:
 
 
 def build_extractor(text: str, *, device: torch.device) -> Extractor:
-    """Builds an extractor from ``NAME`` or ``NAME:key=value,key=value``.
-
-    Args:
-        text: What the user wrote, e.g. ``clip:model=ViT-B-16,pretrained=laion2b_s34b_b88k``.
+    """Builds an extractor from what the user wrote: ``NAME`` or ``NAME:key=value,key=value``.
 
     Raises:
         ExtractorError: A name, an option or a value is wrong, or the package that provides the extractor is broken.
@@ -118,7 +105,7 @@ def build_extractor(text: str, *, device: torch.device) -> Extractor:
         return factory(config, device=device)
     except ImportError as error:
         raise ExtractorError(
-            f"Extractor {name} needs a package that cannot be imported ({first_line(error)}): install it."
+            f"Extractor {name} needs a package that cannot be imported ({reason_of(error)}): install it."
         ) from error
 
 
@@ -127,9 +114,6 @@ def feature_size(text: str, height_px: int, width_px: int) -> FeatureSize:
 
     >>> feature_size("clip:model=ViT-B-16,short_side_px=64", height_px=90, width_px=160)
     FeatureSize(rows=4, cols=7, dim=512)
-
-    Args:
-        text: See :func:`build_extractor`.
 
     Raises:
         ExtractorError: See :func:`build_extractor`.
@@ -148,9 +132,6 @@ def understands_text(text: str) -> bool:
 
     >>> understands_text("clip:model=ViT-B-16"), understands_text("dinov2")
     (True, False)
-
-    Args:
-        text: See :func:`build_extractor`.
 
     Raises:
         ExtractorError: The extractor is unknown or broken.
@@ -203,7 +184,7 @@ def _factory(name: str) -> ExtractorFactory:
         factory = points[0].load()
     except Exception as error:
         raise ExtractorError(
-            f"Extractor {name} of {provider} cannot be loaded ({type(error).__name__}: {first_line(error)}): "
+            f"Extractor {name} of {provider} cannot be loaded ({type(error).__name__}: {reason_of(error)}): "
             "mend or uninstall that package."
         ) from error
     if not callable(factory) or not dataclasses.is_dataclass(getattr(factory, "config_class", None)):

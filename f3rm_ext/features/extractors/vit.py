@@ -221,7 +221,7 @@ class VisionTransformer(nn.Module):
         normed: bool = True,
         stride_px: int | None = None,
     ) -> list[Float[Tensor, "b rows cols c"]]:
-        """Returns dense patch features from some of the blocks.
+        """Returns dense patch features from some of the blocks, one map per layer.
 
         Args:
             layers: Numbers of the blocks, 0 to depth - 1, or negative from the end.
@@ -229,9 +229,6 @@ class VisionTransformer(nn.Module):
             normed: Whether to normalise tokens. Those of the last block pass the model's final LayerNorm. It was not
                 trained for earlier blocks, whose tokens pass a LayerNorm without weights.
             stride_px: Distance between patches, by default the patch size. Patches overlap if it is smaller.
-
-        Returns:
-            One map per entry of `layers`, in that order.
         """
         wanted = [layer % self.depth for layer in layers]
         x, rows, cols = self.embed(pixels, stride_px or self.patch_px)
@@ -253,9 +250,6 @@ def block_count(state: Mapping[str, Tensor]) -> int:
 
 def to_common_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Renames parameters as in timm, with fused query, key and value; drops classifier heads and mask tokens.
-
-    Args:
-        weights: State dict with the names of DINO, DINOv2, timm or ``transformers``.
 
     Raises:
         ExtractorError: The weights do not belong to a ViT.

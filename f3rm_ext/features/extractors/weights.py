@@ -3,6 +3,9 @@
 import hashlib
 import os
 import pickle
+import re
+import socket
+import threading
 import urllib.error
 import urllib.request
 import zipfile
@@ -15,7 +18,9 @@ from torch import Tensor
 
 from f3rm_ext.errors import ExtractorError, WeightsNotFoundError, reason_of
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S, _STALL_TIMEOUT_S = 5.0, 20.0
+_HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.")
+"""How PyTorch names files by the start of their SHA-256."""
 _HASH_CHUNK_BYTES = 1 << 22
 _hashes: dict[tuple[str, int, int], str] = {}
 
@@ -91,11 +96,12 @@ def resolve(weights: Weights) -> Path:
     reason = "HF_HUB_OFFLINE is set"
     if not _offline():
         failures = []
-        for fetch in (_fetch_from_hub, _fetch_by_url):
+        for fetch, places in ((_fetch_from_hub, weights.hub_files), (_fetch_by_url, weights.urls)):
             try:
-                return fetch(weights)
+                if places:
+                    return fetch(weights)
             except (OSError, ValueError, RuntimeError) as error:
-                failures.append(first_line(error))
+                failures.append(reason_of(error))
         reason = "; ".join(dict.fromkeys(failures))
     raise WeightsNotFoundError(f"{_how_to_place(weights).rstrip('.')} (download failed: {reason}).")
 
@@ -135,10 +141,10 @@ def load_state_dict(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         raise _unreadable(path, "it is damaged or holds more than tensors") from error
     except (OSError, ValueError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, first_line(error)) from error
+        raise _unreadable(path, reason_of(error)) from error
     except Exception as error:
         if type(error).__module__.startswith("safetensors"):
-            raise _unreadable(path, first_line(error)) from error
+            raise _unreadable(path, reason_of(error)) from error
         raise
     for wrapper in ("state_dict", "teacher", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
@@ -156,15 +162,6 @@ def _unreadable(path: Path, reason: str) -> ExtractorError:
     return ExtractorError(
         f"The weights file {path} cannot be read as a state dict ({reason}): fetch it again or give another file."
     )
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, to be quoted inside a sentence.
-
-    >>> first_line(ValueError("no such file.\\nsee above"))
-    'no such file'
-    """
-    return reason_of(error)[:200]
 
 
 def _offline() -> bool:
@@ -198,13 +195,26 @@ def _how_to_place(weights: Weights) -> str:
 
 
 def _check_reachable(url: str) -> None:
-    """Raises OSError quickly if there is no network. The hub's libraries retry for long or have no time limit."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT_S):
-            pass
-    except urllib.error.HTTPError as answer:
-        # Any answer means that the server can be reached; the download tells whether it has the file.
-        answer.close()
+    """Raises OSError within seconds if there is no network, where the hub's libraries would retry for long."""
+    problem: list[Exception] = [TimeoutError("no answer")]
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT_S).close()
+            problem.clear()
+        except urllib.error.HTTPError as answer:
+            # Any answer means that the server can be reached; the download tells whether it has the file.
+            answer.close()
+            problem.clear()
+        except (OSError, ValueError) as error:
+            problem[:] = [error]
+
+    # In a thread, since no time-out covers the lookup of the host name.
+    thread = threading.Thread(target=ask, daemon=True, name="f3rm-ext-network")
+    thread.start()
+    thread.join(2 * CONNECT_TIMEOUT_S)
+    if problem:
+        raise problem[0]
 
 
 def _fetch_from_hub(weights: Weights) -> Path:
@@ -217,22 +227,27 @@ def _fetch_from_hub(weights: Weights) -> Path:
             return Path(hf_hub_download(repository, name, etag_timeout=CONNECT_TIMEOUT_S))
         except errors.LocalEntryNotFoundError as error:
             # The hub cannot be reached, so the other names would fail too.
-            raise OSError(first_line(error)) from error
+            raise OSError(reason_of(error)) from error
         except errors.EntryNotFoundError as error:
-            reason = first_line(error)
+            reason = reason_of(error)
     raise FileNotFoundError(reason)
 
 
 def _fetch_by_url(weights: Weights) -> Path:
     folder = _plain_download_folders()[0]
     reason: OSError = FileNotFoundError("no plain download")
+    time_limit_s = socket.getdefaulttimeout()
     for url in weights.urls:
         path = folder / Path(url).name
+        stated = _HASH_IN_NAME.search(path.name)
         try:
             _check_reachable(url)
             folder.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(url, str(path))
+            socket.setdefaulttimeout(_STALL_TIMEOUT_S)
+            torch.hub.download_url_to_file(url, str(path), hash_prefix=stated and stated[1])
             return path
         except OSError as error:
             reason = error
+        finally:
+            socket.setdefaulttimeout(time_limit_s)
     raise reason

@@ -16,6 +16,7 @@ from f3rm_ext.features.base import Extractor, FileExtractor, PatchGrid
 from f3rm_ext.features.store.feature_store import FeatureStore, shard_bytes
 from f3rm_ext.features.store.images import Decoded, ImageSet, decode
 from f3rm_ext.features.store.manifest import EXTRACT
+from f3rm_ext.profiling.memory import readable
 from f3rm_ext.utils.atomic_files import FolderLock, is_disk_full
 from f3rm_ext.utils.console import console, image_progress
 
@@ -38,7 +39,7 @@ def disk_errors(folder: Path, needed_bytes: Callable[[], int]) -> Iterator[None]
     except OSError as error:
         if is_disk_full(error):
             raise FeatureStoreError(
-                f"The disk is full while features are written to {folder}: about {_mib(needed_bytes())} more are "
+                f"The disk is full while features are written to {folder}: about {readable(needed_bytes())} more are "
                 "needed there; free some space or choose another folder with --features.cache-dir, then run the same "
                 "command again (finished images are kept)."
             ) from error
@@ -202,27 +203,18 @@ def _check_space(folder: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed_bytes > free:
         raise FeatureStoreError(
-            f"The features need about {_mib(needed_bytes)} but only {_mib(free)} are free in {folder}: free some "
-            "space, choose another folder with --features.cache-dir, or use fewer or smaller images."
+            f"The features need about {readable(needed_bytes)} but only {readable(free)} are free in {folder}: free "
+            "some space, choose another folder with --features.cache-dir, or use fewer or smaller images."
         )
     if needed_bytes + _SPARE_BYTES > free * 0.9:
         console().print(
-            f"[yellow]The features need about {_mib(needed_bytes)} of the {_mib(free)} left in {folder}.",
+            f"[yellow]The features need about {readable(needed_bytes)} of the {readable(free)} left in {folder}.",
             highlight=False,
         )
 
 
-def _mib(size: int) -> str:
-    mib = size / (1 << 20)
-    return f"{mib / 1024:.1f} GiB" if mib >= 1024 else f"{mib:.1f} MiB"
-
-
 def say_waiting(root: Path, what: str) -> Callable[[float], None]:
-    """Returns a callback that takes the seconds waited so far and prints a message every 30 seconds.
-
-    Args:
-        what: Process that is waited for.
-    """
+    """Returns a callback that takes the seconds waited for ``what`` so far and says so every 30 seconds."""
     said = -_WAIT_LOG_S
 
     def say(waited_s: float) -> None:

@@ -79,9 +79,7 @@ class FeatureStore:
     def open(cls, root: Path, identity: Mapping[str, str], dim: int, *, residual: bool = False) -> "FeatureStore":
         """Opens a store, which is empty if the folder does not exist. Writes nothing.
 
-        Args:
-            identity: Fields of the identity that the store must have.
-            residual: Whether shards have one more channel, the residual norm of PCA codes.
+        With ``residual``, shards have one more channel, the residual norm of PCA codes.
 
         Raises:
             FeatureStoreError: The manifest is damaged or belongs to another model.
@@ -111,11 +109,7 @@ class FeatureStore:
     # Writing, which requires the lock.
 
     def recover(self) -> int:
-        """Deletes what a killed writer left: temporary files, and shards that the manifest does not list.
-
-        Returns:
-            Number of files deleted.
-        """
+        """Deletes what a killed writer left, temporary files and shards that are not listed; returns their number."""
         shards = self.root / "shards"
         shards.mkdir(parents=True, exist_ok=True)
         count = remove_temporaries(self.root) + remove_temporaries(shards)
@@ -126,12 +120,9 @@ class FeatureStore:
         return count
 
     def adopt(self, other: "FeatureStore") -> int:
-        """Takes over the shards of another store of the same extractor and commits them.
+        """Takes over the shards of another store of the same extractor and commits them; returns their number.
 
         A process killed meanwhile leaves two stores that open; shards that had been moved are made again.
-
-        Returns:
-            Number of shards taken.
         """
         taken = 0
         for key, entry in other.manifest.images.items():
@@ -150,13 +141,7 @@ class FeatureStore:
     ) -> None:
         """Writes one shard, which becomes part of the store at the next :meth:`commit`.
 
-        Args:
-            values: Features, with the residual norm as last channel if the store has it.
-            grid: Where the patches lie in the image.
-            image_hw: Height and width of the image in pixels.
-
-        Raises:
-            ValueError: The values do not fit the grid.
+        A residual norm is the last channel. Raises ValueError if the values do not fit the grid.
         """
         if values.shape != (grid.rows, grid.cols, self.manifest.channels):
             raise ValueError(f"values of shape {values.shape} do not fit {grid} with {self.manifest.channels} channels")

@@ -102,11 +102,7 @@ class ImageIndex:
         self._new[name] = [*signature, key]
 
     def save(self, *, now: bool = True) -> None:
-        """Writes the index. Failures are ignored, because the index only saves time.
-
-        Args:
-            now: Write at once. Otherwise write only if the last time was some seconds ago.
-        """
+        """Writes the index at once, or else every few seconds. Failures are ignored, because it only saves time."""
         if not self._new or not (now or time.monotonic() - self._saved_s > _SAVE_EVERY_S):
             return
         self._saved_s = time.monotonic()

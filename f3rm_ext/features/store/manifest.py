@@ -95,10 +95,7 @@ class Manifest:
 
     @classmethod
     def load(cls, root: Path) -> "Manifest | None":
-        """Reads the manifest of a store.
-
-        Returns:
-            The manifest, or None if there is none yet.
+        """Reads the manifest of a store; None if there is none yet.
 
         Raises:
             FeatureStoreError: The file is damaged, or was written by a newer version.

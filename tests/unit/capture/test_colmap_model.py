@@ -36,7 +36,7 @@ def names(outputs: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_scene_cameras_splits_and_points_are_those_of_nerfstudio(scene: Scene, split: str) -> None:
+def test_scene_cameras_splits_and_points_are_those_of_nerfstudio(scene, split) -> None:
     config = ColmapDataParserConfig(data=scene, colmap_path=Path("sparse/0"))
     theirs, ours = config.setup().get_dataparser_outputs(split), outputs_of(scene, split)
     assert names(ours) == names(theirs) and len(names(ours)) == {"train": 17, "test": 3}[split]
@@ -50,7 +50,7 @@ def test_scene_cameras_splits_and_points_are_those_of_nerfstudio(scene: Scene, s
         np.testing.assert_allclose(ours_points, theirs_points, atol=1e-5)
 
 
-def test_the_frame_of_the_capture_is_colmaps_own(scene: Scene) -> None:
+def test_the_frame_of_the_capture_is_colmaps_own(scene) -> None:
     for outputs in (
         outputs_of(scene),
         ColmapDataParserConfig(data=scene, colmap_path=Path("sparse/0")).setup().get_dataparser_outputs("train"),
@@ -59,9 +59,7 @@ def test_the_frame_of_the_capture_is_colmaps_own(scene: Scene) -> None:
         np.testing.assert_allclose(np.sort(points, axis=0), np.sort(POINTS, axis=0), atol=1e-4)
 
 
-def test_the_capture_it_was_made_of_has_the_same_cameras(
-    make_capture: Callable[..., Any], as_colmap: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_capture_it_was_made_of_has_the_same_cameras(make_capture, as_colmap, tmp_path) -> None:
     capture = make_capture(8)
     meta, folder = read_transforms(as_colmap(capture.folder, tmp_path / "garden"))
     assert folder == tmp_path / "garden"
@@ -73,14 +71,12 @@ def test_the_capture_it_was_made_of_has_the_same_cameras(
 
 @pytest.mark.parametrize("place", ["sparse/0", "colmap/sparse/0", "sparse"])
 @pytest.mark.parametrize("text", [False, True], ids=["binary", "text"])
-def test_models_are_found_where_programs_write_them(
-    make_capture: Callable[..., Any], as_colmap: Callable[..., Path], tmp_path: Path, place: str, text: bool
-) -> None:
+def test_models_are_found_where_programs_write_them(make_capture, as_colmap, tmp_path, place, text) -> None:
     scene = as_colmap(make_capture(4).folder, tmp_path / "garden", place=place, text=text, points=POINTS)
     assert len(outputs_of(scene, eval_mode="all").metadata[XYZ]) == len(POINTS)
 
 
-def test_other_eval_modes_and_lists_are_followed(scene: Scene) -> None:
+def test_other_eval_modes_and_lists_are_followed(scene) -> None:
     assert len(names(outputs_of(scene, "test", eval_interval=10))) == 2
     assert len(names(outputs_of(scene, "test", eval_mode="fraction"))) == 2
     assert len(names(outputs_of(scene, "test", eval_mode="all"))) == 20
@@ -89,7 +85,7 @@ def test_other_eval_modes_and_lists_are_followed(scene: Scene) -> None:
     assert names(outputs_of(scene, "test")) == ["05.png", "07.png"] and len(names(outputs_of(scene))) == 5
 
 
-def test_photos_may_be_elsewhere_or_of_another_size(scene: Scene) -> None:
+def test_photos_may_be_elsewhere_or_of_another_size(scene) -> None:
     (scene / "images").rename(scene / "photos")
     assert outputs_of(scene).image_filenames[0].parent == scene / "photos"
     for path in (scene / "photos").iterdir():
@@ -99,7 +95,7 @@ def test_photos_may_be_elsewhere_or_of_another_size(scene: Scene) -> None:
     assert [float(getattr(cameras, name)[0]) for name in ("fx", "cy", "width", "height")] == [9, 3, 8, 6]
 
 
-def test_reduced_copies_stand_in_for_missing_photos(scene: Scene) -> None:
+def test_reduced_copies_stand_in_for_missing_photos(scene) -> None:
     before = {path.name for path in scene.iterdir()}
     (scene / "images").rename(scene / "images_4")
     for path in (scene / "images_4").iterdir():
@@ -110,16 +106,14 @@ def test_reduced_copies_stand_in_for_missing_photos(scene: Scene) -> None:
     assert {path.name for path in scene.iterdir()} == before - {"images"} | {"images_4"}
 
 
-def test_transforms_json_goes_before_a_model(scene: Scene) -> None:
+def test_transforms_json_goes_before_a_model(scene) -> None:
     meta, _ = read_transforms(scene)
     (scene / "transforms.json").write_text(json.dumps({**meta, "frames": meta["frames"][:5]}))
     assert len(read_transforms(scene)[0]["frames"]) == 5
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "fov", "mixed"])
-def test_models_that_cannot_be_used_are_refused(
-    make_capture: Callable[..., Any], as_colmap: Callable[..., Path], tmp_path: Path, damage: str
-) -> None:
+def test_models_that_cannot_be_used_are_refused(make_capture, as_colmap, tmp_path, damage) -> None:
     models = {"fov": ["FOV"], "mixed": ["PINHOLE", "OPENCV_FISHEYE"]}.get(damage, ["PINHOLE"])
     scene = as_colmap(make_capture(4).folder, tmp_path / "garden", models=models)
     images = scene / "sparse/0/images.bin"

@@ -32,7 +32,7 @@ def labelled(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_truth_reads_depth_in_metres_and_labels(labelled: Path) -> None:
+def test_truth_reads_depth_in_metres_and_labels(labelled) -> None:
     truth = CaptureGroundTruth(labelled)
     image = labelled / "images" / "a.png"
     depth, labels = truth.depth_m(image, 4, 6), truth.labels(image, 4, 6)
@@ -41,18 +41,18 @@ def test_truth_reads_depth_in_metres_and_labels(labelled: Path) -> None:
     assert labels[:, 0].tolist() == [0, 1, 2, 3]
 
 
-def test_truth_takes_the_nearest_pixel_at_another_size(labelled: Path) -> None:
+def test_truth_takes_the_nearest_pixel_at_another_size(labelled) -> None:
     labels = CaptureGroundTruth(labelled / "transforms.json").labels(labelled / "images" / "a.png", 2, 3)
     assert labels is not None and labels.shape == (2, 3) and labels[:, 0].tolist() == [1, 3]
 
 
-def test_parts_of_the_room_are_no_objects(labelled: Path) -> None:
+def test_parts_of_the_room_are_no_objects(labelled) -> None:
     assert [(thing.label, thing.name) for thing in CaptureGroundTruth(labelled).things] == [(1, "cup"), (3, "hat")]
     (labelled / "scene.json").unlink()
     assert [thing.name for thing in CaptureGroundTruth(labelled).things] == ["cup", "wall", "hat"]
 
 
-def test_truth_of_photos_without_it_is_none(labelled: Path) -> None:
+def test_truth_of_photos_without_it_is_none(labelled) -> None:
     truth = CaptureGroundTruth(labelled)
     for image in (labelled / "images" / "b.png", labelled / "elsewhere.png"):
         assert truth.depth_m(image, 4, 6) is None and truth.labels(image, 4, 6) is None
@@ -61,7 +61,7 @@ def test_truth_of_photos_without_it_is_none(labelled: Path) -> None:
     assert not plain.exact_depth and plain.things == []
 
 
-def test_label_path_and_label_file_path_mean_the_same(labelled: Path) -> None:
+def test_label_path_and_label_file_path_mean_the_same(labelled) -> None:
     path = labelled / "transforms.json"
     meta = json.loads(path.read_text())
     frame = meta["frames"][0]
@@ -74,14 +74,14 @@ def test_label_path_and_label_file_path_mean_the_same(labelled: Path) -> None:
     assert truth.files(LABEL_KEYS) == [labelled / "labels" / "a.png"]
 
 
-def test_copies_of_the_photos_at_other_sizes_have_the_same_labels(labelled: Path) -> None:
+def test_copies_of_the_photos_at_other_sizes_have_the_same_labels(labelled) -> None:
     truth = CaptureGroundTruth(labelled)
     found, same = (truth.labels(labelled / folder / "a.png", 2, 3) for folder in ("images_4", "images"))
     assert found is not None and same is not None
     np.testing.assert_array_equal(found, same)
 
 
-def test_photos_of_the_same_name_are_not_mixed_up(labelled: Path) -> None:
+def test_photos_of_the_same_name_are_not_mixed_up(labelled) -> None:
     path = labelled / "transforms.json"
     meta = json.loads(path.read_text())
     meta["frames"].append({"file_path": "right/a.png"})
@@ -92,7 +92,7 @@ def test_photos_of_the_same_name_are_not_mixed_up(labelled: Path) -> None:
         assert truth.labels(labelled / other / "a.png", 4, 6) is None
 
 
-def test_a_view_has_masks_and_boxes_of_what_is_seen(labelled: Path) -> None:
+def test_a_view_has_masks_and_boxes_of_what_is_seen(labelled) -> None:
     view = CaptureGroundTruth(labelled).view(labelled / "images" / "a.png", 4, 6)
     assert view is not None
     # Rows 0 to 3 are background, cup, wall (a part of the room) and hat.
@@ -104,7 +104,7 @@ def test_a_view_has_masks_and_boxes_of_what_is_seen(labelled: Path) -> None:
     assert half.boxes["cup"] == ((0.0, 0.0, 3.0, 1.0),)
 
 
-def test_a_box_is_tight(labelled: Path) -> None:
+def test_a_box_is_tight(labelled) -> None:
     pixels = np.zeros((4, 6), np.uint8)
     pixels[1, 2] = pixels[2, 4] = 3
     Image.fromarray(pixels).save(labelled / "labels" / "a.png")
@@ -127,18 +127,18 @@ def test_a_box_is_tight(labelled: Path) -> None:
         [],
     ],
 )
-def test_captures_that_say_nothing_have_no_labels(labelled: Path, meta: object) -> None:
+def test_captures_that_say_nothing_have_no_labels(labelled, meta) -> None:
     (labelled / "transforms.json").write_text(json.dumps(meta))
     truth = CaptureGroundTruth(labelled)
     assert not truth.has_labels and not truth.exact_depth
     assert truth.view(labelled / "images" / "a.png", 4, 6) is None
 
 
-def test_a_capture_without_transforms_says_nothing(tmp_path: Path) -> None:
+def test_a_capture_without_transforms_says_nothing(tmp_path) -> None:
     assert CaptureGroundTruth(tmp_path).classes == () and not CaptureGroundTruth(tmp_path / "nowhere").has_labels
 
 
-def test_files_that_cannot_be_read_are_named(labelled: Path) -> None:
+def test_files_that_cannot_be_read_are_named(labelled) -> None:
     image = labelled / "images" / "a.png"
     Image.fromarray(np.zeros((4, 6, 3), np.uint8)).save(labelled / "labels" / "a.png")
     with pytest.raises(CaptureError, match=r"labels/a\.png.* 3 axes"):
@@ -172,7 +172,7 @@ def thing(category: str, polygon: list, **more: object) -> dict[str, Any]:
     return {"category": category, "segmentation": polygon, **more}
 
 
-def test_a_polygon_covers_the_pixels_whose_centres_it_has(write: Callable[..., PolygonLabels]) -> None:
+def test_a_polygon_covers_the_pixels_whose_centres_it_has(write) -> None:
     labels = write(thing("cup", SQUARE))
     view = labels.view(Path("images/frame_00001.jpg"), 8, 12)
     assert labels.classes == ("cup",) and view is not None
@@ -182,7 +182,7 @@ def test_a_polygon_covers_the_pixels_whose_centres_it_has(write: Callable[..., P
     assert view.boxes["cup"] == ((2.0, 1.0, 6.0, 4.0),), "without a box it is that of the polygon"
 
 
-def test_polygons_at_other_sizes(write: Callable[..., PolygonLabels]) -> None:
+def test_polygons_at_other_sizes(write) -> None:
     view = write(thing("cup", SQUARE, bbox=[2, 1, 6, 4])).view(Path("frame_00001.png"), 16, 36)
     assert view is not None
     expected = np.zeros((16, 36), bool)
@@ -191,7 +191,7 @@ def test_polygons_at_other_sizes(write: Callable[..., PolygonLabels]) -> None:
     assert view.boxes["cup"] == ((6.0, 2.0, 18.0, 8.0),)
 
 
-def test_slanted_polygons_against_a_test_of_every_pixel(write: Callable[..., PolygonLabels]) -> None:
+def test_slanted_polygons_against_a_test_of_every_pixel(write) -> None:
     corners = np.array([[1.3, 0.4], [10.6, 2.2], [7.1, 7.7]])
     view = write(thing("cup", corners.tolist())).view(Path("frame_00001.jpg"), 80, 120)
     assert view is not None
@@ -204,7 +204,7 @@ def test_slanted_polygons_against_a_test_of_every_pixel(write: Callable[..., Pol
     np.testing.assert_array_equal(view.masks["cup"], exact)
 
 
-def test_polygons_that_leave_the_image_or_cross_themselves(write: Callable[..., PolygonLabels]) -> None:
+def test_polygons_that_leave_the_image_or_cross_themselves(write) -> None:
     bow = [[-4, 2], [16, 6], [16, 2], [-4, 6]]  # two triangles that meet in the middle
     view = write(thing("bow", bow), thing("outside", [[20, 1], [30, 1], [25, 5]])).view(Path("frame_00001.jpg"), 8, 12)
     assert view is not None and not view.masks["outside"].any()
@@ -213,7 +213,7 @@ def test_polygons_that_leave_the_image_or_cross_themselves(write: Callable[..., 
     np.testing.assert_array_equal(view.masks["bow"], expected)
 
 
-def test_two_objects_of_one_category(write: Callable[..., PolygonLabels]) -> None:
+def test_two_objects_of_one_category(write) -> None:
     other = [[8, 5], [10, 5], [10, 7], [8, 7]]
     labels = write(thing("cup", SQUARE), thing("spoon", other), thing("cup", other, bbox=[7.5, 5, 10, 7]))
     view = labels.view(Path("frame_00001.jpg"), 8, 12)
@@ -222,7 +222,7 @@ def test_two_objects_of_one_category(write: Callable[..., PolygonLabels]) -> Non
     assert view.boxes["cup"] == ((2.0, 1.0, 6.0, 4.0), (7.5, 5.0, 10.0, 7.0))
 
 
-def test_frames_are_found_by_name(write: Callable[..., PolygonLabels], tmp_path: Path) -> None:
+def test_frames_are_found_by_name(write, tmp_path) -> None:
     write(thing("cup", SQUARE))
     labels = write(thing("spoon", SQUARE), name="frame_00002")
     (tmp_path / "notes.json").write_text(json.dumps({"scene": "figurines"}))
@@ -233,18 +233,13 @@ def test_frames_are_found_by_name(write: Callable[..., PolygonLabels], tmp_path:
     assert labels.view(Path("frame_00003.jpg"), 8, 12) is None
 
 
-def test_objects_come_in_the_order_of_the_files(write: Callable[..., PolygonLabels]) -> None:
+def test_objects_come_in_the_order_of_the_files(write) -> None:
     order = [5, 2, 7, 0, 3, 6, 1, 4]
     labels = [write(thing(f"thing {number}", SQUARE), name=f"frame_{number}") for number in order][-1]
     assert labels.classes == tuple(f"thing {number}" for number in sorted(order))
 
 
-def test_a_frame_without_a_name_is_called_as_its_file(write: Callable[..., PolygonLabels]) -> None:
-    labels = write(thing("cup", SQUARE), name="frame_00007") and write(thing("cup", SQUARE), name="f8")
-    assert labels.view(Path("f8.jpg"), 8, 12) is not None
-
-
-def test_coordinates_in_one_list_are_points_too(write: Callable[..., PolygonLabels]) -> None:
+def test_coordinates_in_one_list_are_points_too(write) -> None:
     flat = [coordinate for point in SQUARE for coordinate in point]
     for polygon in (flat, [flat]):
         view = write(thing("cup", polygon)).view(Path("frame_00001.jpg"), 8, 12)
@@ -268,14 +263,12 @@ def test_coordinates_in_one_list_are_points_too(write: Callable[..., PolygonLabe
         (thing("cup", SQUARE), {"width": None}),
     ],
 )
-def test_labels_that_are_not_understood_are_named(
-    write: Callable[..., PolygonLabels], entry: dict, info: dict[str, object]
-) -> None:
+def test_labels_that_are_not_understood_are_named(write, entry, info) -> None:
     with pytest.raises(CaptureError, match=r"frame_00001\.json.*width and height"):
         write(entry, **info)
 
 
-def test_folders_without_labels_are_named(tmp_path: Path) -> None:
+def test_folders_without_labels_are_named(tmp_path) -> None:
     (tmp_path / "notes.json").write_text("{}")
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CaptureError, match="labels"):

@@ -1,8 +1,6 @@
 """The points of a capture: they stay where they are relative to the cameras, and bad ones stop nothing."""
 
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
+import shutil
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 import torch
 from nerfstudio.data.dataparsers.colmap_dataparser import ColmapDataParserConfig
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import Nerfstudio, NerfstudioDataParserConfig
-from nerfstudio.data.utils import colmap_parsing_utils as colmap
 
 from f3rm_ext.capture import points as module
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
@@ -41,12 +38,15 @@ def poses_of(capture: Any) -> np.ndarray:
     return np.array([frame["transform_matrix"] for frame in capture.frames])
 
 
-def write_points(path: Path, xyz: np.ndarray, rgb: np.ndarray | None = None) -> None:
+def write_points(capture: Any, xyz: np.ndarray, rgb: np.ndarray | None = None) -> None:
+    """Gives a capture points of its own."""
     columns = {name: xyz[:, i].astype(np.float32) for i, name in enumerate("xyz")}
     if rgb is not None:
         columns |= {name: rgb[:, i].astype(np.uint8) for i, name in enumerate(("red", "green", "blue"))}
-    with path.open("wb") as stream:
+    with (capture.folder / "p.ply").open("wb") as stream:
         write_ply(stream, columns)
+    capture.meta["ply_file_path"] = "p.ply"
+    capture.save()
 
 
 @pytest.fixture
@@ -80,11 +80,11 @@ def parse(capture: Any, **options: Any) -> Any:
     ],
     ids=["nothing", "transform", "scale", "both"],
 )
-def test_points_stay_with_the_cameras(capture: Any, applied: dict[str, Any], options: dict[str, Any]) -> None:
-    capture.meta |= {"ply_file_path": "sparse_pc.ply", **applied}
+def test_points_stay_with_the_cameras(capture, applied, options) -> None:
+    capture.meta |= applied
     colors = np.arange(36).reshape(12, 3)
-    write_points(capture.folder / "sparse_pc.ply", spots(poses_of(capture)), colors)
-    before = capture.save().contents()
+    write_points(capture, spots(poses_of(capture)), colors)
+    before = capture.contents()
     outputs = parse(capture, **options)
     outputs.metadata["unit"] = outputs.dataparser_scale / applied.get("applied_scale", 1.0)
     torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
@@ -94,51 +94,20 @@ def test_points_stay_with_the_cameras(capture: Any, applied: dict[str, Any], opt
 
 @pytest.mark.parametrize("ending", [".bin", ".txt"])
 @pytest.mark.parametrize("applied", [{}, {"applied_transform": SWAP.tolist()}])
-def test_colmaps_own_points_stand_in(capture: Any, applied: dict[str, Any], ending: str) -> None:
+def test_colmaps_own_points_stand_in(capture, as_colmap, tmp_path, applied, ending) -> None:
     sparse = capture.folder / "colmap" / "sparse" / "0"
     sparse.mkdir(parents=True)
     capture.meta |= applied
     before = capture.save().contents()
     swap = np.array(applied.get("applied_transform", OLD_SWAP))
     own = (spots(poses_of(capture)) - swap[:, 3]) @ swap[:, :3]
-    write_colmap_points(sparse, own, ending)
+    scene = as_colmap(capture.folder, tmp_path / "garden", text=ending == ".txt", points=own)
+    shutil.copy(scene / "sparse/0" / f"points3D{ending}", sparse)
     outputs = parse(capture)
     outputs.metadata["unit"] = outputs.dataparser_scale
     torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
     (sparse / f"points3D{ending}").unlink()
     assert capture.contents() == before, "nerfstudio would write a PLY file and change transforms.json"
-
-
-def write_colmap_points(folder: Path, xyz: np.ndarray, ending: str) -> None:
-    none = np.array([], dtype=int)
-    points = {
-        i: colmap.Point3D(id=i, xyz=place, rgb=np.array([i, 0, 9]), error=0.5, image_ids=none, point2D_idxs=none)
-        for i, place in enumerate(xyz, start=1)
-    }
-    write = colmap.write_points3D_binary if ending == ".bin" else colmap.write_points3D_text
-    write(points, folder / f"points3D{ending}")
-
-
-@pytest.fixture
-def colmap_capture(capture: Any) -> Callable[[], np.ndarray]:
-    """Writes the capture's cameras as COLMAP does; gives their poses in COLMAP's frame, camera axes as nerfstudio's."""
-
-    def write() -> np.ndarray:
-        sparse = capture.folder / "colmap" / "sparse" / "0"
-        sparse.mkdir(parents=True)
-        poses = poses_of(capture)
-        images = {}
-        for i, (pose, name) in enumerate(zip(poses, capture.names, strict=True), start=1):
-            w2c = np.linalg.inv(pose @ np.diag([1.0, -1, -1, 1]))
-            images[i] = colmap.Image(
-                i, colmap.rotmat2qvec(w2c[:3, :3]), w2c[:3, 3], 1, Path(name).name, np.zeros((0, 2)), np.array([])
-            )
-        colmap.write_images_binary(images, sparse / "images.bin")
-        camera = colmap.Camera(1, "PINHOLE", 16, 12, np.array([18.0, 18.0, 8.0, 6.0]))
-        colmap.write_cameras_binary({1: camera}, sparse / "cameras.bin")
-        return poses
-
-    return write
 
 
 @pytest.mark.parametrize(
@@ -150,13 +119,11 @@ def colmap_capture(capture: Any) -> Callable[[], np.ndarray]:
     ],
     ids=["default", "exchanged", "as it is"],
 )
-def test_splats_of_a_colmap_folder_begin_at_its_points(
-    capture: Any, colmap_capture: Callable[[], np.ndarray], options: dict[str, Any]
-) -> None:
-    poses = colmap_capture()
-    write_colmap_points(capture.folder / "colmap/sparse/0", spots(poses), ".bin")
+def test_splats_of_a_colmap_folder_begin_at_its_points(capture, as_colmap, tmp_path, options) -> None:
+    poses = poses_of(capture)
+    scene = as_colmap(capture.folder, tmp_path / "garden", place="colmap/sparse/0", points=spots(poses))
     parser = ColmapDataParserConfig(eval_mode="all", downscale_factor=1, **options)
-    manager = ImageDataManagerConfig(data=capture.folder, dataparser=parser).setup(device="cpu")
+    manager = ImageDataManagerConfig(data=scene, dataparser=parser).setup(device="cpu")
     outputs = manager.train_dataparser_outputs
     outputs.metadata["unit"] = outputs.dataparser_scale
     torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
@@ -167,23 +134,22 @@ def test_splats_of_a_colmap_folder_begin_at_its_points(
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut"])
-def test_a_colmap_folder_without_usable_points_trains_all_the_same(
-    capture: Any, colmap_capture: Callable[[], np.ndarray], log: list[str], damage: str
-) -> None:
-    poses = colmap_capture()
-    path = capture.folder / "colmap/sparse/0/points3D.bin"
-    if damage != "missing":
-        write_colmap_points(path.parent, spots(poses)[: 0 if damage == "empty" else None], ".bin")
-    if damage == "cut":
+def test_a_colmap_folder_without_usable_points_trains(capture, as_colmap, tmp_path, log, damage) -> None:
+    points = () if damage == "empty" else spots(poses_of(capture))
+    scene = as_colmap(capture.folder, tmp_path / "garden", place="colmap/sparse/0", points=points)
+    path = scene / "colmap/sparse/0/points3D.bin"
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
         path.write_bytes(path.read_bytes()[:50])
     parser = ColmapDataParserConfig(downscale_factor=1)
-    manager = ImageDataManagerConfig(data=capture.folder, dataparser=parser).setup(device="cpu")
+    manager = ImageDataManagerConfig(data=scene, dataparser=parser).setup(device="cpu")
     assert XYZ not in manager.train_dataset.metadata
     said = [line for line in log if line.startswith("Going on without the capture's points, which cannot be read (")]
     assert len(said) == 1
 
 
-def test_splats_in_the_capture_s_frame_go_with_the_cameras(capture: Any) -> None:
+def test_splats_in_the_capture_s_frame_go_with_the_cameras(capture) -> None:
     capture.meta["applied_transform"] = SWAP.tolist()
     capture.save()
     outputs = parse(capture)
@@ -209,7 +175,7 @@ PLACES = b"property float y\nproperty float z\nend_header\n"
     ],
     ids=["missing", "empty", "cut", "no places"],
 )
-def test_a_file_that_cannot_be_read(capture: Any, log: list[str], content: bytes | None, reason: str) -> None:
+def test_a_file_that_cannot_be_read(capture, log, content, reason) -> None:
     if content is not None:
         (capture.folder / "sparse_pc.ply").write_bytes(content)
     capture.meta["ply_file_path"] = "sparse_pc.ply"
@@ -224,12 +190,10 @@ def manager_of(capture: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_points_that_are_not_finite_are_left_out(capture: Any, log: list[str], bad: float) -> None:
+def test_points_that_are_not_finite_are_left_out(capture, log, bad) -> None:
     xyz, rgb = np.ones((5, 3)), np.arange(15).reshape(5, 3)
     xyz[1, 2] = bad
-    write_points(capture.folder / "p.ply", xyz, rgb)
-    capture.meta["ply_file_path"] = "p.ply"
-    capture.save()
+    write_points(capture, xyz, rgb)
     metadata = manager_of(capture).train_dataset.metadata
     assert metadata[XYZ].shape == (4, 3) and metadata[XYZ].isfinite().all()
     assert metadata[RGB][:, 0].tolist() == [0, 6, 9, 12]
@@ -237,42 +201,27 @@ def test_points_that_are_not_finite_are_left_out(capture: Any, log: list[str], b
 
 
 @pytest.mark.parametrize("xyz", [np.ones((0, 3)), np.full((3, 3), np.nan)], ids=["none", "NaN"])
-def test_a_capture_whose_points_are_all_bad_has_none(capture: Any, log: list[str], xyz: np.ndarray) -> None:
-    write_points(capture.folder / "p.ply", xyz)
-    capture.meta["ply_file_path"] = "p.ply"
-    capture.save()
+def test_a_capture_whose_points_are_all_bad_has_none(capture, log, xyz) -> None:
+    write_points(capture, xyz)
     assert not [name for name in manager_of(capture).train_dataset.metadata if name.startswith("points3D")]
     assert any("There are no points to use in" in line for line in log)
 
 
-def test_points_without_colors_are_grey(capture: Any) -> None:
-    write_points(capture.folder / "p.ply", np.ones((5, 3)))
-    capture.meta["ply_file_path"] = "p.ply"
-    capture.save()
+def test_points_without_colors_are_grey(capture) -> None:
+    write_points(capture, np.ones((5, 3)))
     assert (manager_of(capture).train_dataset.metadata[RGB] == 128).all()
     metadata = {XYZ: torch.ones(4, 3), RGB: torch.empty(0, 3, dtype=torch.uint8)}  # as nerfstudio's dataparser has it
     drop_unusable_points(metadata)
     assert metadata[RGB].shape == (4, 3)
 
 
-def test_colors_between_0_and_1(capture: Any) -> None:
+def test_colors_between_0_and_1(capture) -> None:
     columns = {name: np.full(2, value, dtype=np.float32) for name, value in zip("xyz", (1, 2, 3), strict=True)}
     columns |= {name: np.array([0.5, 1.0], dtype=np.float32) for name in ("red", "green", "blue")}
     with (capture.folder / "p.ply").open("wb") as stream:
         write_ply(stream, columns)
     _, rgb = module.read_point_cloud(capture.folder / "p.ply")
     assert rgb.tolist() == [[128] * 3, [255] * 3]
-
-
-def test_an_error_is_told_by_its_first_line_or_else_its_name(log: list[str]) -> None:
-    for error, reason in ((ValueError("one.\ntwo"), "(one)"), (ValueError(), "(ValueError)")):
-
-        def load(error: Exception = error) -> None:
-            raise error
-
-        parser = SimpleNamespace(_load_3D_points=load)
-        tolerate_unreadable_points(parser)
-        assert parser._load_3D_points() == {} and reason in log[-1]
 
 
 def test_parsers_without_points_are_left_alone() -> None:
@@ -286,11 +235,9 @@ def test_parsers_without_points_are_left_alone() -> None:
 # --- who reads them --------------------------------------------------------------------------------------------------
 
 
-def test_splats_read_points_unless_told_otherwise(capture: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splats_read_points_unless_told_otherwise(capture, monkeypatch) -> None:
     monkeypatch.setattr(Nerfstudio, "_load_3D_points", lambda *_: {XYZ: torch.ones(5, 3)})  # needs open3d
-    write_points(capture.folder / "p.ply", np.ones((5, 3)))
-    capture.meta["ply_file_path"] = "p.ply"
-    capture.save()
+    write_points(capture, np.ones((5, 3)))
     assert XYZ in manager_of(capture).train_dataset.metadata
     assert XYZ not in manager_of(capture, dataparser=CaptureDataParserConfig()).train_dataset.metadata
     theirs = NerfstudioDataParserConfig(load_3D_points=True)
@@ -298,7 +245,7 @@ def test_splats_read_points_unless_told_otherwise(capture: Any, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("parser", [CaptureDataParserConfig, NerfstudioDataParserConfig])
-def test_fields_read_none(capture: Any, monkeypatch: pytest.MonkeyPatch, parser: Any) -> None:
+def test_fields_read_none(capture, monkeypatch, parser) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("points were read")
 

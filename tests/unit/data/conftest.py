@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
 from PIL import Image
 
-from f3rm_ext.data.config_checks import flag
+from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.data.cycling_config import flag
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.data.mixin import CONSOLE, CyclingDataManager
@@ -72,14 +74,17 @@ def object_masks() -> Callable[[int, int, int], np.ndarray]:
 
 @pytest.fixture
 def make_capture(tmp_path: Path) -> CaptureMaker:
-    """Writes ``count`` PNG images and a transforms.json; returns the folder."""
+    """Writes ``count`` PNG images and a transforms.json; returns the folder.
+
+    ``masks`` keep the columns from a number on, the same for all images or one for each, or are made by a function.
+    """
 
     def make(
         count: int = 8,
         *,
         sizes: Sequence[tuple[int, int]] = ((12, 16),),
         alpha: Sequence[int] = (),
-        masks: Callable[[int, int, int], np.ndarray] | None = None,
+        masks: int | Sequence[int] | Callable[[int, int, int], np.ndarray] | None = None,
         val: Sequence[int] | None = (6, 7),
         extra: dict | None = None,
         name: str = "capture",
@@ -104,8 +109,11 @@ def make_capture(tmp_path: Path) -> CaptureMaker:
             if masks is not None:
                 frame["mask_path"] = f"masks/{i:03d}.png"
                 (folder / "masks").mkdir(exist_ok=True)
-                mask = masks(i, height, width).astype(np.uint8) * 255
-                Image.fromarray(mask).save(folder / frame["mask_path"])
+                if callable(masks):
+                    mask = masks(i, height, width)
+                else:
+                    mask = np.mgrid[:height, :width][1] >= (masks if isinstance(masks, int) else masks[i])
+                Image.fromarray(mask.astype(np.uint8) * 255).save(folder / frame["mask_path"])
             frames.append(frame)
         meta: dict = {"camera_model": "OPENCV", "frames": frames, **(extra or {})}
         if val is not None:
@@ -114,6 +122,19 @@ def make_capture(tmp_path: Path) -> CaptureMaker:
             meta["val_filenames"] = meta["test_filenames"] = [names[i] for i in val]
         (folder / "transforms.json").write_text(json.dumps(meta))
         return folder
+
+    return make
+
+
+@pytest.fixture
+def make_outputs(make_capture: CaptureMaker) -> Callable[..., DataparserOutputs]:
+    """Writes a capture as ``make_capture`` does; returns what its dataparser says of all images."""
+
+    def make(count: int = 8, *, parser: dict[str, Any] | None = None, **capture: Any) -> DataparserOutputs:
+        config = CaptureDataParserConfig(
+            data=make_capture(count, val=None, **capture), train_split_fraction=1.0, **(parser or {})
+        )
+        return config.setup().get_dataparser_outputs("train")
 
     return make
 

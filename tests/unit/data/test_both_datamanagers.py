@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import tyro
 import yaml
 from nerfstudio.engine.callbacks import TrainingCallbackLocation
 from nerfstudio.utils import writer
@@ -24,6 +25,8 @@ from f3rm_ext.memory.options import QualityImpact
 KINDS = {"rays": F3rmDataManagerConfig, "images": ImageDataManagerConfig}
 RAYS = {"rays": 48, "images": 192}
 """Rays of a step."""
+KEEP_RIGHT = [4] * 6 + [99, 4]
+"""Masks that keep all columns but the first four; nothing of image 6."""
 
 
 @pytest.fixture(params=KINDS)
@@ -34,11 +37,6 @@ def kind(request) -> str:
 @pytest.fixture
 def build(build_manager, kind):
     return partial(build_manager, KINDS[kind])
-
-
-def keep_right(i, height, width):
-    """Keeps all columns but the first four; nothing of image 6."""
-    return (torch.arange(width)[None, :] >= (width if i == 6 else 4)).expand(height, width).numpy()
 
 
 def test_nothing_is_loaded_before_the_first_step(build, kind, monkeypatch):
@@ -77,11 +75,45 @@ def test_training_without_evaluation_images(build, kind, make_capture, options, 
     assert len(manager.fixed_indices_eval_dataloader) == 0 == len(list(manager.fixed_indices_eval_dataloader))
     assert manager.get_eval_rays_per_batch() == (20 if kind == "rays" else 0)
     manager.load_cycle_state(manager.cycle_state())
-    with pytest.raises(CaptureError if kind == "images" else StopIteration):
+    with pytest.raises(CaptureError):
         manager.next_eval_image(0)
     evaluating = build(folder, mode="test", dataparser=CaptureDataParserConfig(train_split_fraction=1.0))
     with pytest.raises(CaptureError, match="test_filenames"):
         list(evaluating.fixed_indices_eval_dataloader)
+
+
+def test_inference_touches_neither_images_nor_features(build, make_capture, fake_features):
+    folder = make_capture(extra={"k1": -0.1})
+    for path in (folder / "images").iterdir():
+        path.unlink()
+    manager = build(folder, mode="inference")
+    assert len(manager.train_dataset) == 6 and len(manager.eval_dataset) == 2 and manager.get_train_rays_per_batch() > 0
+    assert manager.eval_feature_source() is None and not fake_features
+
+
+@pytest.mark.parametrize("options", [{}, {"train_num_images_to_sample_from": 4, "train_num_times_to_repeat_images": 3}])
+def test_resume_goes_on_with_the_same_batches(build, tmp_path, options):
+    manager = build(**options)
+    for step in range(5):
+        manager.next_train(step)
+    manager.next_eval(0)
+    torch.save(manager.cycle_state(), tmp_path / "state.pt")
+    torch.manual_seed(1234)
+    resumed = build(**options)
+    resumed.load_cycle_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    for draw in [lambda m, step=step: m.next_train(step) for step in range(5, 25)] + 12 * [lambda m: m.next_eval(0)]:
+        expected, again = draw(manager)[1], draw(resumed)[1]
+        assert expected.keys() == again.keys() and torch.equal(again["image"], expected["image"])
+    images = [[m.next_eval_image(0)[1]["image_idx"] for _ in range(12)] for m in (manager, resumed)]
+    assert images[0] == images[1] and len(set(images[0])) == 2
+
+
+def test_command_line(kind):
+    arguments = ["--train-num-images-to-sample-from", "inf", "--train-num-times-to-repeat-images", "512"]
+    arguments += ["--resolution-scale", "0.25", "f3rm-ext-data", "--drop-missing-frames", "True"]
+    parsed = tyro.cli(KINDS[kind], args=arguments, config=(tyro.conf.FlagConversionOff,))
+    assert (parsed.train_num_images_to_sample_from, parsed.train_num_times_to_repeat_images) == (math.inf, 512)
+    assert parsed.camera_res_scale_factor == 0.25 and parsed.dataparser.drop_missing_frames is True
 
 
 def test_relative_paths(build, make_capture, monkeypatch):
@@ -174,9 +206,7 @@ def test_config_survives_yaml_and_pickle(make_capture, kind, more):
     assert unpickled.dataparser == config.dataparser
 
 
-def test_coverage_reaches_the_logs_and_the_run_folder_and_the_thread_ends(
-    build, kind, tmp_path, monkeypatch, log, run_callbacks
-):
+def test_coverage_is_logged_and_written_and_the_thread_ends(build, kind, tmp_path, monkeypatch, log, run_callbacks):
     monkeypatch.setattr(writer, "EVENT_STORAGE", [])
     threads = set(threading.enumerate())
     manager = build(train_num_images_to_sample_from=2, train_num_times_to_repeat_images=2, steps_per_coverage=4)
@@ -251,7 +281,7 @@ def test_masked_pixels_of_an_object_are_background_by_default(build, make_captur
 
 
 def test_masked_pixels_are_ignored_by_default(build, kind, make_capture):
-    manager = build(make_capture(8, masks=keep_right))
+    manager = build(make_capture(8, masks=KEEP_RIGHT))
     _, batch = manager.next_train(0)
     assert batch["image"].shape[-1] == 3 and "kept" not in batch and "alpha" not in batch
     assert int(batch["indices"][:, 2].min()) >= 4 if kind == "rays" else "mask" in batch
@@ -269,10 +299,10 @@ def test_background_needs_masks_in_training(build, mode):
 
 
 def test_images_of_which_nothing_is_kept_are_not_measured(build, make_capture, log):
-    manager = build(make_capture(8, masks=keep_right), mode="test")
+    manager = build(make_capture(8, masks=KEEP_RIGHT), mode="test")
     log.clear()
     assert [batch["image_idx"] for _, batch in manager.fixed_indices_eval_dataloader] == [1]
     assert len(log) == 1 and "1 of 2" in log[0]
-    nothing = build(make_capture(8, masks=lambda i, h, w: torch.full((h, w), i < 6).numpy(), name="none"), mode="test")
+    nothing = build(make_capture(8, masks=[0] * 6 + [99] * 2, name="none"), mode="test")
     with pytest.raises(CaptureError, match="mask_path"):
         list(nothing.fixed_indices_eval_dataloader)

@@ -1,7 +1,6 @@
 """The datamanager over a real capture on the disk."""
 
 import json
-import math
 from functools import partial
 
 import pytest
@@ -82,50 +81,12 @@ def test_evaluation_with_codes_takes_the_basis_of_the_training_images(build, fak
     assert [[len(source.dataset) for source in call] for call in fake_features] == [[6, 2]]
 
 
-def test_inference_touches_neither_images_nor_features(build, make_capture, fake_features):
-    folder = make_capture()
-    for path in (folder / "images").iterdir():
-        path.unlink()
-    manager = build(folder, mode="inference", features=FeatureOptions())
-    assert len(manager.train_dataset) == 6 and manager.eval_feature_source() is None and not fake_features
-
-
-def test_resume_goes_on_with_the_same_windows_and_pixels(build, fake_features, tmp_path):
-    options = {
-        "features": FeatureOptions(),
-        "train_num_images_to_sample_from": 4,
-        "train_num_times_to_repeat_images": 3,
-    }
-    manager = build(**options)
-    for step in range(5):
-        manager.next_train(step)
-    manager.next_eval(0)
-    manager.next_eval_image(0)
-    torch.save(manager.cycle_state(), tmp_path / "state.pt")
-    expected = [manager.next_train(step) for step in range(5, 14)], manager.next_eval(1)
-    images = [manager.next_eval_image(0)[1]["image_idx"] for _ in range(12)]
-
-    torch.manual_seed(1234)
-    resumed = build(**options)
-    resumed.load_cycle_state(torch.load(tmp_path / "state.pt", weights_only=True))
-    for rays, batch in expected[0]:
-        again_rays, again = resumed.next_train(0)
-        assert torch.equal(again["indices"], batch["indices"])
-        assert torch.equal(again_rays.directions, rays.directions)
-        assert torch.equal(again["features"]["where"], batch["features"]["where"])
-    assert torch.equal(resumed.next_eval(1)[1]["indices"], expected[1][1]["indices"])
-    assert [resumed.next_eval_image(0)[1]["image_idx"] for _ in range(12)] == images
-
-
 @pytest.mark.parametrize(("rays", "world", "expected"), [(48, 4, [12] * 4), (10, 4, [3, 3, 2, 2]), (5, 5, [1] * 5)])
-def test_a_global_batch_is_divided(build, rays, world, expected):
-    managers = [
-        build(world=world, rank=rank, train_num_rays_per_batch=rays, eval_num_rays_per_batch=rays)
-        for rank in range(world)
-    ]
-    assert [manager.get_train_rays_per_batch() for manager in managers] == expected
-    assert [manager.get_eval_rays_per_batch() for manager in managers] == expected
-    assert [manager.next_train(0)[0].shape[0] for manager in managers] == expected
+def test_a_global_batch_is_divided(rays, world, expected):
+    config = F3rmDataManagerConfig(train_num_rays_per_batch=rays)
+    assert [config.rays_of_process("train_num_rays_per_batch", world, rank) for rank in range(world)] == expected
+    with pytest.raises(ConfigError, match=f"{rays + 1} GPUs"):
+        config.rays_of_process("train_num_rays_per_batch", rays + 1, 0)
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -158,63 +119,6 @@ def test_a_batch_per_device_and_what_is_said_about_it(build, log):
     assert not [line for line in log if "batch" in line or "memory" in line], "only one process talks"
 
 
-def test_processes_take_different_windows_that_are_exact_together(build):
-    torch.manual_seed(42)
-    managers = []
-    for rank in range(2):
-        torch.manual_seed(42 + rank)  # as nerfstudio seeds its processes
-        managers.append(
-            build(
-                world=2,
-                rank=rank,
-                train_num_images_to_sample_from=2,
-                train_num_times_to_repeat_images=1,
-                train_num_rays_per_batch=400,
-            )
-        )
-    counts = torch.zeros(6, dtype=torch.int64)
-    for step in range(9):
-        seen = [set(manager.next_train(step)[1]["indices"][:, 0].tolist()) for manager in managers]
-        assert all(len(images) == 2 for images in seen) and not seen[0] & seen[1]
-        for images in seen:
-            counts[list(images)] += 1
-        assert counts.max() - counts.min() <= 1
-    for manager in managers:
-        assert manager.train_pixel_sampler.coverage.appearances.tolist() == counts.tolist()
-
-
-def test_too_few_rays_for_all_gpus(build):
-    with pytest.raises(ConfigError, match="4 GPUs"):
-        build(world=4, train_num_rays_per_batch=3)
-
-
-def test_command_line(make_capture):
-    import tyro
-
-    from f3rm_ext.data.datamanager import F3rmDataManagerConfig as Config
-
-    parsed = tyro.cli(
-        Config,
-        args=[
-            "--train-num-images-to-sample-from",
-            "inf",
-            "--train-num-times-to-repeat-images",
-            "512",
-            "--eval-num-images-to-sample-from",
-            "-1",
-            "--ray-batch-scope",
-            "per-device",
-            "f3rm-ext-data",
-            "--drop-missing-frames",
-            "True",
-        ],
-        config=(tyro.conf.FlagConversionOff,),
-    )
-    assert parsed.train_num_images_to_sample_from == math.inf
-    assert parsed.train_num_times_to_repeat_images == 512
-    assert parsed.dataparser.drop_missing_frames is True
-
-
 def test_class_attributes_are_left_alone(build):
     before = list(InputDataset.exclude_batch_keys_from_device)
     for _ in range(2):
@@ -231,10 +135,7 @@ def test_exporters_may_set_the_batch_size(build):
 
 
 def test_different_sizes_alpha_and_masks_together(build, make_capture, fake_features):
-    def masks(i, height, width):
-        return (torch.arange(width)[None, :] >= 4).expand(height, width).numpy()
-
-    folder = make_capture(8, sizes=((12, 16), (20, 8), (16, 12)), alpha=(1, 6), masks=masks)
+    folder = make_capture(8, sizes=((12, 16), (20, 8), (16, 12)), alpha=(1, 6), masks=4)
     manager = build(folder, features=FeatureOptions())
     _, batch = manager.next_train(0)
     assert batch["image"].shape == (48, 4)
@@ -245,13 +146,6 @@ def test_different_sizes_alpha_and_masks_together(build, make_capture, fake_feat
     assert (batch["image"][opaque, 3] == 1).all() and (batch["image"][~opaque, 3] < 1).all()
     assert torch.equal(batch["features"]["where"][:, 0].long(), index[:24, 0])
     assert [batch["image"].shape for _, batch in manager.fixed_indices_eval_dataloader] == [(12, 16, 4), (20, 8, 3)]
-
-
-def test_scaled_images(build):
-    manager = build(camera_res_scale_factor=0.5)
-    _, batch = manager.next_train(0)
-    assert batch["indices"][:, 1].max() < 6 and batch["indices"][:, 2].max() < 8
-    assert manager.fixed_indices_eval_dataloader.get_camera(0)[1]["image"].shape == (6, 8, 3)
 
 
 def test_other_dataparsers_are_checked_too(build, make_capture):
@@ -272,44 +166,17 @@ def test_other_dataparsers_are_checked_too(build, make_capture):
     manager.next_train(0)
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (
-            {},
-            [
-                ("train-num-images-to-sample-from", "6 of 6, for ever", "3 --{}train-num-times-to-repeat-images 100"),
-                ("camera-res-scale-factor", 1.0, 0.5),
-            ],
-        ),
-        (
-            {
-                "train_num_images_to_sample_from": 2,
-                "train_num_times_to_repeat_images": 7,
-                "train_num_rays_per_batch": 300,
-            },
-            [
-                ("train-num-images-to-sample-from", "2 of 6, for 7", "1 --{}train-num-times-to-repeat-images 7"),
-                ("train-num-rays-per-batch", 300, 150),
-                ("camera-res-scale-factor", 1.0, 0.5),
-            ],
-        ),
-        ({"train_num_images_to_sample_from": 1}, [("camera-res-scale-factor", 1.0, 0.5)]),
-    ],
-)
-def test_what_lowers_memory_on_the_cpu(build, options, expected):
-    prefix = "pipeline.datamanager."
-    found = [(option.name, option.now, option.lower) for option in build(**options).memory_options()]
-    assert found == [
-        (prefix + option, now, lower.format(prefix) if isinstance(lower, str) else lower)
-        for option, now, lower in expected
-    ]
+def test_memory_options_name_what_can_be_lowered(build):
+    def names(**options):
+        return {option.name.rsplit(".", 1)[1]: option.lower for option in build(**options).memory_options()}
 
-
-def test_on_the_cpu_there_is_nothing_to_decide(build, log):
-    manager = build()
-    manager.next_train(0)
-    assert manager.train_pixel_sampler.placement is None and not any("GPU" in line for line in log)
+    scale = {"camera-res-scale-factor": 0.5}
+    assert names(train_num_images_to_sample_from=1) == scale
+    repeat = "--pipeline.datamanager.train-num-times-to-repeat-images"
+    assert names() == {"train-num-images-to-sample-from": f"3 {repeat} 100"} | scale
+    window = {"train_num_images_to_sample_from": 2, "train_num_times_to_repeat_images": 7}
+    lower = {"train-num-images-to-sample-from": f"1 {repeat} 7", "train-num-rays-per-batch": 150} | scale
+    assert names(**window, train_num_rays_per_batch=300) == lower
 
 
 def test_every_process_decides_for_its_gpu_and_the_first_says_so(build, monkeypatch, log):
@@ -320,19 +187,14 @@ def test_every_process_decides_for_its_gpu_and_the_first_says_so(build, monkeypa
         manager.device, manager.rank = f"cuda:{rank}", rank
         placement = manager.make_placement("images_on_gpu", wanted=True, off="False")
         assert placement.device == torch.device("cuda", rank) and placement.decide(1 << 20)
-    assert len([line for line in log if "1 MiB on the GPU" in line]) == 1
+    assert len([line for line in log if "1.0 MiB on the GPU" in line]) == 1
 
 
 # --- masked pixels ---------------------------------------------------------------------------------------------------
 
 
-def keep_right(i, height, width):
-    """Keeps all columns but the first four; nothing of image 6."""
-    return (torch.arange(width)[None, :] >= (width if i == 6 else 4)).expand(height, width).numpy()
-
-
 def test_masked_pixels_may_be_trained_as_background(build, make_capture, fake_features):
-    folder = make_capture(8, masks=keep_right, alpha=(1,))
+    folder = make_capture(8, masks=4, alpha=(1,))
     manager = build(folder, features=FeatureOptions(), masked_pixels="background", train_num_rays_per_batch=400)
     assert manager.train_dataset.metadata["masked_pixels"] == "background"
     _, batch = manager.next_train(0)
@@ -355,9 +217,3 @@ def test_masks_that_are_gone_are_no_error_in_inference(build, make_capture, obje
     for file in (folder / "masks").iterdir():
         file.unlink()
     assert build(folder, mode="inference").masked_pixels == "ignore"
-
-
-def test_features_are_those_of_the_photo(build, make_capture):
-    """2D features are made of what the camera saw, however masked pixels are trained."""
-    manager = build(make_capture(8, masks=keep_right), masked_pixels="background")
-    assert manager.train_dataset.get_numpy_image(0).shape == (12, 16, 3)

@@ -5,50 +5,40 @@ import pytest
 import torch
 from nerfstudio.data.datasets.base_dataset import InputDataset
 
-from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.image_reader import read_eval_batch, read_pixels
 from f3rm_ext.errors import CaptureError
 
 
-def dataset_of(folder, **options) -> InputDataset:
-    config = CaptureDataParserConfig(data=folder, train_split_fraction=1.0, **options)
-    return InputDataset(config.setup().get_dataparser_outputs("train"))
-
-
-def test_pixels_and_masks(make_capture):
-    def masks(i, height, width):
-        return np.arange(width)[None, :].repeat(height, 0) >= i
-
-    dataset = dataset_of(make_capture(3, alpha=(1,), masks=masks, val=None))
+def test_pixels_and_masks(make_outputs):
+    dataset = InputDataset(make_outputs(3, alpha=(1,), masks=range(3)))
     for i, channels in enumerate((3, 4, 3)):
         part = read_pixels(dataset, i)
         assert part.pixels.shape == (12, 16, channels) and int(part.pixels[5, 7, 0]) == 10 * i
         assert part.valid is not None and part.valid[3].tolist() == [x >= i for x in range(16)]
 
 
-def test_mask_color_is_in_the_range_of_the_pixels(make_capture):
-    folder = make_capture(2, masks=lambda i, height, width: np.zeros((height, width), dtype=bool), val=None)
-    dataset = dataset_of(folder, mask_color=(1.0, 0.5, 0.0))
+def test_mask_color_is_in_the_range_of_the_pixels(make_outputs):
+    dataset = InputDataset(make_outputs(2, masks=99, parser={"mask_color": (1.0, 0.5, 0.0)}))
     assert read_pixels(dataset, 0).pixels[0, 0].tolist() == [255, 128, 0]
 
 
-def test_images_may_be_one_pixel_larger_than_their_cameras(make_capture):
-    dataset = dataset_of(make_capture(2, val=None))
+def test_images_may_be_one_pixel_larger_than_their_cameras(make_outputs):
+    dataset = InputDataset(make_outputs(2))
     dataset.cameras.height -= 1
     assert read_pixels(dataset, 1).pixels.shape == (11, 16, 3)
     assert read_eval_batch(dataset, 1)["image"].shape == (11, 16, 3)
 
 
-def test_other_sizes_are_refused(make_capture):
-    dataset = dataset_of(make_capture(2, val=None))
+def test_other_sizes_are_refused(make_outputs):
+    dataset = InputDataset(make_outputs(2))
     dataset.cameras.width += 1
     for read in (read_pixels, read_eval_batch):
         with pytest.raises(CaptureError, match=r"001\.png .*16 x 12 .*17 x 12"):
             read(dataset, 1)
 
 
-def test_damage_names_the_file(make_capture):
-    dataset = dataset_of(make_capture(2, val=None))
+def test_damage_names_the_file(make_outputs):
+    dataset = InputDataset(make_outputs(2))
     path = dataset.image_filenames[1]
     path.write_bytes(path.read_bytes()[:50])
     for read in (read_pixels, read_eval_batch):
@@ -57,26 +47,23 @@ def test_damage_names_the_file(make_capture):
 
 
 @pytest.mark.parametrize("size", [(12, 16), (13, 17)])
-def test_fisheye_circle(make_capture, size):
+def test_fisheye_circle(make_outputs, size):
     fisheye = {"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 4}
-    dataset = dataset_of(make_capture(2, sizes=(size,), val=None, extra=fisheye))
+    dataset = InputDataset(make_outputs(2, sizes=(size,), extra=fisheye))
     valid = read_pixels(dataset, 0).valid
     assert valid is not None and bool(valid[6, 8]) and not bool(valid[0, 0])
     rows, columns = torch.nonzero(valid, as_tuple=True)
     assert int(rows.min()) == 2 and int(rows.max()) == 10 and int(columns.min()) == 4 and int(columns.max()) == 12
 
 
-def test_eval_batch_is_float(make_capture):
-    batch = read_eval_batch(dataset_of(make_capture(3, val=None)), 2)
+def test_eval_batch_is_float(make_outputs):
+    batch = read_eval_batch(InputDataset(make_outputs(3)), 2)
     assert batch["image"].dtype == torch.float32 and batch["image_idx"] == 2
     assert float(batch["image"][0, 0, 0]) == pytest.approx(20 / 255)
 
 
-def test_masked_pixels_become_transparent_where_they_are_background(make_capture):
-    def masks(i, height, width):
-        return np.arange(width)[None, :].repeat(height, 0) >= 4
-
-    dataset = dataset_of(make_capture(3, alpha=(1,), masks=masks, val=None))
+def test_masked_pixels_become_transparent_where_they_are_background(make_outputs):
+    dataset = InputDataset(make_outputs(3, alpha=(1,), masks=4))
     for i, alpha in enumerate((255, 128, 255)):
         part = read_pixels(dataset, i, "background")
         assert part.valid is None and part.pixels.shape == (12, 16, 4)
@@ -84,20 +71,19 @@ def test_masked_pixels_become_transparent_where_they_are_background(make_capture
         assert torch.equal(part.pixels[..., :3], read_pixels(dataset, i).pixels[..., :3])
 
 
-def test_nobody_knows_what_is_outside_of_the_fisheye_circle(make_capture):
+def test_nobody_knows_what_is_outside_of_the_fisheye_circle(make_outputs):
     """It is not background, and it does not count in evaluation either."""
     fisheye = {"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 4}
-    keep_left = make_capture(2, masks=lambda i, h, w: np.arange(w)[None].repeat(h, 0) < 8, val=None, extra=fisheye)
-    dataset = dataset_of(keep_left)
+    dataset = InputDataset(make_outputs(2, masks=lambda i, h, w: np.mgrid[:h, :w][1] < 8, extra=fisheye))
     part, circle = read_pixels(dataset, 0, "background"), read_pixels(dataset, 0).valid
     assert part.valid is not None and circle is not None
     assert part.valid[6, 4] and part.valid[6, 11] and not part.valid[0, 0]
     assert part.pixels[6, 11, 3] == 0 and part.pixels[6, 4, 3] == 255
     assert torch.equal(read_eval_batch(dataset, 0)["mask"][..., 0], circle)
-    plain = dataset_of(make_capture(2, val=None, extra=fisheye, name="plain"))
+    plain = InputDataset(make_outputs(2, extra=fisheye, name="plain"))
     assert torch.equal(read_eval_batch(plain, 0)["mask"][..., 0], read_pixels(plain, 0).valid)
 
 
-def test_images_without_masks_stay_as_they_are(make_capture):
-    dataset = dataset_of(make_capture(2, val=None))
+def test_images_without_masks_stay_as_they_are(make_outputs):
+    dataset = InputDataset(make_outputs(2))
     assert read_pixels(dataset, 0, "background").pixels.shape == (12, 16, 3)

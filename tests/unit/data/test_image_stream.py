@@ -1,7 +1,6 @@
 """Whole images from a cycling window: turns, resume, memory, resolution, background loading."""
 
 import gc
-import threading
 import weakref
 from collections import Counter
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data import image_stream as module
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_stream import ImageStream
@@ -20,10 +18,8 @@ TIMEOUT_S = 20
 
 
 @pytest.fixture
-def dataset(make_capture) -> PinholeDataset:
-    folder = make_capture(8, sizes=((13, 18), (18, 13)), val=None)
-    config = CaptureDataParserConfig(data=folder, train_split_fraction=1.0)
-    return PinholeDataset(config.setup().get_dataparser_outputs("train"))
+def dataset(make_outputs) -> PinholeDataset:
+    return PinholeDataset(make_outputs(sizes=((13, 18), (18, 13))))
 
 
 @pytest.fixture
@@ -92,35 +88,6 @@ def test_where_turns_are_cut_off_the_least_used_go_first(make_stream):
     assert stream.uses.max() - stream.uses.min() <= 2
 
 
-def test_windows_are_used_for_exactly_the_stated_steps(make_stream):
-    stream = make_stream(window=3, repeat=6)
-    windows = [set(take(stream, 6)) for _ in range(5)]
-    assert all(len(window) == 3 for window in windows) and windows[0] != windows[1]
-
-
-@pytest.mark.parametrize("steps", [0, 1, 5, 6, 22])
-@pytest.mark.parametrize(("window", "repeat"), [(3, 7), (None, None)])
-def test_resume_goes_on_with_the_same_images(make_stream, tmp_path, steps, window, repeat):
-    stream = make_stream(window, repeat, seed=7)
-    take(stream, steps)
-    torch.save(stream.state(), tmp_path / "state.pt")
-    expected = take(stream, 30)
-    torch.manual_seed(3)
-    resumed = make_stream(window, repeat, seed=1)
-    assert resumed.load_state(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert take(resumed, 30) == expected
-    assert resumed.coverage.summary() == stream.coverage.summary()
-    assert (resumed.coverage.steps == stream.coverage.steps).all() and (resumed.uses == stream.uses).all()
-
-
-def test_a_stream_in_use_can_be_set_back(make_stream):
-    stream = make_stream()
-    take(stream, 4)
-    state = stream.state()
-    first = take(stream, 11)
-    assert stream.load_state(state) and take(stream, 11) == first
-
-
 def test_resume_with_another_window_begins_a_new_turn(make_stream):
     stream = make_stream(window=None, repeat=None)
     take(stream, 5)
@@ -128,20 +95,6 @@ def test_resume_with_another_window_begins_a_new_turn(make_stream):
     assert resumed.load_state(stream.state())
     for _ in range(10):
         assert len(set(take(resumed, 4))) == 2
-
-
-def test_a_state_of_other_images_is_not_used(make_stream):
-    stream = make_stream()
-    state = stream.state()
-    state["cycle"] = ImageCycle(5, 2, 2).state()
-    assert not stream.load_state(state)
-
-
-def test_processes_use_different_images(make_stream):
-    streams = [make_stream(window=2, repeat=2, shards=2, shard=shard) for shard in range(2)]
-    for _ in range(8):
-        seen = [set(take(stream, 2)) for stream in streams]
-        assert all(len(images) == 2 for images in seen) and not seen[0] & seen[1]
 
 
 @pytest.mark.parametrize("halvings", [1, 2, 5])
@@ -223,49 +176,6 @@ def test_only_the_pictures_of_the_window_are_in_memory(make_stream, dataset, mon
     assert all(reference() is None for reference in alive)
 
 
-def test_the_next_window_is_loaded_meanwhile_and_the_thread_ends(make_stream, monkeypatch):
-    threads = set(threading.enumerate())
-    real = module.load_pictures
-    loads: list[tuple[int, ...]] = []
-    second_started, let_second_go = threading.Event(), threading.Event()
-
-    def load(dataset, images, stopped, masked):
-        loads.append(images)
-        if len(loads) == 2:
-            second_started.set()
-            assert let_second_go.wait(TIMEOUT_S)
-        return real(dataset, images, stopped, masked)
-
-    monkeypatch.setattr(module, "load_pictures", load)
-    stream = make_stream(window=3, repeat=3)
-    take(stream, 3)
-    assert second_started.wait(TIMEOUT_S)
-    let_second_go.set()
-    upcoming = stream.cycle.upcoming()
-    assert upcoming is not None and set(take(stream, 3)) == set(upcoming) == set(loads[1])
-    stream.close()
-    assert set(threading.enumerate()) <= threads
-
-
-def test_nothing_is_loaded_before_the_first_batch(make_stream, monkeypatch):
-    def fail(*args):
-        raise AssertionError("loaded too early")
-
-    monkeypatch.setattr(module, "load_pictures", fail)
-    stream = make_stream()
-    stream.state()
-    assert stream.coverage.summary()["images_seen"] == 0 and stream.pixels_per_batch == 13 * 18
-    with pytest.raises(AssertionError, match="too early"):
-        stream.next()
-
-
-def test_a_damaged_image_is_named(make_stream, dataset):
-    path = dataset.image_filenames[5]
-    path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(CaptureError, match=path.name):
-        take(make_stream(window=1, repeat=1), 9)
-
-
 def test_coverage_counts_windows_steps_and_pixels(make_stream):
     stream = make_stream(window=3, repeat=6)
     for step in range(1, 30):
@@ -277,28 +187,8 @@ def test_coverage_counts_windows_steps_and_pixels(make_stream):
         assert coverage.summary()["images_seen"] == (stream.uses > 0).sum(), "in memory is not seen"
 
 
-def test_alpha_and_masks_reach_the_batch(make_capture):
-    def masks(i, height, width):
-        return np.arange(width)[None, :].repeat(height, 0) >= 4
-
-    folder = make_capture(3, alpha=(0, 1, 2), masks=masks, val=None)
-    config = CaptureDataParserConfig(data=folder, train_split_fraction=1.0)
-    dataset = PinholeDataset(config.setup().get_dataparser_outputs("train"))
-    stream = ImageStream(dataset, ImageCycle(3, None, None))
-    for halvings, size in ((0, (12, 16)), (1, (6, 8))):
-        _, batch = stream.next(halvings)
-        assert batch["image"].shape == (*size, 3)
-        assert batch["alpha"].shape == (*size, 1) and (batch["alpha"] == 128 / 255).all()
-        assert batch["mask"].shape == (*size, 1) and batch["mask"].dtype == torch.bool
-        assert batch["mask"][0, :, 0].tolist() == [x >= (4 >> halvings) for x in range(size[1])]
-    stream.close()
-
-
-def test_masks_that_leave_nothing_are_refused(make_capture):
-    folder = make_capture(2, masks=lambda i, height, width: np.zeros((height, width), dtype=bool), val=None)
-    config = CaptureDataParserConfig(data=folder, train_split_fraction=1.0)
-    dataset = PinholeDataset(config.setup().get_dataparser_outputs("train"))
-    stream = ImageStream(dataset, ImageCycle(2, None, None))
+def test_masks_that_leave_nothing_are_refused(make_outputs):
+    stream = ImageStream(PinholeDataset(make_outputs(2, masks=99)), ImageCycle(2, None, None))
     with pytest.raises(CaptureError, match="masks leave no pixel"):
         stream.next()
     stream.close()

@@ -1,13 +1,11 @@
 """The data set of pinhole pictures: cameras, pixels, what nerfstudio's viewer and renderer take from it."""
 
-import numpy as np
 import pytest
 import torch
 from nerfstudio.cameras.cameras import CameraType
 from nerfstudio.data.datasets.base_dataset import InputDataset
 from nerfstudio.data.utils.dataloaders import FixedIndicesEvalDataloader
 
-from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.features.store.images import ImageIndex, ImageSet
@@ -15,13 +13,8 @@ from f3rm_ext.features.store.images import ImageIndex, ImageSet
 BARREL = {"k1": -0.2, "k2": 0.02}
 
 
-def outputs_of(folder, **options):
-    config = CaptureDataParserConfig(data=folder, train_split_fraction=1.0, **options)
-    return config.setup().get_dataparser_outputs("train")
-
-
-def test_without_distortion_it_is_nerfstudios(make_capture):
-    outputs = outputs_of(make_capture(3, sizes=((12, 16), (20, 8)), val=None))
+def test_without_distortion_it_is_nerfstudios(make_outputs):
+    outputs = make_outputs(3, sizes=((12, 16), (20, 8)))
     dataset, reference = PinholeDataset(outputs), InputDataset(outputs)
     for name in ("fx", "fy", "cx", "cy", "width", "height", "camera_to_worlds"):
         torch.testing.assert_close(getattr(dataset.cameras, name), getattr(reference.cameras, name))
@@ -32,9 +25,8 @@ def test_without_distortion_it_is_nerfstudios(make_capture):
     assert dataset.cameras.distortion_params is None
 
 
-def test_cameras_fit_the_pictures_before_one_is_opened(make_capture):
-    folder = make_capture(4, sizes=((48, 64), (64, 48)), val=None, extra=BARREL)
-    outputs = outputs_of(folder)
+def test_cameras_fit_the_pictures_before_one_is_opened(make_outputs):
+    outputs = make_outputs(4, sizes=((48, 64), (64, 48)), extra=BARREL)
     dataset = PinholeDataset(outputs, 0.6)
     assert (dataset.cameras.camera_type == CameraType.PERSPECTIVE.value).all()
     sizes = []
@@ -54,9 +46,9 @@ def test_cameras_fit_the_pictures_before_one_is_opened(make_capture):
     assert torch.equal(PinholeDataset(outputs, 0.6).cameras.cx, dataset.cameras.cx)
 
 
-@pytest.mark.parametrize(("background", "expected"), [(None, 255), ([0.0, 0.0, 0.0], 0), ([0.0, 0.5, 1.0], None)])
-def test_what_is_shown_has_three_channels_and_pictures_keep_alpha(make_capture, background, expected):
-    outputs = outputs_of(make_capture(2, alpha=(0,), val=None))
+@pytest.mark.parametrize("background", [None, [0.0, 0.0, 0.0], [0.0, 0.5, 1.0]])
+def test_what_is_shown_has_three_channels_and_pictures_keep_alpha(make_outputs, background):
+    outputs = make_outputs(2, alpha=(0,))
     outputs.alpha_color = None if background is None else torch.tensor(background)
     dataset = PinholeDataset(outputs)
     assert dataset.picture(0).pixels.shape == (12, 16, 4) and dataset.picture(1).pixels.shape == (12, 16, 3)
@@ -71,11 +63,8 @@ def test_what_is_shown_has_three_channels_and_pictures_keep_alpha(make_capture, 
     assert given is None if background is None else torch.equal(given, behind)
 
 
-def test_masks_go_with_the_pictures(make_capture):
-    def masks(i, height, width):
-        return np.arange(width)[None, :].repeat(height, 0) >= width // 2
-
-    dataset = PinholeDataset(outputs_of(make_capture(2, sizes=((48, 64),), masks=masks, val=None, extra=BARREL)), 0.5)
+def test_masks_go_with_the_pictures(make_outputs):
+    dataset = PinholeDataset(make_outputs(2, sizes=((48, 64),), masks=32, extra=BARREL), 0.5)
     for i in range(2):
         data = dataset[i]
         assert data["mask"].shape == (*data["image"].shape[:2], 1) and data["mask"].dtype == torch.bool
@@ -83,39 +72,24 @@ def test_masks_go_with_the_pictures(make_capture):
         assert not kept[:, : kept.shape[1] // 2].any() and kept[:, kept.shape[1] // 2 + 1 :].all()
 
 
-def test_the_circle_of_a_fisheye_camera_is_a_mask(make_capture):
+def test_the_circle_of_a_fisheye_camera_is_a_mask(make_outputs):
     extra = {"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 20, "k1": 0.01}
-    dataset = PinholeDataset(outputs_of(make_capture(2, sizes=((48, 64),), val=None, extra=extra)))
+    dataset = PinholeDataset(make_outputs(2, sizes=((48, 64),), extra=extra))
     mask = dataset[0]["mask"][..., 0]
     height, width = mask.shape
     assert mask[height // 2, width // 2] and not mask[0, 0] and not mask[height // 2, 0]
     assert "fisheye_crop_radius" not in (dataset.cameras.metadata or {})
 
 
-def test_mask_color_paints_the_pixels(make_capture):
-    folder = make_capture(2, masks=lambda i, height, width: np.zeros((height, width), dtype=bool), val=None)
-    dataset = PinholeDataset(outputs_of(folder, mask_color=(1.0, 0.5, 0.0)))
-    assert dataset.get_numpy_image(0)[0, 0].tolist() == [255, 128, 0]
-
-
-def test_folding_distortion_names_the_image(make_capture):
-    outputs = outputs_of(make_capture(2, val=None, extra={"k1": -9.0}))
+def test_folding_distortion_names_the_image(make_outputs):
+    outputs = make_outputs(2, extra={"k1": -9.0})
     with pytest.raises(CaptureError, match=r"distortion of .*000\.png"):
         PinholeDataset(outputs)
 
 
-def test_damage_names_the_file(make_capture):
-    dataset = PinholeDataset(outputs_of(make_capture(2, val=None)))
-    path = dataset.image_filenames[1]
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(CaptureError, match=r"001\.png .* cannot be read"):
-        dataset.picture(1)
-
-
-def test_features_are_not_taken_for_those_of_another_lens(make_capture, tmp_path):
+def test_features_are_not_taken_for_those_of_another_lens(make_outputs, tmp_path):
     """The index of known images tells the same file apart by what is done to its pixels."""
-    folder = make_capture(2, sizes=((48, 64),), val=None, extra=BARREL)
-    outputs = outputs_of(folder)
+    outputs = make_outputs(2, sizes=((48, 64),), extra=BARREL)
     index = ImageIndex(tmp_path / "images.json")
     keys = ImageSet(PinholeDataset(outputs), index).keys()
     assert ImageSet(PinholeDataset(outputs), index).known() == keys
@@ -127,9 +101,9 @@ def test_features_are_not_taken_for_those_of_another_lens(make_capture, tmp_path
     assert ImageSet(InputDataset(outputs), index).known() == [None, None]
 
 
-def test_nerfstudios_own_loader_works_on_it(make_capture):
+def test_nerfstudios_own_loader_works_on_it(make_outputs):
     """As its dataset renderer uses it."""
-    dataset = PinholeDataset(outputs_of(make_capture(3, sizes=((48, 64),), alpha=(1,), val=None, extra=BARREL)))
+    dataset = PinholeDataset(make_outputs(3, sizes=((48, 64),), alpha=(1,), extra=BARREL))
     seen = 0
     for camera, batch in FixedIndicesEvalDataloader(input_dataset=dataset, device="cpu", num_workers=1):
         assert batch["image"].shape == (int(camera.height), int(camera.width), 3)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from jaxtyping import TypeCheckError
 
 from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, PixelDraw, batch_seed, colors_of
 from f3rm_ext.errors import CaptureError
@@ -67,13 +66,6 @@ def test_masked_pixels_are_never_drawn_and_all_others_are():
     assert len(torch.unique(drawn.indices, dim=0)) == 14
 
 
-def test_a_single_pixel_is_drawn_again_and_again():
-    keep = torch.tensor([[False, True]])
-    for pixels in (ImagePixels(image(5, 1, 1)), ImagePixels(image(5, 1, 2), keep)):
-        packed = PackedPixels.pack([5], [pixels])
-        assert packed.num_pixels == 1 and len(torch.unique(draw(packed, 50).indices, dim=0)) == 1
-
-
 def test_masks_that_leave_nothing_are_an_error():
     nothing = torch.zeros(2, 2, dtype=torch.bool)
     with pytest.raises(CaptureError, match="leave no pixel"):
@@ -106,12 +98,6 @@ def test_batch_seeds_differ_and_are_stable():
 def test_colors_are_the_same_numbers_as_by_division():
     pixels = torch.arange(256, dtype=torch.uint8)[:, None].expand(-1, 3)
     assert torch.equal(colors_of(pixels), pixels.float() / 255.0)
-
-
-@pytest.mark.shapes
-def test_wrong_shapes_are_noticed():
-    with pytest.raises(TypeCheckError):
-        ImagePixels(torch.zeros(3, 3, dtype=torch.uint8))
 
 
 def test_few_rays_go_to_what_is_empty():

@@ -51,7 +51,7 @@ def test_what_torch_holds_without_using_it_is_free(monkeypatch):
             False,
             "6.0 GiB in main memory, more than 25% of the GPU's 20.0 GiB of free memory; copied there batch by batch.",
         ),
-        (False, 3 << 20, False, "3 MiB in main memory (--some-option False), copied to the GPU batch by batch."),
+        (False, 3 << 20, False, "3.0 MiB in main memory (--some-option False), copied to the GPU batch by batch."),
     ],
 )
 def test_one_decision_and_one_line(log, wanted, needed, there, line):
@@ -74,10 +74,3 @@ def test_memory_that_runs_out_is_said_once_more(log):
     assert placement.decide(0)
     placement.give_up()
     assert not placement.decide(0) and len(log) == 2
-
-
-def test_other_processes_are_silent(log):
-    placement = Placement(CUDA, wanted=True, off="o", free=lambda device: GIB, log=False)
-    assert placement.decide(0)
-    placement.give_up()
-    assert not log

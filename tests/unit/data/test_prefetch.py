@@ -46,21 +46,11 @@ def test_loads_while_the_caller_goes_on(gate):
     prefetcher = Prefetcher(gate.load)
     prefetcher.request((1, 2))
     assert gate.started.wait(TIMEOUT_S)  # the caller gets here although loading cannot end yet
-    assert not prefetcher.ready
     gate.release.set()
     assert gate.finished.wait(TIMEOUT_S)
     assert prefetcher.take((1, 2)).images == (1, 2)
     assert gate.calls == [(1, 2)], "taking what was requested must not load again"
     assert gate.threads[0] != threading.get_ident()
-    prefetcher.close()
-
-
-def test_no_wait_when_loading_was_faster(gate):
-    gate.release.set()
-    prefetcher = Prefetcher(gate.load)
-    prefetcher.request((1,))
-    prefetcher._future.result(TIMEOUT_S)
-    assert prefetcher.ready
     prefetcher.close()
 
 
@@ -115,7 +105,6 @@ def test_close_stops_a_load_and_its_thread():
     prefetcher.close()
     assert outcome == ["stopped"]
     assert set(threading.enumerate()) <= threads
-    assert not prefetcher.ready
 
 
 def test_holds_nothing_after_handing_out(gate):

@@ -33,23 +33,22 @@ def cameras(count: int = 3, *, distortion: list[float] | None = None, **changes)
     return Cameras(**values)
 
 
-def test_one_camera_has_a_table_too():
-    table = TableRayGenerator(cameras(1))
-    assert table.table.shape == (15 * 22, 2)
+def assert_same_rays(make, cams: Cameras, indices: torch.Tensor) -> None:
+    ours, theirs = make(indices), RayGenerator(cams)(indices)
+    for name in ("origins", "directions", "camera_indices"):
+        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name))
+    torch.testing.assert_close(ours.pixel_area, theirs.pixel_area, rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(ours.metadata["directions_norm"], theirs.metadata["directions_norm"])
+    assert ours.shape == theirs.shape
 
 
 @pytest.mark.parametrize("distortion", [None, [0.0] * 6, DISTORTION])
 def test_same_rays_as_nerfstudio(distortion: list[float] | None):
     cams = cameras(distortion=distortion)
     indices = torch.cartesian_prod(torch.arange(3), torch.arange(14), torch.arange(21))
-    table = make_ray_generator(cams, "cpu")
-    assert isinstance(table, TableRayGenerator)
-    ours, theirs = table(indices), RayGenerator(cams)(indices)
-    for name in ("origins", "directions", "camera_indices"):
-        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name))
-    torch.testing.assert_close(ours.pixel_area, theirs.pixel_area, rtol=1e-4, atol=1e-9)
-    torch.testing.assert_close(ours.metadata["directions_norm"], theirs.metadata["directions_norm"])
-    assert ours.shape == theirs.shape
+    make = make_ray_generator(cams, "cpu")
+    assert isinstance(make, TableRayGenerator)
+    assert_same_rays(make, cams, indices)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +82,7 @@ def test_lenses_without_a_table_give_nerfstudios_rays(changes: dict):
     cams = cameras(**changes)
     assert is_plain(cams) and not shares_intrinsics(cams)
     indices = torch.cartesian_prod(torch.arange(3), torch.arange(9), torch.arange(20))
-    ours, theirs = LensRayGenerator(cams)(indices), RayGenerator(cams)(indices)
-    for name in ("origins", "directions", "camera_indices"):
-        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name))
-    torch.testing.assert_close(ours.pixel_area, theirs.pixel_area, rtol=1e-4, atol=1e-9)
-    torch.testing.assert_close(ours.metadata["directions_norm"], theirs.metadata["directions_norm"])
-    assert ours.shape == theirs.shape
+    assert_same_rays(LensRayGenerator(cams), cams, indices)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -101,7 +95,3 @@ def test_autocast_does_not_round_rays(changes: dict, dtype: torch.dtype):
         found = make(indices)
     for name in ("origins", "directions", "pixel_area"):
         torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=0, atol=0)
-
-
-def test_the_table_is_no_module():
-    assert not isinstance(make_ray_generator(cameras(), "cpu"), torch.nn.Module)

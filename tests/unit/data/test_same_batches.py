@@ -9,8 +9,7 @@ import pytest
 import torch
 from nerfstudio.data.datasets.base_dataset import InputDataset
 
-from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.data import picture_uploads, pixel_window
+from f3rm_ext.data import image_stream, pixel_window
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_stream import ImageStream
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
@@ -38,21 +37,15 @@ def same(one: Any, other: Any) -> bool:
     return one == other
 
 
-def keep_right(i: int, height: int, width: int) -> Any:
-    return (torch.arange(width)[None, :] >= (0 if i == 2 else 4)).expand(height, width).numpy()
-
-
 @pytest.fixture(params=["plain", "masks", "background", "alpha"])
-def capture(make_capture, request) -> dict[str, Any]:
+def capture(make_outputs, request) -> dict[str, Any]:
     """Images of two sizes; some with masks or alpha."""
-    options: dict[str, Any] = {"sizes": ((12, 16), (16, 12)), "val": None}
+    options: dict[str, Any] = {"sizes": ((12, 16), (16, 12))}
     if request.param in ("masks", "background"):
-        options["masks"] = keep_right
+        options["masks"] = [4, 4, 0, 4, 4, 4, 4, 4]
     if request.param == "alpha":
         options["alpha"] = (1, 6)
-    folder = make_capture(8, **options)
-    outputs = CaptureDataParserConfig(data=folder, train_split_fraction=1.0).setup().get_dataparser_outputs("train")
-    return {"outputs": outputs, "masked": "background" if request.param == "background" else "ignore"}
+    return {"outputs": make_outputs(**options), "masked": "background" if request.param == "background" else "ignore"}
 
 
 @pytest.fixture
@@ -264,13 +257,13 @@ class TestAhead:
     @pytest.mark.parametrize(("where", "times"), [("device", {8}), ("main memory", {24, 25})])
     def test_pictures_that_stay_are_sent_once(self, make_pictures, monkeypatch, where, times):
         sent: list[int] = []
-        real = picture_uploads.PictureUploads._send
+        real = image_stream.PictureUploads._send
 
         def send(self, key, stopped):
             sent.append(key[0])
             return real(self, key, stopped)
 
-        monkeypatch.setattr(picture_uploads.PictureUploads, "_send", send)
+        monkeypatch.setattr(image_stream.PictureUploads, "_send", send)
         stream = make_pictures(None, None, where)
         for _ in range(24):
             stream.next()

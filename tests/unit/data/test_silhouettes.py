@@ -106,37 +106,30 @@ def test_an_object_may_reach_beyond_the_frame(write) -> None:
     assert are_silhouettes(cameras_of(poses), write(masks))
 
 
-@pytest.mark.parametrize("share", [0.05, 0.2, 0.4])
-def test_passers_by_are_no_silhouettes(write, share) -> None:
-    assert not are_silhouettes(cameras_of(orbit()), write(passers_by(share)))
+def beside(other: np.ndarray) -> list[np.ndarray]:
+    """Masks of the camera itself, with passers-by."""
+    return [other & mask for mask in passers_by(0.1)]
 
 
-def test_a_passer_by_may_cover_half_of_each_photo(write) -> None:
-    _, column = grid()
-    masks = [(column < WIDTH / 2) == (i * 7 % 3 == 0) for i in range(COUNT)]
+ROW, COLUMN = grid()
+CIRCLE = np.hypot(ROW - HEIGHT / 2, COLUMN - WIDTH / 2) < 0.45 * HEIGHT
+BONNET = ROW < 0.7 * HEIGHT
+OTHER_MASKS = {
+    "few passers-by": passers_by(0.05),
+    "more passers-by": passers_by(0.2),
+    "many passers-by": passers_by(0.4),
+    "half of each photo": [(COLUMN < WIDTH / 2) == (i * 7 % 3 == 0) for i in range(COUNT)],
+    "circle": [CIRCLE] * COUNT,
+    "bonnet": [BONNET] * COUNT,
+    "circle and people": beside(CIRCLE),
+    "bonnet and people": beside(BONNET),
+    "a part of the scene taken out": [~mask for mask in ball_silhouettes(orbit(), (0.0, 0.0, 0.0), 0.3)],
+}
+
+
+@pytest.mark.parametrize("masks", OTHER_MASKS.values(), ids=OTHER_MASKS.keys())
+def test_other_masks_are_no_silhouettes(write, masks) -> None:
     assert not are_silhouettes(cameras_of(orbit()), write(masks))
-
-
-def circle() -> np.ndarray:
-    row, column = grid()
-    return np.hypot(row - HEIGHT / 2, column - WIDTH / 2) < 0.45 * HEIGHT
-
-
-def bonnet() -> np.ndarray:
-    return grid()[0] < 0.7 * HEIGHT
-
-
-@pytest.mark.parametrize("mask", [circle, bonnet])
-@pytest.mark.parametrize("people", [False, True])
-def test_masks_of_the_camera_are_no_silhouettes(write, mask, people) -> None:
-    masks = [mask() & (other if people else True) for other in passers_by(0.1)]
-    assert not are_silhouettes(cameras_of(orbit()), write(masks))
-
-
-def test_a_part_of_the_scene_that_is_taken_out_is_no_object(write) -> None:
-    poses = orbit()
-    masks = [~mask for mask in ball_silhouettes(poses, (0.0, 0.0, 0.0), 0.3)]
-    assert not are_silhouettes(cameras_of(poses), write(masks))
 
 
 def test_distortion_is_taken_into_account() -> None:

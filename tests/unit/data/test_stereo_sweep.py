@@ -28,6 +28,12 @@ FLOOR = np.array([0.0, 0.0, 1.0]), 0.0
 Plane = tuple[np.ndarray, float]
 
 
+def cameras_at(viewmats: list[np.ndarray]) -> PinholeCameras:
+    K = torch.tensor([[FOCAL_PX, 0, WIDTH / 2], [0, FOCAL_PX, HEIGHT / 2], [0, 0, 1]])
+    sizes = torch.full((5,), WIDTH), torch.full((5,), HEIGHT)
+    return PinholeCameras(torch.tensor(np.array(viewmats)).float(), K.repeat(5, 1, 1), *sizes)
+
+
 @pytest.fixture
 def cameras() -> PinholeCameras:
     """Five cameras in a row, whose axes meet on the wall."""
@@ -38,9 +44,7 @@ def cameras() -> PinholeCameras:
         viewmat = np.eye(4)
         viewmat[:3, :3], viewmat[:3, 3] = turn, -turn @ np.array([x, 0.0, 0.0])
         viewmats.append(viewmat)
-    K = torch.tensor([[FOCAL_PX, 0, WIDTH / 2], [0, FOCAL_PX, HEIGHT / 2], [0, 0, 1]])
-    sizes = torch.full((5,), WIDTH), torch.full((5,), HEIGHT)
-    return PinholeCameras(torch.tensor(np.array(viewmats)).float(), K.repeat(5, 1, 1), *sizes)
+    return cameras_at(viewmats)
 
 
 def true_depth(cameras: PinholeCameras, index: int, plane: Plane = WALL) -> tuple[np.ndarray, np.ndarray]:
@@ -67,10 +71,6 @@ def photos_of(cameras: PinholeCameras, plane: Plane, contrast: float, valid: Ten
     return PhotoStereo(photo, cameras, StereoOptions(neighbours=4))
 
 
-def wall_photos(cameras: PinholeCameras, contrast: float, valid: Tensor | None = None) -> PhotoStereo:
-    return photos_of(cameras, WALL, contrast, valid)
-
-
 @pytest.fixture
 def grazing() -> PinholeCameras:
     """Five cameras 0.5 above a floor at z = 0, which they see at about 20°."""
@@ -82,9 +82,7 @@ def grazing() -> PinholeCameras:
         viewmat[:3, :3] = np.stack([side, np.cross(ahead, side), ahead])
         viewmat[:3, 3] = -viewmat[:3, :3] @ np.array([x, 0, 0.5])
         viewmats.append(viewmat)
-    K = torch.tensor([[FOCAL_PX, 0, WIDTH / 2], [0, FOCAL_PX, HEIGHT / 2], [0, 0, 1]])
-    sizes = torch.full((5,), WIDTH), torch.full((5,), HEIGHT)
-    return PinholeCameras(torch.tensor(np.array(viewmats)).float(), K.repeat(5, 1, 1), *sizes)
+    return cameras_at(viewmats)
 
 
 def test_finds_a_floor_seen_at_an_angle(grazing: PinholeCameras) -> None:
@@ -96,7 +94,7 @@ def test_finds_a_floor_seen_at_an_angle(grazing: PinholeCameras) -> None:
 
 @pytest.mark.parametrize("contrast", [40.0, 4.0])
 def test_finds_a_wall_whatever_its_contrast(cameras: PinholeCameras, contrast: float) -> None:
-    found = wall_photos(cameras, contrast).depth(2)
+    found = photos_of(cameras, WALL, contrast).depth(2)
     truth, _ = true_depth(cameras, 2)
     inner = np.s_[6:-6, 6:-6]
     error = np.abs(found / truth - 1)[inner]
@@ -106,18 +104,14 @@ def test_finds_a_wall_whatever_its_contrast(cameras: PinholeCameras, contrast: f
 def test_masked_pixels_have_no_depth(cameras: PinholeCameras) -> None:
     valid = torch.ones(HEIGHT, WIDTH, dtype=torch.bool)
     valid[:, : WIDTH // 2] = False
-    found = wall_photos(cameras, 40.0, valid).depth(2)
+    found = photos_of(cameras, WALL, 40.0, valid).depth(2)
     assert (found[:, : WIDTH // 2] == 0).all() and (found[6:-6, WIDTH // 2 + 6 : -6] > 0).all()
-
-
-def test_a_blank_wall_has_no_depth(cameras: PinholeCameras) -> None:
-    assert (wall_photos(cameras, 0.0).depth(2) == 0).all()
 
 
 def test_a_photo_without_neighbours_has_no_depth(cameras: PinholeCameras) -> None:
     turned = cameras.viewmats.clone()
     turned[4, [0, 2]] *= -1  # looks away
-    views = wall_photos(cameras._replace(viewmats=turned), 40.0)
+    views = photos_of(cameras._replace(viewmats=turned), WALL, 40.0)
     assert (views.depth(4) == 0).all() and (views.depth(0) > 0).any()
 
 
@@ -140,7 +134,7 @@ def test_the_kernel_agrees_with_the_reference(grazing: PinholeCameras, sweep_ind
 
 
 def test_dense_points_lie_on_the_wall(cameras: PinholeCameras) -> None:
-    points = dense_points(wall_photos(cameras, 40.0), 500)
+    points = dense_points(photos_of(cameras, WALL, 40.0), 500)
     normal, offset = WALL
     far = np.abs(points.xyz @ normal - offset) / np.linalg.norm(normal)
     assert 200 < len(points.xyz) <= 500 and points.xyz.dtype == np.float32 and points.rgb.dtype == np.uint8
@@ -149,8 +143,9 @@ def test_dense_points_lie_on_the_wall(cameras: PinholeCameras) -> None:
     assert (points.xyz @ normal - offset < 0)[~surface].mean() > 0.8, "what has no depth lies behind, not before"
 
 
-def test_a_blank_wall_has_no_dense_points(cameras: PinholeCameras) -> None:
-    assert len(dense_points(wall_photos(cameras, 0.0)).xyz) == 0
+def test_a_blank_wall_has_no_depth_and_no_points(cameras: PinholeCameras) -> None:
+    assert (photos_of(cameras, WALL, 0.0).depth(2) == 0).all()
+    assert len(dense_points(photos_of(cameras, WALL, 0.0)).xyz) == 0
 
 
 def test_points_are_thinned_by_the_pixels_that_they_cover() -> None:

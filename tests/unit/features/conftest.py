@@ -13,6 +13,12 @@ from typing import Any
 
 import pytest
 
+from f3rm_ext.features.options import FeatureOptions
+from f3rm_ext.features.source import FeatureSource, open_features, prepare_features
+from f3rm_ext.features.store.extraction import extract_missing
+from f3rm_ext.features.store.feature_store import FeatureStore
+from f3rm_ext.features.store.images import ImageIndex, ImageSet
+
 TOY = Path(__file__).with_name("toy.py")
 
 
@@ -66,12 +72,52 @@ def start(processes: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         process.join(30)
 
 
+class Lab:
+    """The toy extractor, small images, and a cache in a temporary folder."""
+
+    def __init__(self, toy: Any, folder: Path) -> None:
+        self.toy, self.folder, self.cache, self.log = toy, folder, folder / "cache", folder / "log.txt"
+        self.train, self.evaluation = (
+            toy.write_images(folder / name, count, seed=seed) for name, count, seed in (("train", 5, 0), ("eval", 2, 9))
+        )
+
+    def prepare(
+        self, *sets: list[Path], extractors: tuple[str, ...] = ("toy",), codes: int = 0, **more: Any
+    ) -> list[FeatureSource]:
+        """Prepares the features of images."""
+        more.setdefault("build", lambda text, *, device: self.toy.ToyExtractor(self.log, model=text))
+        options = FeatureOptions(extractors=extractors, cache_dir=self.cache, codes=codes)
+        return prepare_features([self.toy.ToyDataset(paths) for paths in sets], options, device="cpu", **more)
+
+    def reopen(self, specs: Any, *sets: list[Path]) -> list[FeatureSource] | None:
+        """Opens features as a fresh process would."""
+        return open_features([self.toy.ToyDataset(paths) for paths in sets], specs, self.cache)
+
+    def logged(self) -> list[str]:
+        """The keys of the images that were extracted so far, by whatever process."""
+        return self.log.read_text().split() if self.log.exists() else []
+
+    def shards(self) -> list[Path]:
+        """The files of all features."""
+        return sorted(self.cache.glob("features/*/shards/*.npy"))
+
+    def store(self) -> FeatureStore:
+        """The features that the cache has, as a new process finds them."""
+        extractor = self.toy.ToyExtractor()
+        folder = self.cache / "features" / f"toy-{extractor.identity.key()}"
+        return FeatureStore.open(folder, vars(extractor.identity), extractor.dim)
+
+    def image_set(self, paths: list[Path]) -> ImageSet:
+        """Images with an index in the folder."""
+        return ImageSet(self.toy.ToyDataset(paths), ImageIndex(self.folder / "images.json"))
+
+    def extract(self, paths: list[Path], extractor: Any = None, **options: Any) -> int:
+        """Extracts what the store lacks; returns how many images that were."""
+        extractor = extractor or self.toy.ToyExtractor(self.log)
+        return extract_missing(extractor, self.store(), [self.image_set(paths)], name="toy", **options)
+
+
 @pytest.fixture
-def logged(tmp_path: Path) -> Callable[[], list[str]]:
-    """The keys of the images that were extracted so far, by whatever process."""
-
-    def read() -> list[str]:
-        log = tmp_path / "log.txt"
-        return log.read_text().split() if log.exists() else []
-
-    return read
+def lab(toy: ModuleType, tmp_path: Path) -> Lab:
+    """See :class:`Lab`."""
+    return Lab(toy, tmp_path)

@@ -1,6 +1,5 @@
 """PCA codes: the mathematics, and what is on the disk."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from f3rm_ext.errors import FeatureStoreError
-from f3rm_ext.features import display
 from f3rm_ext.features import pca_codes as codes
 from f3rm_ext.features.base import PatchGrid
 from f3rm_ext.features.store.feature_store import FeatureStore
@@ -57,14 +55,6 @@ def test_basis_spans_the_strongest_directions_of_the_training_images(store: Feat
     energy = singular.square() / singular.square().sum()
     np.testing.assert_allclose(basis.energy, energy.numpy(), atol=1e-5)
     assert basis.explained == pytest.approx(float(energy[:K].sum()), abs=1e-5)
-
-
-def test_signs_are_fixed() -> None:
-    rows = torch.tensor([[0.6, -0.8], [0.8, 0.6]])
-    expected = torch.tensor([[-0.6, 0.8], [0.8, 0.6]])
-    for signs in ([1, 1], [-1, 1], [1, -1], [-1, -1]):
-        flipped = rows * torch.tensor(signs)[:, None]
-        assert torch.equal(display.fixed_signs(flipped), expected)
 
 
 def test_codes_and_residuals_split_the_norm(store: FeatureStore) -> None:
@@ -167,11 +157,3 @@ def test_codes_of_another_basis_are_refused(store: FeatureStore) -> None:
     other = codes.CodeBasis(basis.rows, basis.energy, "0" * 32)
     with pytest.raises(FeatureStoreError, match="another model"):
         codes.open_codes(store, root, other)
-
-
-def test_spectrum_is_readable_json(store: FeatureStore) -> None:
-    basis, _, root = build(store)
-    raw = json.loads((root / "spectrum.json").read_text())
-    assert len(raw["energy"]) == DIM and raw["energy"] == sorted(raw["energy"], reverse=True)
-    assert raw["explained"] == pytest.approx(basis.explained) and raw["codes"] == K
-    assert np.load(root / "basis.npy", allow_pickle=False).shape == (K, DIM)

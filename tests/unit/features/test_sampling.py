@@ -1,7 +1,6 @@
 """Bilinear sampling at patch centres: the fast sampler agrees with the readable one, and both with known values."""
 
 import numpy as np
-import pytest
 import torch
 
 from f3rm_ext.features.base import FeatureMap, PatchGrid
@@ -10,14 +9,12 @@ from f3rm_ext.features.sampling import PackedMaps, interpolate, sample_map
 SIZES = ((1, 1, 20, 30), (3, 5, 48, 80), (7, 2, 99, 31), (1, 6, 16, 100), (4, 4, 56, 56))
 
 
-def make_maps(feat: int = 5, *, residual: bool = False) -> list[FeatureMap]:
+def make_maps() -> list[FeatureMap]:
     rng = np.random.default_rng(0)
-    maps = []
-    for rows, cols, height, width in SIZES:
-        values = rng.normal(size=(rows, cols, feat)).astype(np.float16)
-        norms = rng.uniform(0, 1, (rows, cols)).astype(np.float16) if residual else None
-        maps.append(FeatureMap(values, PatchGrid.covering(rows, cols, height, width), norms))
-    return maps
+    return [
+        FeatureMap(rng.normal(size=(rows, cols, 5)).astype(np.float16), PatchGrid.covering(rows, cols, height, width))
+        for rows, cols, height, width in SIZES
+    ]
 
 
 def random_positions(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,16 +38,6 @@ def test_fast_sampler_agrees_with_the_reference() -> None:
         np.testing.assert_allclose(fast[mine].numpy(), expected, atol=2e-5)
 
 
-def test_patch_centres_give_the_patches_themselves() -> None:
-    maps = make_maps()
-    packed = PackedMaps.pack(maps)
-    for number, feature_map in enumerate(maps):
-        centres = torch.from_numpy(feature_map.grid.centres_px().reshape(-1, 2))
-        slot = torch.full((len(centres),), number, dtype=torch.int32)
-        expected = feature_map.values.reshape(-1, 5).astype(np.float32)
-        np.testing.assert_allclose(packed.sample(slot, centres).numpy(), expected, atol=1e-5)
-
-
 def test_linear_functions_are_reproduced_between_centres() -> None:
     grid = PatchGrid(rows=6, cols=9, origin_px=(7.0, 3.5), stride_px=(14.0, 11.5))
     values = grid.centres_px() / 64
@@ -61,15 +48,6 @@ def test_linear_functions_are_reproduced_between_centres() -> None:
     assert torch.allclose(sampled * 64, yx, atol=0.1)  # fp16 of values up to 1.6
 
 
-def test_outside_the_outermost_centres_the_border_counts() -> None:
-    feature_map = make_maps()[1]
-    packed = PackedMaps.pack([feature_map])
-    corners = torch.tensor([[-50.0, -50.0], [-50.0, 500.0], [500.0, -50.0], [500.0, 500.0]])
-    sampled = packed.sample(torch.zeros(4, dtype=torch.int64), corners).numpy()
-    values = feature_map.values.astype(np.float32)
-    np.testing.assert_array_equal(sampled, [values[0, 0], values[0, -1], values[-1, 0], values[-1, -1]])
-
-
 def test_pixel_centres_are_at_one_half() -> None:
     """One patch per pixel: the centre of pixel (1, 2) gives exactly its patch."""
     values = np.arange(12, dtype=np.float16).reshape(3, 4, 1)
@@ -78,35 +56,11 @@ def test_pixel_centres_are_at_one_half() -> None:
     assert sampled.squeeze(1).tolist() == [6.0, 6.5]
 
 
-def test_residual_norms_are_sampled_alike() -> None:
-    maps = make_maps(residual=True)
-    packed = PackedMaps.pack(maps)
-    slot, yx = random_positions(300)
-    sampled = packed.sample_residual(slot, yx)
-    for number, feature_map in enumerate(maps):
-        mine = slot == number
-        assert feature_map.residual_norm is not None
-        alone = FeatureMap(feature_map.residual_norm[..., None], feature_map.grid)
-        np.testing.assert_allclose(sampled[mine].numpy(), sample_map(alone, yx[mine].numpy())[:, 0], atol=1e-5)
-    with pytest.raises(ValueError, match="no residual norms"):
-        PackedMaps.pack(make_maps()).sample_residual(slot, yx)
-
-
 def test_packs_strided_views_without_changing_them() -> None:
     whole = np.random.default_rng(3).normal(size=(4, 3, 6)).astype(np.float16)
-    view = FeatureMap(whole[..., :5], PatchGrid.covering(4, 3, 40, 30), whole[..., 5])
+    view = FeatureMap(whole[..., :5], PatchGrid.covering(4, 3, 40, 30))
     packed = PackedMaps.pack([view, view])
     np.testing.assert_array_equal(packed.values[12:].numpy(), whole[..., :5].reshape(-1, 5))
-    assert packed.residual_norm is not None
-    np.testing.assert_array_equal(packed.residual_norm[:12].numpy(), whole[..., 5].reshape(-1))
-    assert packed.nbytes == 24 * 6 * 2
-
-
-def test_moves_whole_between_devices() -> None:
-    packed = PackedMaps.pack(make_maps(residual=True))
-    moved = packed.to("meta")
-    assert {value.device.type for value in vars(moved).values()} == {"meta"}
-    assert {value.device.type for value in vars(packed).values()} == {"cpu"}
 
 
 def test_inputs_are_not_changed() -> None:

@@ -1,5 +1,6 @@
 """A tiny extractor and data set for the tests of the feature store; run as a script it is a process of its own."""
 
+import io
 import os
 import signal
 import time
@@ -88,7 +89,7 @@ def kill_at_point(target: int) -> None:
     from f3rm_ext.utils import atomic_files as atomic
 
     seen = -1
-    replace, plain_open = os.replace, open
+    replace = os.replace
 
     def point() -> None:
         nonlocal seen
@@ -96,31 +97,12 @@ def kill_at_point(target: int) -> None:
         if seen == target:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    class Stream:
-        def __init__(self, *arguments: Any):
-            self.stream = plain_open(*arguments)
-
-        def __enter__(self) -> "Stream":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.stream.close()
-
-        def write(self, data: bytes) -> None:
+    class Stream(io.FileIO):
+        def write(self, data: bytes) -> int:
             half = len(data) // 2
-            self.stream.write(data[:half])
-            self.stream.flush()
+            super().write(data[:half])
             point()
-            self.stream.write(data[half:])
-
-        def read(self, size: int) -> bytes:
-            return self.stream.read(size)
-
-        def flush(self) -> None:
-            self.stream.flush()
-
-        def fileno(self) -> int:
-            return self.stream.fileno()
+            return half + super().write(data[half:])
 
     def counting(function: Callable) -> Callable:
         def call(*arguments: Any) -> Any:

@@ -69,7 +69,7 @@ def place(home: Path, state: dict[str, Tensor]) -> Path:
 
 
 class TestSimpleMetrics:
-    def test_values(self, home: Path) -> None:
+    def test_values(self, home) -> None:
         target = torch.full((32, 40, 3), 0.5)
         metrics = ImageMetrics()(target + 0.1, target)
         assert metrics["psnr"] == pytest.approx(20, abs=1e-4)
@@ -79,12 +79,12 @@ class TestSimpleMetrics:
         assert ImageMetrics()(torch.full((32, 32, 3), 1.2), torch.ones(32, 32, 3))["l1"] == 0, "clipped"
 
     @pytest.mark.parametrize(("level", "least", "most"), [(0.0, 1.0, 1.0), (0.5, 1.0, 1.0), (0.75, 0.9, 0.99)])
-    def test_images_of_a_single_color_have_an_ssim(self, home: Path, level: float, least: float, most: float) -> None:
+    def test_images_of_a_single_color_have_an_ssim(self, home, level, least, most) -> None:
         target = torch.full((32, 40, 3), 0.0 if level == 0 else 0.5)
         ssim = ImageMetrics()(torch.full((32, 40, 3), level), target)["ssim"]
         assert least - 1e-6 <= ssim <= most + 1e-6
 
-    def test_ssim_and_psnr_are_those_nerfacto_reports(self, home: Path, images: tuple[Tensor, Tensor]) -> None:
+    def test_ssim_and_psnr_are_those_nerfacto_reports(self, home, images) -> None:
         from torchmetrics.functional.image import structural_similarity_index_measure as ssim
         from torchmetrics.image import PeakSignalNoiseRatio
 
@@ -93,14 +93,9 @@ class TestSimpleMetrics:
         assert metrics["ssim"] == pytest.approx(float(ssim(target, pred)))
         assert metrics["psnr"] == pytest.approx(float(PeakSignalNoiseRatio(data_range=1.0)(target, pred)), abs=1e-4)
 
-    @pytest.mark.shapes
-    def test_wrong_shape_is_refused(self, home: Path) -> None:
-        with pytest.raises(Exception, match=r"h w 3|type"):
-            ImageMetrics()(torch.rand(3, 32, 32), torch.rand(3, 32, 32))
-
 
 class TestLpips:
-    def test_is_torchmetrics_value(self, home: Path, images: tuple[Tensor, Tensor], alexnet: dict[str, Tensor]) -> None:
+    def test_is_torchmetrics_value(self, home, images, alexnet) -> None:
         from torchmetrics.functional.image.lpips import _LPIPS
 
         place(home, alexnet)
@@ -121,9 +116,7 @@ class TestLpips:
         assert set(module.state_dict()) == {"weight", "bias"}, "it is no part of a module"
 
     @pytest.mark.skipif(not REAL_WEIGHTS.is_file(), reason=f"needs the real weights {REAL_WEIGHTS}")
-    def test_real_weights_from_an_explicit_file_and_from_torch_home_agree(
-        self, home: Path, images: tuple[Tensor, Tensor]
-    ) -> None:
+    def test_real_weights_from_an_explicit_file_and_from_torch_home_agree(self, home, images) -> None:
         full = torch.load(REAL_WEIGHTS, weights_only=True)
         value = ImageMetrics(REAL_WEIGHTS)(*images)["lpips"]
         assert 0.001 < value < 0.5
@@ -137,9 +130,7 @@ class TestLpips:
         )
         assert ImageMetrics()(*images)["lpips"] == pytest.approx(value, rel=1e-6)
 
-    def test_symmetric_and_zero_for_equal_images(
-        self, home: Path, images: tuple[Tensor, Tensor], alexnet: dict[str, Tensor]
-    ) -> None:
+    def test_symmetric_and_zero_for_equal_images(self, home, images, alexnet) -> None:
         place(home, alexnet)
         lpips = image_metrics.find_lpips(None)
         assert isinstance(lpips, Lpips)
@@ -149,19 +140,15 @@ class TestLpips:
 
 
 class TestLpipsIsMissing:
-    def test_everything_else_is_reported_and_one_line_says_why(
-        self, home: Path, images: tuple[Tensor, Tensor], capsys: pytest.CaptureFixture
-    ) -> None:
+    def test_everything_else_is_reported_and_one_line_says_why(self, home, images, capsys) -> None:
         metrics = [ImageMetrics()(*images) for _ in range(3)]
         assert all(list(one) == ["psnr", "ssim", "l1"] for one in metrics)
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == 1
-        for part in ("LPIPS", "alexnet-owt-7be5be79.pth", "TORCH_HOME", "--pipeline.model.lpips-weights"):
+        for part in ("LPIPS", "alexnet-owt-7be5be79.pth", str(home), "--pipeline.model.lpips-weights"):
             assert part in lines[0]
 
-    def test_network_is_tried_once_or_never_if_offline_by_wish(
-        self, home: Path, images: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_network_is_tried_once(self, home, images, monkeypatch) -> None:
         tried: list[str] = []
 
         def count(request: urllib.request.Request, timeout: float) -> None:
@@ -173,14 +160,9 @@ class TestLpipsIsMissing:
         for _ in range(3):
             ImageMetrics()(*images)
         assert tried == [image_metrics.ALEXNET_URL]
-        image_metrics.find_lpips.cache_clear()
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        assert "lpips" not in ImageMetrics()(*images) and len(tried) == 1
 
     @pytest.mark.parametrize("content", ["other weights", "no weights", None])
-    def test_file_of_something_else_or_none(
-        self, home: Path, images: tuple[Tensor, Tensor], capsys: pytest.CaptureFixture, content: str | None
-    ) -> None:
+    def test_file_of_something_else_or_none(self, home, images, capsys, content) -> None:
         path = home / "x.pth"
         if content == "other weights":
             torch.save({"a": torch.ones(1)}, path)
@@ -189,9 +171,7 @@ class TestLpipsIsMissing:
         assert "lpips" not in ImageMetrics(path)(*images)
         assert "x.pth" in "".join(capsys.readouterr().out.split())
 
-    def test_images_too_small_for_it(
-        self, home: Path, alexnet: dict[str, Tensor], capsys: pytest.CaptureFixture
-    ) -> None:
+    def test_images_too_small_for_it(self, home, alexnet, capsys) -> None:
         place(home, alexnet)
         assert "lpips" not in ImageMetrics()(torch.rand(30, 64, 3), torch.rand(30, 64, 3))
         assert "31 px" in capsys.readouterr().out
@@ -210,9 +190,7 @@ class TestMasks:
         place(home, alexnet)
         return ImageMetrics()
 
-    def test_what_is_left_out_does_not_count(
-        self, metrics: ImageMetrics, images: tuple[Tensor, Tensor], mask: Tensor
-    ) -> None:
+    def test_what_is_left_out_does_not_count(self, metrics, images, mask) -> None:
         pred, target = images
         found = metrics(pred, target, mask)
         assert set(found) == {"psnr", "ssim", "l1", "lpips"}
@@ -224,9 +202,7 @@ class TestMasks:
         equal = metrics(torch.where(mask, target, pred), target, mask)
         assert equal == {"psnr": pytest.approx(100), "ssim": pytest.approx(1), "l1": 0, "lpips": 0}
 
-    def test_what_is_kept_counts_as_much_as_a_picture_of_it_alone(
-        self, metrics: ImageMetrics, images: tuple[Tensor, Tensor], mask: Tensor
-    ) -> None:
+    def test_what_is_kept_counts_as_much_as_a_picture_of_it_alone(self, metrics, images, mask) -> None:
         """Empty surroundings must not make an object look better; LPIPS and SSIM see edges, so they are not equal."""
         pred, target = images
         alone = metrics(pred[:35, :40], target[:35, :40])

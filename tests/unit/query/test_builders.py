@@ -173,12 +173,6 @@ def test_default_negatives(toy: Any, tmp_path: Path) -> None:
     assert {query.head for query in (text, example, whole, vector)} == {"toy"}
 
 
-def test_given_negatives_go_for_all(toy: Any) -> None:
-    given = dict(text=("mug",), exemplar=("a.png:1,2",), negative=("table", "floor"))
-    queries = encoded(toy, ToyTextEncoder(), **given)
-    assert [query.negatives.sources for query in queries] == [("table", "floor")] * 2
-
-
 def test_no_negatives_give_cosines_and_need_no_text(toy: Any) -> None:
     encoder = ToyTextEncoder()
     queries = encoded(toy, encoder, exemplar=("a.png:1,2",), negative=("none",), feature="other")
@@ -191,8 +185,3 @@ def test_no_negatives_give_cosines_and_need_no_text(toy: Any) -> None:
 def test_texts_for_a_feature_that_understands_none(toy: Any, given: dict[str, Any]) -> None:
     with pytest.raises(ExtractorError, match="understands no text"):
         encoded(toy, ToyTextEncoder(), feature="other", **given)
-
-
-def test_unknown_feature(toy: Any) -> None:
-    with pytest.raises(ConfigError, match=r"'clip'.*toy, other"):
-        encoded(toy, ToyTextEncoder(), text=("mug",), feature="clip")

@@ -93,7 +93,7 @@ def words_head(make_head: Callable[..., Any]) -> Callable[..., Any]:
     return make
 
 
-def test_texts_become_directions(words_head: Callable[..., Any]) -> None:
+def test_texts_become_directions(words_head) -> None:
     vectors = TextEncoder().encode(words_head(), ["a", "bbb"])
     torch.testing.assert_close(vectors.values, torch.eye(DIM)[[1, 3]])
     assert vectors.sources == ("a", "bbb") and not vectors.values.is_inference()
@@ -101,7 +101,7 @@ def test_texts_become_directions(words_head: Callable[..., Any]) -> None:
     torch.testing.assert_close(codes.values, torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
 
 
-def test_an_extractor_is_built_once(words_head: Callable[..., Any]) -> None:
+def test_an_extractor_is_built_once(words_head) -> None:
     encoder = TextEncoder()
     assert len(encoder.encode(words_head(), [])) == 0 and Silent.built == [], "nothing is loaded before it is needed"
     for _ in range(2):
@@ -112,13 +112,13 @@ def test_an_extractor_is_built_once(words_head: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("prompts", [[""], ["cup", "  "]])
-def test_empty_texts_are_refused(words_head: Callable[..., Any], prompts: list[str]) -> None:
+def test_empty_texts_are_refused(words_head, prompts) -> None:
     with pytest.raises(ConfigError, match="empty"):
         TextEncoder().encode(words_head(), prompts)
     assert Silent.built == []
 
 
-def test_the_same_weights_are_required(words_head: Callable[..., Any]) -> None:
+def test_the_same_weights_are_required(words_head) -> None:
     encoder = TextEncoder()
     encoder.encode(words_head(identity={"model": "one", "weights": "hash of here", "resolution": "other"}), ["a"])
     for identity in ({"weights": "hash of others"}, {"model": "two"}):
@@ -128,7 +128,7 @@ def test_the_same_weights_are_required(words_head: Callable[..., Any]) -> None:
     assert Silent.built == ["here"]
 
 
-def test_missing_weights_keep_their_kind_and_say_what_goes_on_working(words_head: Callable[..., Any]) -> None:
+def test_missing_weights_keep_their_kind_and_say_what_goes_on_working(words_head) -> None:
     with pytest.raises(WeightsNotFoundError, match=r"words\.pth .*by example"):
         TextEncoder().encode(words_head("words:weights=missing"), ["a"])
     with pytest.raises(ExtractorError, match=r"damaged.* by example"):
@@ -137,7 +137,7 @@ def test_missing_weights_keep_their_kind_and_say_what_goes_on_working(words_head
         TextEncoder().encode(words_head("speech"), ["a"])
 
 
-def test_weights_that_arrive_later_are_used(words_head: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_arrive_later_are_used(words_head, monkeypatch) -> None:
     encoder, head = TextEncoder(), words_head("words:weights=late")
     with monkeypatch.context() as patch:
         patch.setattr(Words, "__init__", lambda self, config, *, device: Silent(WordsConfig("missing"), device=device))
@@ -147,7 +147,7 @@ def test_weights_that_arrive_later_are_used(words_head: Callable[..., Any], monk
 
 
 @pytest.mark.parametrize("weights", ["here", "missing"])
-def test_features_without_texts_say_so_whatever_their_weights(words_head: Callable[..., Any], weights: str) -> None:
+def test_features_without_texts_say_so_whatever_their_weights(words_head, weights) -> None:
     with pytest.raises(ExtractorError, match=r"'w' \(silent.* by example") as caught:
         TextEncoder().encode(words_head(f"silent:weights={weights}"), ["a"])
     assert not isinstance(caught.value, WeightsNotFoundError) and Silent.built == []
@@ -160,7 +160,7 @@ def test_who_understands_text() -> None:
         understands_text("speech")
 
 
-def test_texts_of_another_dimension_are_refused(words_head: Callable[..., Any]) -> None:
+def test_texts_of_another_dimension_are_refused(words_head) -> None:
     for options in ({}, {"basis": torch.eye(DIM)[:2]}):
         with pytest.raises(ExtractorError, match=r"odd .*\(1, 7\).* 6 "):
             TextEncoder().encode(words_head("odd", **options), ["a"])
@@ -246,22 +246,20 @@ def encode(photos: Any, head: Any, monkeypatch: pytest.MonkeyPatch) -> Encode:
     return lambda region: encoder.encode(head, region)
 
 
-def test_a_photo_by_name_is_in_pixels_of_the_file_the_run_reads(encode: Encode, photos: Any) -> None:
+def test_a_photo_by_name_is_in_pixels_of_the_file_the_run_reads(encode, photos) -> None:
     found = encode(Region("a.png", 15.0, 3.0)).positives
     torch.testing.assert_close(found.values, embed_region(photos.map, Region("a.png", 15.0, 3.0)).values)
     assert found.sources == ("a.png:15,3",)
 
 
-def test_a_file_of_the_same_name_elsewhere_is_not_meant(
-    encode: Encode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_same_name_elsewhere_is_not_meant(encode, tmp_path, monkeypatch) -> None:
     _save(tmp_path / "a.png", np.zeros((4, 4, 3), np.uint8))
     wanted = encode(Region("a.png", 15.0, 3.0)).positives.values
     monkeypatch.chdir(tmp_path)
     torch.testing.assert_close(encode(Region("a.png", 15.0, 3.0)).positives.values, wanted)
 
 
-def test_the_original_of_a_smaller_copy_is_in_its_own_pixels(encode: Encode, photos: Any) -> None:
+def test_the_original_of_a_smaller_copy_is_in_its_own_pixels(encode, photos) -> None:
     path = str(photos.data / "images" / "a.png")
     found = encode(Region(path, 30.0, 6.0, 4.0, 4.0)).positives
     wanted = embed_region(photos.map, Region("a.png", 15.0, 3.0, 2.0, 2.0))
@@ -269,7 +267,7 @@ def test_the_original_of_a_smaller_copy_is_in_its_own_pixels(encode: Encode, pho
     assert found.sources == (f"{path}:30,6,4,4",)
 
 
-def test_photos_need_no_weights(encode: Encode, photos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photos_need_no_weights(encode, photos, monkeypatch) -> None:
     def fail(text: str, device: torch.device) -> None:
         raise WeightsNotFoundError("No weights: put them there.")
 
@@ -284,14 +282,14 @@ def _save(path: Path, picture: np.ndarray, **options: Any) -> Path:
     return path
 
 
-def test_another_image_goes_through_the_extractor(encode: Encode, tmp_path: Path) -> None:
+def test_another_image_goes_through_the_extractor(encode, tmp_path) -> None:
     picture = np.zeros((16, 24, 3), dtype=np.uint8)
     picture[:, 12:, 2] = 250
     found = encode(Region(str(_save(tmp_path / "b.png", picture)), 20.0, 8.0)).positives
     torch.testing.assert_close(found.values[0], torch.tensor([0, 0, 1, 0, 0, 1]) / 2**0.5, atol=1e-3, rtol=0)
 
 
-def test_transparent_images_are_on_white_and_turned_ones_upright(encode: Encode, tmp_path: Path) -> None:
+def test_transparent_images_are_on_white_and_turned_ones_upright(encode, tmp_path) -> None:
     clear = _save(tmp_path / "clear.png", np.zeros((8, 8, 4), dtype=np.uint8))
     white = torch.full((DIM,), DIM**-0.5)
     torch.testing.assert_close(encode(Region(str(clear))).positives.values[0], white, atol=1e-3, rtol=0)
@@ -306,7 +304,7 @@ def test_transparent_images_are_on_white_and_turned_ones_upright(encode: Encode,
         encode(Region(str(path), 12.0, 4.0))
 
 
-def test_codes_of_another_image_know_what_they_leave_out(photos: Any, make_head: Callable, monkeypatch: Any) -> None:
+def test_codes_of_another_image_know_what_they_leave_out(photos, make_head, monkeypatch) -> None:
     monkeypatch.setattr(registry, "build_extractor", lambda text, device: Colors())
     head = make_head(dim=2, basis=torch.eye(DIM)[:2])
     picture = np.zeros((8, 8, 3), dtype=np.uint8)
@@ -317,27 +315,27 @@ def test_codes_of_another_image_know_what_they_leave_out(photos: Any, make_head:
     torch.testing.assert_close(found.values, torch.tensor([[0.5, 0.0]]), atol=2e-3, rtol=0)
 
 
-def test_outside_of_the_image(encode: Encode, photos: Any) -> None:
+def test_outside_of_the_image(encode, photos) -> None:
     with pytest.raises(ConfigError, match="20 x 16"):
         encode(Region("a.png", 21.0, 3.0))
     with pytest.raises(ConfigError, match="40 x 32 pixels"):
         encode(Region(str(photos.data / "images" / "a.png"), 30.0, 3.0, 11.0, 2.0))
 
 
-def test_what_is_no_image(encode: Encode, tmp_path: Path) -> None:
+def test_what_is_no_image(encode, tmp_path) -> None:
     (tmp_path / "text.png").write_text("hello")
     for name in ("text.png", "none.png"):
         with pytest.raises(ConfigError, match=name):
             encode(Region(str(tmp_path / name)))
 
 
-def test_another_model_than_that_of_the_features(encode: Encode, head: Any, tmp_path: Path) -> None:
+def test_another_model_than_that_of_the_features(encode, head, tmp_path) -> None:
     head.identity["weights"] = "0123"
     with pytest.raises(ConfigError, match=r"weights of toy .* are not those"):
         encode(Region(str(_save(tmp_path / "b.png", np.zeros((8, 8, 3), np.uint8)))))
 
 
-def test_extractors_that_need_files_get_them(encode: Encode, tmp_path: Path, monkeypatch: Any) -> None:
+def test_extractors_that_need_files_get_them(encode, tmp_path, monkeypatch) -> None:
     class ByFile(Colors):
         def extract_files(self, images: list[np.ndarray], files: list[Path]) -> list[torch.Tensor]:
             raise ExtractorError(f"extracts {files[0].name}")

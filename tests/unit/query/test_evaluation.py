@@ -2,9 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -77,7 +75,7 @@ def cameras(count: int = 1) -> Cameras:
 
 
 @pytest.mark.parametrize("every_px", [1, 3])
-def test_points_lie_where_the_surface_is(plane: Path, every_px: int) -> None:
+def test_points_lie_where_the_surface_is(plane, every_px) -> None:
     found = surface_points([plane / "a.png"], cameras(), CaptureGroundTruth(plane), SCALE, every_px)
     assert found is not None
     _, exact = plane_depth_m(looking_down().double().numpy())
@@ -89,7 +87,7 @@ def test_points_lie_where_the_surface_is(plane: Path, every_px: int) -> None:
     assert found.points.dtype == np.float32
 
 
-def test_views_without_depth_or_labels_have_no_points(plane: Path) -> None:
+def test_views_without_depth_or_labels_have_no_points(plane) -> None:
     truth = CaptureGroundTruth(plane)
     both = surface_points([plane / "b.png", plane / "a.png"], cameras(2), truth, SCALE)
     alone = surface_points([plane / "a.png"], cameras(), truth, SCALE)
@@ -99,7 +97,7 @@ def test_views_without_depth_or_labels_have_no_points(plane: Path) -> None:
     assert surface_points([plane / "a.png"], cameras(), truth, SCALE) is None
 
 
-def test_points_of_the_room_lie_on_its_floor_and_walls(untrained: Any) -> None:
+def test_points_of_the_room_lie_on_its_floor_and_walls(untrained) -> None:
     """Through poses, scale and depth as the pipeline has them, back to the capture's metres."""
     run = load_run(untrained.config)
     truth, outputs = CaptureGroundTruth(run.data), run.manager.train_dataparser_outputs
@@ -123,9 +121,7 @@ def vectors(count: int, dim: int, seed: int) -> Embeddings:
 
 
 @pytest.mark.parametrize("with_codes", [False, True])
-def test_scores_of_a_map_are_those_of_its_interpolated_features(
-    with_codes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_of_a_map_are_those_of_its_interpolated_features(with_codes, monkeypatch) -> None:
     import f3rm_ext.query.evaluation as module
 
     monkeypatch.setattr(module, "_PIXELS_AT_ONCE", 17)
@@ -157,7 +153,7 @@ def test_scores_of_a_map_are_those_of_its_interpolated_features(
 # --- what counts -----------------------------------------------------------------------------------------------------
 
 
-def test_views_without_labels_are_left_out(plane: Path) -> None:
+def test_views_without_labels_are_left_out(plane) -> None:
     found = list(find_labelled_cameras([plane / "b.png", plane / "a.png"], cameras(2), CaptureGroundTruth(plane)))
     assert [view.file.name for view in found] == ["a.png"]
     assert found[0].truth.masks["left"].shape == (HEIGHT, WIDTH) and found[0].camera.shape == (1,)
@@ -187,7 +183,7 @@ def test_only_classes_that_are_seen_well_count() -> None:
     assert classes["large"]["localisation"] == 1.0
 
 
-def test_classes_are_counted_at_points(make_field: Callable[..., Any], tmp_path: Path) -> None:
+def test_classes_are_counted_at_points(make_field, tmp_path) -> None:
     """One class is a cap of directions, which its query finds; for the other there are too few points."""
     field = make_field()
     points = torch.nn.functional.normalize(torch.randn(400, 3, generator=torch.Generator().manual_seed(0)), dim=-1)
@@ -229,7 +225,7 @@ def test_what_masks_leave_out_is_neither_looked_for_nor_found() -> None:
     assert outside.summarize_classes()["half"]["localisation"] == 0.0
 
 
-def test_points_that_masks_leave_out_do_not_count(plane: Path) -> None:
+def test_points_that_masks_leave_out_do_not_count(plane) -> None:
     kept = np.zeros((HEIGHT, WIDTH), dtype=bool)
     kept[:, :4] = True
     every = surface_points([plane / "a.png"], cameras(), CaptureGroundTruth(plane), SCALE, 1)

@@ -8,7 +8,6 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.query.exemplar import (
     MAX_CLUSTERS,
-    append_residual,
     background_clusters,
     deepest_pixel,
     distinctive_patch,
@@ -35,12 +34,6 @@ def code_map(feature_map: FeatureMap) -> FeatureMap:
 def unit(values: np.ndarray) -> torch.Tensor:
     flat = torch.from_numpy(values.astype(np.float64))
     return flat / flat.norm(dim=-1, keepdim=True)
-
-
-def test_an_exemplar_at_a_patch_centre_is_that_patch(feature_map: FeatureMap) -> None:
-    found = embed_region(feature_map, Region("a.png", 25.0, 15.0))  # centre of row 1, column 2
-    torch.testing.assert_close(found.values.double(), unit(feature_map.values[1, 2])[None], atol=1e-6, rtol=0)
-    assert found.sources == ("a.png:25,15",)
 
 
 def test_an_exemplar_between_patches_is_interpolated(feature_map: FeatureMap) -> None:
@@ -79,13 +72,6 @@ def test_what_codes_leave_out_shortens_the_exemplar(code_map: FeatureMap) -> Non
     assert float(found.norm()) < 0.99
 
 
-def test_the_residual_is_a_last_channel(feature_map: FeatureMap, code_map: FeatureMap) -> None:
-    assert append_residual(feature_map) is feature_map
-    joined = append_residual(code_map)
-    assert joined.values.shape == (3, 4, 6) and joined.residual_norm is None and joined.grid == GRID
-    np.testing.assert_array_equal(joined.values[..., 5], code_map.residual_norm)
-
-
 @pytest.mark.parametrize("place", ["b.png:3,4", "b.png:1,1,5,5", "b.png"])
 def test_a_zero_feature_is_no_exemplar(place: str) -> None:
     empty = FeatureMap(values=np.zeros((2, 2, 3), np.float16), grid=PatchGrid.covering(2, 2, 8, 8))
@@ -98,12 +84,6 @@ def test_zero_patches_do_not_spoil_a_box() -> None:
     values[0, 1] = (0, 3, 4)
     half = FeatureMap(values=values, grid=PatchGrid.covering(1, 2, 4, 8))
     torch.testing.assert_close(embed_region(half, Region("a")).values, torch.tensor([[0.0, 0.6, 0.8]]))
-
-
-def test_a_map_with_a_patch_per_pixel() -> None:
-    values = np.ones((300, 400, 2), np.float16)
-    found = embed_region(FeatureMap(values=values, grid=PatchGrid.covering(300, 400, 300, 400)), Region("a"))
-    torch.testing.assert_close(found.values, torch.full((1, 2), 0.5**0.5))
 
 
 # --- background clusters ----------------------------------------------------------------------------------------------
@@ -179,12 +159,6 @@ def test_few_clusters_and_always_the_same() -> None:
 
 
 # --- good places ------------------------------------------------------------------------------------------------------
-
-
-def test_deepest_pixel_is_the_middle_of_a_block() -> None:
-    mask = np.zeros((20, 30), bool)
-    mask[5:12, 10:17] = True
-    assert deepest_pixel(mask) == (8, 13)
 
 
 def test_deepest_pixel_keeps_away_from_the_border_of_the_image() -> None:

@@ -50,9 +50,7 @@ def answers(pipeline: FeaturePipeline, sign: float, asked: list[list[str]]) -> C
 
 
 @pytest.mark.parametrize(("sign", "least", "most"), [(1.0, 1.0, 1.0), (-1.0, 0.0, 0.3)])
-def test_figures_follow_the_answers(
-    make: Callable[..., FeaturePipeline], monkeypatch: pytest.MonkeyPatch, sign: float, least: float, most: float
-) -> None:
+def test_figures_follow_the_answers(make, monkeypatch, sign, least, most) -> None:
     pipeline = make()
     asked: list[list[str]] = []
     monkeypatch.setattr("f3rm_ext.query.pipeline.score_image", answers(pipeline, sign, asked))
@@ -63,7 +61,7 @@ def test_figures_follow_the_answers(
     assert pipeline.training, "the mode is as it was"
 
 
-def test_masked_pixels_do_not_count(make: Callable[..., FeaturePipeline], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_masked_pixels_do_not_count(make, monkeypatch) -> None:
     """What a mask leaves out is neither looked for nor found, so that all answers are right again."""
     pipeline = make()
     right, wrong = (answers(pipeline, sign, []) for sign in (1.0, -1.0))
@@ -80,7 +78,7 @@ def test_masked_pixels_do_not_count(make: Callable[..., FeaturePipeline], monkey
     assert pipeline.query_metrics(views)["query_miou_labels"] == 1.0
 
 
-def test_only_tests_query(make: Callable[..., FeaturePipeline], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_tests_query(make, monkeypatch) -> None:
     pipeline = make()
     monkeypatch.setattr(VanillaPipeline, "get_average_image_metrics", lambda *_, **__: {"psnr": 20.0})
     monkeypatch.setattr(FeaturePipeline, "query_metrics", lambda *_: {"query_miou_labels": 0.5})
@@ -89,9 +87,7 @@ def test_only_tests_query(make: Callable[..., FeaturePipeline], monkeypatch: pyt
     assert pipeline.get_average_image_metrics([], "eval") == {"psnr": 20.0, "query_miou_labels": 0.5}
 
 
-def test_nothing_is_queried_without_features_or_labels(
-    make: Callable[..., FeaturePipeline], tiny_capture: Path, tmp_path: Path
-) -> None:
+def test_nothing_is_queried_without_features_or_labels(make, tiny_capture, tmp_path) -> None:
     plain = make(features=False)
     assert plain.query_metrics(plain.datamanager.fixed_indices_eval_dataloader) == {}
     shutil.copytree(tiny_capture, tmp_path / "bare")

@@ -1,6 +1,5 @@
 """Scores of images and points against scores computed from full features in float64."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -57,18 +56,7 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_both_kinds_of_queries_in_one_pass(make_field: Callable[..., Any], camera: Cameras) -> None:
-    field, queries = make_field(), [cosine_query(count=3), relevancy_query(), cosine_query(seed=5)]
-    scores, outputs = score_image(field, camera, queries)
-    assert scores.shape == (HEIGHT, WIDTH, 3) and set(outputs) == {"rgb"}
-    features = field.features("toy", directions(camera))
-    for index, query in enumerate(queries):
-        torch.testing.assert_close(scores[..., index].double(), expected_score(features, query), atol=5e-6, rtol=0)
-
-
-def test_queries_of_several_features_keep_their_order(
-    make_field: Callable[..., Any], make_head: Callable[..., Any], camera: Cameras
-) -> None:
+def test_queries_of_several_features_keep_their_order(make_field, make_head, camera) -> None:
     field = make_field(make_head("a", 40), make_head("b", 5, 3))
     queries = [
         cosine_query(5, 1, "b"),
@@ -76,37 +64,22 @@ def test_queries_of_several_features_keep_their_order(
         relevancy_query(5, 3, "b"),
         cosine_query(40, 4, "a"),
     ]
-    scores, _ = score_image(field, camera, queries)
+    scores, outputs = score_image(field, camera, queries)
+    assert scores.shape == (HEIGHT, WIDTH, 4) and set(outputs) == {"rgb"}
     for index, query in enumerate(queries):
         features = field.features(query.head, directions(camera))
         torch.testing.assert_close(scores[..., index].double(), expected_score(features, query), atol=5e-6, rtol=0)
     assert Scorer.from_model(field, queries).heads == ("b", "a")
 
 
-def test_points_are_scored_as_rays_are(make_field: Callable[..., Any]) -> None:
-    field, queries = make_field(), [relevancy_query(), cosine_query()]
-    points = torch.randn(25, 3, generator=torch.Generator().manual_seed(3))
-    scores = score_points(field, points, queries, chunk=10)
-    assert scores.shape == (25, 2)
-    for index, query in enumerate(queries):
-        expected = expected_score(field.features("toy", points), query)
-        torch.testing.assert_close(scores[:, index].double(), expected, atol=5e-6, rtol=0)
-
-
-def test_no_points_have_no_scores(make_field: Callable[..., Any]) -> None:
-    assert score_points(make_field(), torch.zeros(0, 3), [cosine_query()]).shape == (0, 1)
-
-
-def test_an_empty_name_is_the_primary_feature(
-    make_field: Callable[..., Any], make_head: Callable[..., Any], camera: Cameras
-) -> None:
+def test_an_empty_name_is_the_primary_feature(make_field, make_head, camera) -> None:
     field = make_field(make_head("a", 40), make_head("b", 40, 3))
     unnamed, _ = score_image(field, camera, [cosine_query(head="")])
     named, _ = score_image(field, camera, [cosine_query(head="a")])
     assert torch.equal(unnamed, named)
 
 
-def test_unknown_features_are_refused(make_field: Callable[..., Any], camera: Cameras) -> None:
+def test_unknown_features_are_refused(make_field, camera) -> None:
     with pytest.raises(ConfigError, match=r"'clip'.*toy"):
         score_image(make_field(), camera, [cosine_query(head="clip")])
     with pytest.raises(ConfigError, match="no distilled features"):
@@ -114,27 +87,14 @@ def test_unknown_features_are_refused(make_field: Callable[..., Any], camera: Ca
 
 
 @pytest.mark.parametrize("part", ["positives", "negatives"])
-def test_vectors_of_other_dimensions_are_refused(make_field: Callable[..., Any], camera: Cameras, part: str) -> None:
+def test_vectors_of_other_dimensions_are_refused(make_field, camera, part) -> None:
     right, wrong = vectors(1, 40, 0), vectors(1, 7, 0)
     query = Query("cup", "toy", wrong if part == "positives" else right, wrong if part == "negatives" else right)
     with pytest.raises(ConfigError, match=r"'cup'.* 7 .*'toy'.* 40"):
         score_image(make_field(), camera, [query])
 
 
-def test_full_features_are_never_formed(
-    make_field: Callable[..., Any], make_head: Callable[..., Any], make_camera: Callable[[int], Cameras]
-) -> None:
-    """Nothing as large as all features of a chunk of rays, nor of an image in another dimension than its scores."""
-    dim, chunk, camera = 700, 256, make_camera(64)
-    field = make_field(make_head(dim=dim), chunk=chunk)
-    with Largest() as largest:
-        score_image(field, camera, [relevancy_query(dim), cosine_query(dim)])
-    assert largest.numel < chunk * dim
-
-
-def test_memory_does_not_grow_with_the_dimension(
-    make_model: Callable[..., Any], make_spec: Callable[..., Any], make_camera: Callable[[int], Cameras]
-) -> None:
+def test_memory_does_not_grow_with_the_dimension(make_model, make_spec, make_camera) -> None:
     """Of a real field; vectors are brought into the few coordinates of rendered values once, before any ray."""
 
     def largest(dim: int, **options: Any) -> int:
@@ -149,21 +109,19 @@ def test_memory_does_not_grow_with_the_dimension(
     assert largest(768, output_features=True) >= 24**2 * 768, "kept features would be seen"
 
 
-def test_scores_may_be_changed_in_place(make_field: Callable[..., Any], camera: Cameras) -> None:
+def test_scores_may_be_changed_in_place(make_field, camera) -> None:
     scores, outputs = score_image(make_field(), camera, [cosine_query()])
     scores.mul_(2.0)
     outputs["rgb"].clamp_(0.0, 0.5)
 
 
-def test_a_model_is_queryable(make_model: Callable[..., Any], make_spec: Callable[..., Any]) -> None:
+def test_a_model_is_queryable(make_model, make_spec) -> None:
     assert isinstance(make_model((make_spec(),)), Queryable)
     assert not isinstance(torch.nn.Linear(2, 2), Queryable)
 
 
 @pytest.mark.parametrize("dim", [5, 200])
-def test_scores_of_a_model_are_those_of_its_decoded_features(
-    make_model: Callable[..., Any], make_spec: Callable[..., Any], make_camera: Callable[[int], Cameras], dim: int
-) -> None:
+def test_scores_of_a_model_are_those_of_its_decoded_features(make_model, make_spec, make_camera, dim) -> None:
     model = make_model((make_spec(dim=dim),), output_features=True).eval()
     queries = [relevancy_query(dim, head="dense"), cosine_query(dim, head="dense")]
     scores, outputs = score_image(model, make_camera(6), queries)
@@ -178,11 +136,3 @@ def test_scores_of_a_model_are_those_of_its_decoded_features(
     torch.testing.assert_close(
         score_points(model, points, queries, chunk=4)[:, 0].double(), expected, atol=1e-5, rtol=0
     )
-
-
-def test_normals_are_rendered_beside_scores(
-    make_model: Callable[..., Any], make_spec: Callable[..., Any], make_camera: Callable[[int], Cameras]
-) -> None:
-    model = make_model((make_spec(),), render_normals=True).eval()
-    _, outputs = score_image(model, make_camera(4), [cosine_query(12, head="dense")])
-    assert outputs["normals"].shape == (4, 4, 3)

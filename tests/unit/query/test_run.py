@@ -35,20 +35,20 @@ def photos(run: Run) -> Photos:
     return Photos(run.model, run.manager)
 
 
-def test_a_run_knows_where_it_comes_from(run: Run, untrained: Any, tiny_capture: Path) -> None:
+def test_a_run_knows_where_it_comes_from(run, untrained, tiny_capture) -> None:
     assert run.checkpoint.resolve() == untrained.checkpoints / "step-000000000.ckpt" and run.step == 0
     assert run.describe() == {"checkpoint": str(run.checkpoint.resolve()), "step": 0, "method": "f3rm-ext-lite"}
     assert run.data == tiny_capture and not run.model.training
 
 
-def test_splits(run: Run) -> None:
+def test_splits(run) -> None:
     assert [file.name for file in run.files("test")] == ["frame_00003.png", "frame_00007.png", "frame_00011.png"]
     assert len(run.files("train")) == 9 == len(run.cameras("train"))
     photo = run.photo("test", 1)
     assert photo.shape == (48, 64, 3) and photo.dtype == np.uint8
 
 
-def test_photos_are_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photos_are_found(run, monkeypatch) -> None:
     file = run.files("test")[1]
     for name in (file.name, f"images/{file.name}", str(file)):
         assert run.find_photo(name) == ("test", 1), name
@@ -58,14 +58,14 @@ def test_photos_are_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         assert run.find_photo(name) is None, name
 
 
-def test_photos_of_the_same_name_are_told_apart_by_folder(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photos_of_the_same_name_are_told_apart_by_folder(run, monkeypatch) -> None:
     files = {"train": [Path("/c/left/1.png"), Path("/c/right/1.png")], "test": [Path("/c/top/1.png")]}
     monkeypatch.setattr(Photos, "files", lambda self, split: files[split])
     assert run.find_photo("right/1.png") == ("train", 1) and run.find_photo("top/1.png") == ("test", 0)
     assert run.find_photo("1.png") == ("train", 0)
 
 
-def test_features_come_from_the_store(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_come_from_the_store(run, monkeypatch) -> None:
     import f3rm_ext.features.source as source
 
     def forbidden(*_: object, **__: object) -> None:
@@ -82,16 +82,14 @@ def test_features_come_from_the_store(run: Run, monkeypatch: pytest.MonkeyPatch)
         photos(run).feature_map("train", 0, "clip")
 
 
-def test_features_that_are_gone_are_made_again(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_features_that_are_gone_are_made_again(run, tmp_path, monkeypatch) -> None:
     before = run.feature_map("test", 0, "").values
     monkeypatch.setattr(run.manager.config.features, "cache_dir", tmp_path)
     np.testing.assert_array_equal(photos(run).feature_map("test", 0, "").values, before)
     assert list(tmp_path.rglob("*.npy"))
 
 
-def test_other_features_than_those_distilled_are_refused(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_features_than_those_distilled_are_refused(run, tmp_path, monkeypatch) -> None:
     """The store is gone and the extractor has other weights by now."""
     head = run.model.feature_field.head("labels")
     monkeypatch.setattr(run.manager.config.features, "cache_dir", tmp_path)
@@ -101,9 +99,7 @@ def test_other_features_than_those_distilled_are_refused(
 
 
 @pytest.mark.parametrize(("turn", "same"), [(0.001, True), (0.3, False), (None, False)])
-def test_codes_of_another_basis_are_refused(
-    run: Run, monkeypatch: pytest.MonkeyPatch, turn: float | None, same: bool
-) -> None:
+def test_codes_of_another_basis_are_refused(run, monkeypatch, turn, same) -> None:
     import f3rm_ext.features.source as source
 
     head = copy.deepcopy(run.model.feature_field.head("labels"))
@@ -132,7 +128,7 @@ def test_codes_of_another_basis_are_refused(
             opened.feature_map("train", 3, "")
 
 
-def test_captures_without_held_out_photos(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captures_without_held_out_photos(run, monkeypatch) -> None:
     monkeypatch.setattr(run.manager, "eval_dataset", None)
     assert run.find_photo("frame_00003.png") is None
     for get in (run.files, run.cameras, lambda split: photos(run).feature_map(split, 0, "")):
@@ -142,7 +138,7 @@ def test_captures_without_held_out_photos(run: Run, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("place", ["elsewhere/e/f3rm-ext-lite/t", "renamed"])
-def test_a_run_that_was_moved_is_found_with_its_own_checkpoint(untrained: Any, tmp_path: Path, place: str) -> None:
+def test_a_run_that_was_moved_is_found_with_its_own_checkpoint(untrained, tmp_path, place) -> None:
     config = copy_of(untrained, tmp_path / place)
     (config.parent / "nerfstudio_models" / "step-000000000.ckpt").rename(
         config.parent / "nerfstudio_models" / "step-000000007.ckpt"
@@ -151,7 +147,7 @@ def test_a_run_that_was_moved_is_found_with_its_own_checkpoint(untrained: Any, t
     assert moved.checkpoint == config.parent / "nerfstudio_models" / "step-000000007.ckpt"
 
 
-def test_the_newest_whole_checkpoint_counts_and_other_files_do_not(untrained: Any, tmp_path: Path) -> None:
+def test_the_newest_whole_checkpoint_counts_and_other_files_do_not(untrained, tmp_path) -> None:
     config = copy_of(untrained, tmp_path / "e" / "f3rm-ext-lite" / "t")
     folder = config.parent / "nerfstudio_models"
     (folder / "step-000000009.ckpt").write_bytes(b"cut short")
@@ -160,7 +156,7 @@ def test_the_newest_whole_checkpoint_counts_and_other_files_do_not(untrained: An
     assert load_run(config).checkpoint == folder / "step-000000000.ckpt"
 
 
-def test_there_is_no_file_or_no_checkpoint(untrained: Any, tmp_path: Path) -> None:
+def test_there_is_no_file_or_no_checkpoint(untrained, tmp_path) -> None:
     config = copy_of(untrained, tmp_path / "t")
     for path in (tmp_path / "config.yml", tmp_path):
         with pytest.raises(ConfigError, match=str(path)):
@@ -177,7 +173,7 @@ def test_there_is_no_file_or_no_checkpoint(untrained: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "text", ["", "a: 1", ": : :\n\t-", "!!python/object:nowhere.Config {}", "!!python/object:f3rm_ext.Missing {}"]
 )
-def test_a_config_that_is_none(untrained: Any, tmp_path: Path, text: str) -> None:
+def test_a_config_that_is_none(untrained, tmp_path, text) -> None:
     config = copy_of(untrained, tmp_path / "t")
     config.unlink()
     config.write_text(text)
@@ -185,9 +181,7 @@ def test_a_config_that_is_none(untrained: Any, tmp_path: Path, text: str) -> Non
         load_run(config)
 
 
-def test_runs_of_other_methods_are_refused_before_anything_is_loaded(
-    untrained: Any, tmp_path: Path, make_other_method: Callable[[Path], Path]
-) -> None:
+def test_runs_of_other_methods_are_refused_before_anything_is_loaded(untrained, tmp_path, make_other_method) -> None:
     config = make_other_method(copy_of(untrained, tmp_path / "t"))
     with pytest.raises(ConfigError, match="nerfacto"):
         load_run(config)
@@ -245,7 +239,7 @@ def capture(tmp_path: Path) -> Any:
     return Photos(model=None, manager=manager)  # type: ignore[arg-type]
 
 
-def test_camera_path(tmp_path: Path) -> None:
+def test_camera_path(tmp_path) -> None:
     path = read_camera_path(save(tmp_path, path_json()))
     assert path.fps == 12.0 and not path.has_crop
     views = path.views()
@@ -275,14 +269,14 @@ def test_camera_path(tmp_path: Path) -> None:
         path_json(camera_path=[{"camera_to_world": POSE, "fov": 0.0}]),
     ],
 )
-def test_what_is_no_camera_path(tmp_path: Path, content: Any) -> None:
+def test_what_is_no_camera_path(tmp_path, content) -> None:
     with pytest.raises(ConfigError, match=r"path\.json"):
         read_camera_path(save(tmp_path, content))
     with pytest.raises(ConfigError, match=r"none\.json"):
         read_camera_path(tmp_path / "none.json")
 
 
-def test_photos(capture: Any) -> None:
+def test_photos(capture) -> None:
     everything = photo_views(capture, "all")
     assert [view.photo for view in everything] == [("train", 0), ("train", 1), ("train", 2), ("test", 0)]
     assert [view.name for view in everything] == ["0-train-0000", "1", "0-train-0002", "7"]
@@ -296,7 +290,7 @@ def test_photos(capture: Any) -> None:
         photo_views(capture, "test")
 
 
-def test_scale_leaves_the_capture_as_it_is(capture: Any) -> None:
+def test_scale_leaves_the_capture_as_it_is(capture) -> None:
     (view,) = photo_views(capture, "test", scale=0.5)
     assert (int(view.camera.width), int(view.camera.height), float(view.camera.fx)) == (16, 12, 15.0)
     assert int(capture.cameras("test").width[0]) == 32

@@ -34,9 +34,7 @@ def two_queries(run: Run, *names: str) -> list[Query]:
     return [Query(name, "labels", own, other) for name, (own, other) in zip(names, pairs, strict=True)]
 
 
-def test_photos_are_decoded_and_labels_computed_once_per_view(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_photos_are_decoded_and_labels_computed_once_per_view(run, tmp_path, monkeypatch) -> None:
     views, queries = photo_views(run, "test"), two_queries(run, "table", "wall")
     decoded: Counter[tuple[str, int]] = Counter()
     labelled: list[tuple[int, ...]] = []
@@ -57,7 +55,7 @@ def test_photos_are_decoded_and_labels_computed_once_per_view(
     assert labelled == [(48, 64, 2)] * 3
 
 
-def test_a_query_may_be_called_labels(run: Run, tmp_path: Path) -> None:
+def test_a_query_may_be_called_labels(run, tmp_path) -> None:
     views, queries = photo_views(run, "test")[:1], two_queries(run, "labels", "wall")
     QueryWriter(run, queries, views, tmp_path, threshold=0.5).write(score_views(run.model, views, queries))
     sizes = {}
@@ -68,7 +66,7 @@ def test_a_query_may_be_called_labels(run: Run, tmp_path: Path) -> None:
     assert sizes["labels"][1] > 48, "the legend is below the labels"
 
 
-def test_a_result_is_what_the_summary_says(run: Run, tmp_path: Path) -> None:
+def test_a_result_is_what_the_summary_says(run, tmp_path) -> None:
     views, queries = photo_views(run, "test")[:1], two_queries(run, "table", "wall")
     result = QueryWriter(run, queries, views, tmp_path, threshold=0.5).write(score_views(run.model, views, queries))
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -85,7 +83,7 @@ def pictures_of(path: Path, fps: int) -> np.ndarray:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)])
 
 
-def test_videos(tmp_path: Path) -> None:
+def test_videos(tmp_path) -> None:
     out = OutputFolder(tmp_path, RECORD)
     frames = np.zeros((3, 33, 65, 3), dtype=np.uint8)
     frames[1:, :, :, 0] = 255
@@ -99,7 +97,7 @@ def test_videos(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4", "b.mp4"]
 
 
-def test_no_half_videos(tmp_path: Path) -> None:
+def test_no_half_videos(tmp_path) -> None:
     with (
         pytest.raises(RuntimeError, match="stop"),
         Videos(OutputFolder(tmp_path, RECORD), ["a.mp4"], 10.0, "") as videos,

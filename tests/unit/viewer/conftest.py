@@ -10,37 +10,29 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 from torch import Tensor, nn
 
-from f3rm_ext.features.space import FeatureSpace
+from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.encoders import TextEncoder
+from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.viewer.panel import QueryPanel
 
 MUG, BOOK, REST = torch.eye(3)
 WORDS = {"mug": MUG, "book": BOOK, "object": REST, "thing": torch.ones(3)}
 
 
-class ToyHead:
+def make_head(name: str) -> LiftedHead:
     """Three-dimensional features, rendered as they are."""
-
-    def __init__(self, name: str = "toy", extractor: str = "dense-daisy") -> None:
-        self.name, self.dim, self.extractor = name, 3, extractor
-        self.identity: dict[str, str] = {}
-        self.display_mean = torch.ones(3)
-        self.basis = None
-
-    def space(self) -> FeatureSpace:
-        return FeatureSpace.of_features()
-
-    def colors(self, features: Tensor) -> Tensor:
-        return features.clamp(0, 1)
+    display = DisplayBasis(torch.ones(3), torch.eye(3), torch.zeros(3), torch.ones(3))
+    spec = FeatureSpec(name=name, dim=3, extractor="dense-daisy", identity={}, display=display)
+    return LiftedHead(spec, torch.zeros(0, 3, dtype=torch.float16))
 
 
 class ToyModel(nn.Module):
     """Where x > 0 there is a mug, elsewhere a book, 2 units away; nothing is above the horizon."""
 
-    def __init__(self, *heads: ToyHead) -> None:
+    def __init__(self, *names: str) -> None:
         super().__init__()
-        self.heads = {head.name: head for head in heads or (ToyHead(),)}
+        self.heads = {name: make_head(name) for name in names or ("toy",)}
         self.was_training: list[bool] = []
         self.boxes: list[Any] = []
         self.queries = QueryPanel(self)
@@ -49,7 +41,7 @@ class ToyModel(nn.Module):
     def device(self) -> torch.device:
         return torch.device("cpu")
 
-    def query_heads(self) -> Mapping[str, ToyHead]:
+    def query_heads(self) -> Mapping[str, LiftedHead]:
         return self.heads
 
     def render_camera(self, camera: Cameras, extra: Mapping[str, Any], obb_box: Any = None) -> dict[str, Tensor]:
@@ -100,7 +92,7 @@ class ToyEncoder(TextEncoder):
 @pytest.fixture
 def make_toy() -> Callable[..., ToyModel]:
     """Makes the model with heads named as given."""
-    return lambda *names: ToyModel(*(ToyHead(name) for name in names))
+    return ToyModel
 
 
 @pytest.fixture

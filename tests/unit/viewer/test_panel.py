@@ -2,21 +2,18 @@
 
 import copy
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.viewer.utils import parse_object
 from nerfstudio.viewer.viewer_elements import ViewerControl, ViewerElement
 from torch import nn
 
 from f3rm_ext import compat
 from f3rm_ext.errors import WeightsNotFoundError
-from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.viewer.panel import QueryPanel
 
@@ -52,7 +49,7 @@ def live(panel: QueryPanel) -> Query:
 # --- what nerfstudio finds -------------------------------------------------------------------------------------------
 
 
-def test_nerfstudio_finds_the_elements_in_their_order(toy: Any) -> None:
+def test_nerfstudio_finds_the_elements_in_their_order(toy) -> None:
     class Pipeline(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -80,9 +77,7 @@ def test_nerfstudio_finds_the_elements_in_their_order(toy: Any) -> None:
     assert len(parse_object(Pipeline(), ViewerControl, "Custom Elements")) == 1
 
 
-def test_nothing_of_the_panel_is_in_a_checkpoint(
-    make_model: Callable[..., Any], make_spec: Callable[..., FeatureSpec], query_for: Callable[..., Query]
-) -> None:
+def test_nothing_of_the_panel_is_in_a_checkpoint(make_model, make_spec, query_for) -> None:
     model = make_model((make_spec("dense", 12),))
     before = {name: copy.deepcopy(value) for name, value in model.state_dict().items()}
     assert not [name for name in before if "queries" in name]
@@ -90,9 +85,7 @@ def test_nothing_of_the_panel_is_in_a_checkpoint(
     assert model.state_dict().keys() == before.keys()
 
 
-def test_a_checkpoint_brings_the_heads_to_choose_from(
-    make_model: Callable[..., Any], make_spec: Callable[..., FeatureSpec]
-) -> None:
+def test_a_checkpoint_brings_the_heads_to_choose_from(make_model, make_spec) -> None:
     trained = make_model((make_spec("dense", 12), make_spec("other", 5)))
     model = make_model()
     panel = model.queries
@@ -104,7 +97,7 @@ def test_a_checkpoint_brings_the_heads_to_choose_from(
     assert panel.ask_04_feature.value == "dense" and "**Feature** dense" in panel.ask_02_status._handle.content
 
 
-def test_panels_of_two_models_share_nothing(panel: QueryPanel, make_toy: Callable[..., Any]) -> None:
+def test_panels_of_two_models_share_nothing(panel, make_toy) -> None:
     model = make_toy("toy")
     other = model.queries
     write(panel, "mug")
@@ -114,7 +107,7 @@ def test_panels_of_two_models_share_nothing(panel: QueryPanel, make_toy: Callabl
     assert other.ask_01_text.value == "" and other.viewer_control is not panel.viewer_control
 
 
-def test_the_panel_of_a_copied_model_is_the_copys(make_model: Callable[..., Any]) -> None:
+def test_the_panel_of_a_copied_model_is_the_copys(make_model) -> None:
     model = make_model()
     twin = copy.deepcopy(model)
     assert twin.queries is not model.queries
@@ -124,7 +117,7 @@ def test_the_panel_of_a_copied_model_is_the_copys(make_model: Callable[..., Any]
 # --- texts -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_is_compared_against_the_negatives(panel: QueryPanel, encoder: Any, viewer: Any) -> None:
+def test_a_text_is_compared_against_the_negatives(panel, encoder, viewer) -> None:
     write(panel, "mug | book")
     query = live(panel)
     assert query.name == "mug | book" and query.head == "toy"
@@ -147,9 +140,7 @@ def test_a_text_is_compared_against_the_negatives(panel: QueryPanel, encoder: An
     assert live(panel).name == "book" and "Problem" not in panel.ask_02_status.content
 
 
-def test_while_weights_load_nothing_is_held_up_and_the_status_says_so(
-    panel: QueryPanel, encoder: Any, viewer: Any
-) -> None:
+def test_while_weights_load_nothing_is_held_up_and_the_status_says_so(panel, encoder, viewer) -> None:
     write(panel, "slow", wait=False)
     assert encoder.at_work.wait(PATIENCE_S)
     assert "Loading text weights" in panel.ask_02_status.content
@@ -161,7 +152,7 @@ def test_while_weights_load_nothing_is_held_up_and_the_status_says_so(
     assert live(panel).name == "slow" and "Loading" not in panel.ask_02_status.content
 
 
-def test_a_newer_text_supersedes_one_that_is_being_encoded(panel: QueryPanel, encoder: Any, viewer: Any) -> None:
+def test_a_newer_text_supersedes_one_that_is_being_encoded(panel, encoder, viewer) -> None:
     write(panel, "slow", wait=False)
     assert encoder.at_work.wait(PATIENCE_S)
     for text in ("m", "mu", "mug"):
@@ -173,9 +164,7 @@ def test_a_newer_text_supersedes_one_that_is_being_encoded(panel: QueryPanel, en
 
 
 @pytest.mark.parametrize("action", ["clear", "empty", "click"])
-def test_other_actions_supersede_a_text_that_is_being_encoded(
-    panel: QueryPanel, encoder: Any, server: Any, action: str
-) -> None:
+def test_other_actions_supersede_a_text_that_is_being_encoded(panel, encoder, server, action) -> None:
     write(panel, "slow", wait=False)
     assert encoder.at_work.wait(PATIENCE_S)
     if action == "click":
@@ -192,7 +181,7 @@ def test_other_actions_supersede_a_text_that_is_being_encoded(
     assert not any(word in panel.ask_02_status.content for word in ("Loading", "Problem"))
 
 
-def test_an_alternative_that_is_empty_is_a_problem(panel: QueryPanel) -> None:
+def test_an_alternative_that_is_empty_is_a_problem(panel) -> None:
     write(panel, "mug")
     write(panel, "mug |")
     assert panel.store.state.live is None and "Problem" in panel.ask_02_status.content
@@ -200,7 +189,7 @@ def test_an_alternative_that_is_empty_is_a_problem(panel: QueryPanel) -> None:
     assert len(live(panel).positives) == 2 and "Problem" not in panel.ask_02_status.content
 
 
-def test_negatives_apply_at_once_and_without_them_it_is_the_cosine(panel: QueryPanel) -> None:
+def test_negatives_apply_at_once_and_without_them_it_is_the_cosine(panel) -> None:
     write(panel, "mug")
     panel.ask_03_negatives.value = "book"
     press(panel.ask_03_negatives)
@@ -211,9 +200,7 @@ def test_negatives_apply_at_once_and_without_them_it_is_the_cosine(panel: QueryP
     assert "plain cosine" in panel.ask_02_status.content
 
 
-def test_missing_weights_are_a_status_and_clicks_go_on_working(
-    panel: QueryPanel, encoder: Any, server: Any, viewer: Any
-) -> None:
+def test_missing_weights_are_a_status_and_clicks_go_on_working(panel, encoder, server, viewer) -> None:
     encoder.failure = WeightsNotFoundError("The weights of X (x.pt) are not in /somewhere: get them.")
     write(panel, "mug")
     assert panel.store.state.live is None
@@ -226,7 +213,7 @@ def test_missing_weights_are_a_status_and_clicks_go_on_working(
     assert "ZeroDivisionError: broken on purpose" in panel.ask_02_status.content
 
 
-def test_a_feature_that_understands_no_text_says_so(make_toy: Callable[..., Any]) -> None:
+def test_a_feature_that_understands_no_text_says_so(make_toy) -> None:
     model = make_toy("toy")  # its extractor is dense-daisy, encoded by the real encoder
     panel = model.queries
     panel.sync()
@@ -235,7 +222,7 @@ def test_a_feature_that_understands_no_text_says_so(make_toy: Callable[..., Any]
     assert "understands no text" in panel.ask_02_status.content and "Problem" in panel.ask_02_status.content
 
 
-def test_a_model_without_features_says_so(panel: QueryPanel, toy: Any) -> None:
+def test_a_model_without_features_says_so(panel, toy) -> None:
     toy.heads.clear()
     panel.sync()
     for action in (lambda: write(panel, "mug"), lambda: press(panel.ask_07_click)):
@@ -246,7 +233,7 @@ def test_a_model_without_features_says_so(panel: QueryPanel, toy: Any) -> None:
 # --- clicks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_click_queries_what_it_hits(panel: QueryPanel, toy: Any, server: Any, viewer: Any) -> None:
+def test_a_click_queries_what_it_hits(panel, toy, server, viewer) -> None:
     write(panel, "book")
     press(panel.ask_07_click)
     assert "Click on the scene" in panel.ask_02_status.content
@@ -269,7 +256,7 @@ def test_a_click_queries_what_it_hits(panel: QueryPanel, toy: Any, server: Any, 
     assert not viewer.train_lock.locked()
 
 
-def test_a_click_waits_for_the_model(panel: QueryPanel, toy: Any, server: Any, viewer: Any) -> None:
+def test_a_click_waits_for_the_model(panel, toy, server, viewer) -> None:
     press(panel.ask_07_click)
     with viewer.train_lock:
         thread = threading.Thread(target=click, args=(server, (1, 0, -1)))
@@ -283,7 +270,7 @@ def test_a_click_waits_for_the_model(panel: QueryPanel, toy: Any, server: Any, v
 # --- the other elements ----------------------------------------------------------------------------------------------
 
 
-def test_temperature_and_threshold_apply_at_once(panel: QueryPanel) -> None:
+def test_temperature_and_threshold_apply_at_once(panel) -> None:
     write(panel, "mug")
     press(panel.ask_08_name)
     panel.ask_05_temperature.value, panel.ask_06_threshold.value = 0.5, 0.7
@@ -293,7 +280,7 @@ def test_temperature_and_threshold_apply_at_once(panel: QueryPanel) -> None:
     assert live(panel).temperature == state.named[0].temperature == 0.5 and state.threshold == 0.7
 
 
-def test_queries_are_named_and_cleared(panel: QueryPanel) -> None:
+def test_queries_are_named_and_cleared(panel) -> None:
     press(panel.ask_08_name)
     assert "There is no query to add" in panel.ask_02_status.content
     for text in ("mug", "book"):
@@ -307,7 +294,7 @@ def test_queries_are_named_and_cleared(panel: QueryPanel) -> None:
     assert live(panel).name == "book"
 
 
-def test_another_feature_gets_the_same_text(make_toy: Callable[..., Any], encoder: Any, server: Any) -> None:
+def test_another_feature_gets_the_same_text(make_toy, encoder, server) -> None:
     model = make_toy("toy", "second")
     panel = model.queries = QueryPanel(model, encoder)
     panel.viewer_control._setup(
@@ -328,12 +315,7 @@ def test_another_feature_gets_the_same_text(make_toy: Callable[..., Any], encode
     assert panel.store.state.live is None, "where was clicked in the other feature means nothing here"
 
 
-def test_refitted_colors_last_and_the_stored_ones_stay_in_the_checkpoint(
-    make_model: Callable[..., Any],
-    make_spec: Callable[..., FeatureSpec],
-    make_camera: Callable[[int], Cameras],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_refitted_colors_are_not_in_the_checkpoint(make_model, make_spec, make_camera, monkeypatch) -> None:
     model = make_model((make_spec("dense", 12),), init_density=5.0).eval()
     panel, camera = model.queries, make_camera(16)
     press(panel.ask_10_refit)
@@ -352,12 +334,7 @@ def test_refitted_colors_last_and_the_stored_ones_stay_in_the_checkpoint(
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def test_outside_the_viewer_nothing_is_computed_without_a_query(
-    make_model: Callable[..., Any],
-    make_spec: Callable[..., FeatureSpec],
-    make_camera: Callable[[int], Cameras],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_outside_the_viewer_only_a_query_computes(make_model, make_spec, make_camera, monkeypatch) -> None:
     from f3rm_ext.query.embeddings import Embeddings
 
     model, camera = make_model((make_spec("dense", 12),), init_density=5.0).eval(), make_camera(8)
@@ -373,12 +350,7 @@ def test_outside_the_viewer_nothing_is_computed_without_a_query(
     assert ours <= set(model.get_outputs_for_camera(camera)), "in the viewer they can be chosen before there is a query"
 
 
-def test_a_query_that_does_not_fit_the_model_leaves_the_picture_alone(
-    make_model: Callable[..., Any],
-    make_spec: Callable[..., FeatureSpec],
-    make_camera: Callable[[int], Cameras],
-    query_for: Callable[..., Query],
-) -> None:
+def test_a_query_that_does_not_fit_leaves_the_picture_alone(make_model, make_spec, make_camera, query_for) -> None:
     model = make_model((make_spec("dense", 12),)).eval()
     model.queries.store.change(lambda q: q.set_live(query_for("mug", head="dense")))
     shown = model.get_outputs_for_camera(make_camera(8))

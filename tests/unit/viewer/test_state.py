@@ -1,9 +1,6 @@
 """The state is replaced as a whole, and late answers to older requests are dropped."""
 
-import threading
 from collections.abc import Callable
-
-import pytest
 
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.viewer.state import QueryState, QueryStateStore
@@ -26,33 +23,6 @@ def test_a_change_is_not_dropped_and_supersedes_nothing(query_for: Callable[...,
     assert [query.name for query in store.state.named] == ["book"]
 
 
-def test_changes_of_many_threads_all_count() -> None:
-    from dataclasses import replace
-
-    store = QueryStateStore()
-    start = threading.Barrier(8)
-
-    def work() -> None:
-        start.wait()
-        for _ in range(200):
-            store.change(lambda q: replace(q, threshold=q.threshold + 1.0))
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert store.state.threshold == pytest.approx(1600.5)
-
-
-def test_a_reader_keeps_what_it_has_read(query_for: Callable[..., Query]) -> None:
-    store = QueryStateStore()
-    store.change(lambda q: q.add_named(query_for("mug")))
-    read = store.state
-    store.change(lambda q: q.add_named(query_for("book")))
-    assert len(read.named) == 1 and len(store.state.named) == 2
-
-
 def test_names_are_unique_and_keep_their_place(query_for: Callable[..., Query]) -> None:
     state = QueryState().add_named(query_for("mug")).add_named(query_for("book"))
     again = query_for("mug", "thing")
@@ -66,8 +36,3 @@ def test_one_temperature_holds_for_all_queries(query_for: Callable[..., Query]) 
     assert state.named[0].temperature == 0.5
     later = state.set_live(query_for("book"))
     assert later.live is not None and later.live.temperature == 0.5
-
-
-def test_a_query_makes_the_panel_active(query_for: Callable[..., Query]) -> None:
-    assert not QueryState().is_active
-    assert QueryState().set_live(query_for("mug")).is_active and QueryState().add_named(query_for("mug")).is_active

@@ -38,10 +38,6 @@ def test_folders_of_files_are_not_shown() -> None:
     assert "dense-daisy:a&#61;w.pt,b&#61;2" in status.describe_feature(head)
 
 
-def test_long_texts_are_cut() -> None:
-    assert len(status.plain("word " * 1000)) == 400
-
-
 @pytest.mark.parametrize(
     ("extractor", "expected"),
     [
@@ -58,10 +54,6 @@ def test_the_feature_line_says_what_was_found_or_what_to_do(extractor: str, expe
     head.space = head.colors = lambda *_: None
     shown = status.describe_feature(head)
     assert shown.startswith("**Feature** ") and expected in shown
-
-
-def test_a_model_without_features_is_told_apart() -> None:
-    assert "No features" in status.describe_feature(None)
 
 
 def test_queries_are_described_by_what_they_were_made_of() -> None:

@@ -3,23 +3,30 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from f3rm_ext.viewer.worker import LatestJob
 
 
-def test_of_jobs_that_wait_only_the_newest_runs() -> None:
-    job, ran = LatestJob("test"), []
+def keep_busy(job: LatestJob, then: Callable[[], None]) -> threading.Event:
+    """Submits work that goes on until the event is set; returns once it has begun."""
     begun, go_on = threading.Event(), threading.Event()
 
-    def first() -> None:
+    def work() -> None:
         begun.set()
         assert go_on.wait(30)
-        ran.append(1)
+        then()
 
-    job.submit(first)
+    job.submit(work)
     assert begun.wait(30)
+    return go_on
+
+
+def test_of_jobs_that_wait_only_the_newest_runs() -> None:
+    job, ran = LatestJob("test"), []
+    go_on = keep_busy(job, lambda: ran.append(1))
     job.submit(lambda: ran.append(2))
     job.submit(lambda: ran.append(3))
     assert not job.join(0.01)
@@ -40,15 +47,7 @@ def test_a_job_that_raises_does_not_keep_the_next_from_running() -> None:
 
 def test_a_job_that_waits_does_not_begin_after_the_end() -> None:
     job, ran = LatestJob("test"), []
-    begun, go_on = threading.Event(), threading.Event()
-
-    def first() -> None:
-        begun.set()
-        assert go_on.wait(30)
-        ran.append(1)
-
-    job.submit(first)
-    assert begun.wait(30)
+    go_on = keep_busy(job, lambda: ran.append(1))
     job.submit(lambda: ran.append(2))
     job.close()
     job.submit(lambda: ran.append(3))

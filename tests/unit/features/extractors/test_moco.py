@@ -10,7 +10,7 @@ from torchvision.models import resnet18, resnet50
 
 from f3rm_ext.errors import ExtractorError
 from f3rm_ext.features.extractors.moco import MocoConfig, MocoExtractor
-from f3rm_ext.features.extractors.registry import build_extractor
+from f3rm_ext.features.extractors.registry import build_extractor, feature_size
 
 CPU = torch.device("cpu")
 
@@ -29,7 +29,7 @@ def test_features_have_the_grid_that_is_told(weights: Path, stage: str, dim: int
     image = np.random.default_rng(0).integers(0, 255, (100, 160, 3), dtype=np.uint8)
     grid, (features,) = extractor.patch_grid(100, 160), extractor.extract([image])
     assert features.shape == (grid.rows, grid.cols, dim) == (64 // stride, grid.cols, extractor.dim)
-    size = MocoExtractor.feature_size(extractor.config, 100, 160)  # type: ignore[attr-defined]
+    size = feature_size(f"moco:weights={weights},short_side_px=64,stage={stage}", 100, 160)
     assert (size.rows, size.cols, size.dim) == tuple(features.shape)
 
 

@@ -54,13 +54,6 @@ def test_resize_takes_views_and_read_only_arrays(view) -> None:
     np.testing.assert_array_equal((found * 255).round().byte().permute(1, 2, 0).numpy(), image)
 
 
-def test_normalise_works_per_channel() -> None:
-    pixels = torch.rand(2, 3, 4, 5)
-    found = preprocess.normalise(pixels, (0.1, 0.2, 0.3), (1.0, 2.0, 4.0))
-    torch.testing.assert_close(found[:, 2], (pixels[:, 2] - 0.3) / 4)
-    torch.testing.assert_close(found[:, 0], pixels[:, 0] - 0.1)
-
-
 def test_images_of_one_size_go_together_and_come_back_in_order() -> None:
     shapes = [(40, 60), (50, 50), (40, 60), (41, 61), (50, 50), (40, 60)]
     images = [np.full((*shape, 3), 10 * index, np.uint8) for index, shape in enumerate(shapes)]
@@ -91,8 +84,3 @@ def test_features_may_enter_autograd() -> None:
     assert not features.is_inference()
     weight = torch.ones(3, requires_grad=True)
     (features @ weight).sum().backward()
-
-
-def test_no_images_give_no_features() -> None:
-    found = preprocess.extract_in_batches([], lambda h, w: (h, w), lambda pixels: pixels, batch_size=1, device=CPU)
-    assert found == []

@@ -40,7 +40,7 @@ def pixels() -> Tensor:
     return torch.randn(2, 3, GRID * PATCH, GRID * PATCH, generator=torch.Generator().manual_seed(1))
 
 
-def test_shape_is_taken_from_the_weights(vit: VisionTransformer) -> None:
+def test_shape_is_taken_from_the_weights(vit) -> None:
     assert (vit.width, vit.depth, vit.patch_px, vit.heads) == (WIDTH, DEPTH, PATCH, 2)
 
 
@@ -48,7 +48,7 @@ def test_shape_is_taken_from_the_weights(vit: VisionTransformer) -> None:
     "options", [{"init_values": 1.0}, {"init_values": None}, {"qkv_bias": False}, {"mlp_ratio": 3}]
 )
 @torch.no_grad()
-def test_last_block_equals_timm(options: dict, pixels: Tensor) -> None:
+def test_last_block_equals_timm(options, pixels) -> None:
     reference = random_timm(**options)
     (found,) = VisionTransformer.from_state_dict(reference.state_dict())(pixels)
     expected = reference.forward_features(pixels)[:, 1:].unflatten(1, (GRID, GRID))
@@ -56,7 +56,7 @@ def test_last_block_equals_timm(options: dict, pixels: Tensor) -> None:
 
 
 @torch.no_grad()
-def test_every_block_equals_timm(reference: torch.nn.Module, vit: VisionTransformer, pixels: Tensor) -> None:
+def test_every_block_equals_timm(reference, vit, pixels) -> None:
     seen: list[Tensor] = []
     hooks = [block.register_forward_hook(lambda _m, _i, output: seen.append(output)) for block in reference.blocks]
     reference.forward_features(pixels)
@@ -73,9 +73,7 @@ def test_every_block_equals_timm(reference: torch.nn.Module, vit: VisionTransfor
 
 @pytest.mark.parametrize(("facet", "part"), [("query", 0), ("key", 1), ("value", 2)])
 @torch.no_grad()
-def test_facets_equal_timms_attention(
-    reference: torch.nn.Module, vit: VisionTransformer, pixels: Tensor, facet: str, part: int
-) -> None:
+def test_facets_equal_timms_attention(reference, vit, pixels, facet, part) -> None:
     seen: list[Tensor] = []
     hook = reference.blocks[1].attn.qkv.register_forward_hook(lambda _m, _i, output: seen.append(output))
     reference.forward_features(pixels)
@@ -86,7 +84,7 @@ def test_facets_equal_timms_attention(
 
 
 @torch.no_grad()
-def test_overlapping_patches_hold_the_others(vit: VisionTransformer, pixels: Tensor) -> None:
+def test_overlapping_patches_hold_the_others(vit, pixels) -> None:
     whole, _, _ = vit.embed(pixels, PATCH)
     overlapping, rows, cols = vit.embed(pixels, PATCH // 2)
     assert (rows, cols) == (2 * GRID - 1, 2 * GRID - 1)
@@ -96,14 +94,10 @@ def test_overlapping_patches_hold_the_others(vit: VisionTransformer, pixels: Ten
 
 
 class TestPositions:
-    def test_native_grid_is_untouched(self, vit: VisionTransformer) -> None:
+    def test_native_grid_is_untouched(self, vit) -> None:
         assert torch.equal(vit.positions(GRID, GRID), vit.pos_embed[:, 1:])
 
-    def test_any_aspect_ratio(self, vit: VisionTransformer) -> None:
-        (found,) = vit(torch.zeros(1, 3, 2 * PATCH, 7 * PATCH))
-        assert found.shape == (1, 2, 7, WIDTH)
-
-    def test_follow_the_axes_of_the_image(self, vit: VisionTransformer) -> None:
+    def test_follow_the_axes_of_the_image(self, vit) -> None:
         # A ramp from top to bottom stays one on a wide grid: rows differ, columns do not.
         state = dict(vit.state_dict())
         ramp = torch.arange(float(GRID)).repeat_interleave(GRID)
@@ -112,13 +106,13 @@ class TestPositions:
         torch.testing.assert_close(found, found[:, :1].expand(-1, 5))
         assert (found.diff(dim=0) > 0).all()
 
-    def test_class_token_without_position(self, vit: VisionTransformer) -> None:
+    def test_class_token_without_position(self, vit) -> None:
         state = dict(vit.state_dict())
         state["pos_embed"] = state["pos_embed"][:, 1:].clone()
         tokens, _, _ = VisionTransformer.from_state_dict(state).embed(torch.zeros(1, 3, 2 * PATCH, 3 * PATCH), PATCH)
         torch.testing.assert_close(tokens[:, :1], vit.cls_token)
 
-    def test_no_square_grid_is_refused(self, vit: VisionTransformer) -> None:
+    def test_no_square_grid_is_refused(self, vit) -> None:
         state = dict(vit.state_dict())
         state["pos_embed"] = torch.zeros(1, 13, WIDTH)
         with pytest.raises(ExtractorError, match="13 entries"):
@@ -127,7 +121,7 @@ class TestPositions:
 
 @pytest.mark.parametrize("name", ["register_tokens", "reg_token"])
 @torch.no_grad()
-def test_registers_take_part_but_are_not_patches(vit: VisionTransformer, pixels: Tensor, name: str) -> None:
+def test_registers_take_part_but_are_not_patches(vit, pixels, name) -> None:
     state = dict(vit.state_dict()) | {name: torch.randn(1, 4, WIDTH, generator=torch.Generator().manual_seed(3))}
     model = VisionTransformer.from_state_dict(state)
     tokens, rows, cols = model.embed(pixels, PATCH)
@@ -139,7 +133,7 @@ def test_registers_take_part_but_are_not_patches(vit: VisionTransformer, pixels:
 
 
 @torch.no_grad()
-def test_half_precision_weights_become_single(vit: VisionTransformer, pixels: Tensor) -> None:
+def test_half_precision_weights_become_single(vit, pixels) -> None:
     state = {name: tensor.half() for name, tensor in vit.state_dict().items()}
     model = VisionTransformer.from_state_dict(state)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
@@ -149,7 +143,7 @@ def test_half_precision_weights_become_single(vit: VisionTransformer, pixels: Te
     torch.testing.assert_close(model(pixels)[0], vit(pixels)[0], atol=0.05, rtol=0.05)
 
 
-def test_heads_and_mask_tokens_are_left_out(vit: VisionTransformer) -> None:
+def test_heads_and_mask_tokens_are_left_out(vit) -> None:
     extra = {
         "mask_token": torch.zeros(1, WIDTH),
         "head.weight": torch.zeros(10, WIDTH),
@@ -158,7 +152,7 @@ def test_heads_and_mask_tokens_are_left_out(vit: VisionTransformer) -> None:
     VisionTransformer.from_state_dict(dict(vit.state_dict()) | extra)
 
 
-def test_blocks_saved_in_chunks(vit: VisionTransformer) -> None:
+def test_blocks_saved_in_chunks(vit) -> None:
     chunked = {name.replace("blocks.", "blocks.0."): tensor for name, tensor in vit.state_dict().items()}
     model = VisionTransformer.from_state_dict(chunked)
     assert model.depth == DEPTH
@@ -174,13 +168,13 @@ def split_attention(vit: VisionTransformer) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def test_query_key_and_value_may_be_apart(vit: VisionTransformer, pixels: Tensor) -> None:
+def test_query_key_and_value_may_be_apart(vit, pixels) -> None:
     apart = VisionTransformer.from_state_dict(split_attention(vit))
     torch.testing.assert_close(apart(pixels)[0], vit(pixels)[0])
 
 
 class TestMisfits:
-    def test_a_key_without_its_query_is_missed(self, vit: VisionTransformer) -> None:
+    def test_a_key_without_its_query_is_missed(self, vit) -> None:
         state = split_attention(vit)
         del state["blocks.0.attn.key.weight"]
         with pytest.raises(ExtractorError, match=r"blocks\.0\.attn\.qkv\.weight"):
@@ -196,15 +190,10 @@ class TestMisfits:
             ({"cls_token": None}, "lack cls_token"),
         ],
     )
-    def test_are_named(self, vit: VisionTransformer, change: dict[str, Tensor | None], words: str) -> None:
+    def test_are_named(self, vit, change, words) -> None:
         state = {name: tensor for name, tensor in (dict(vit.state_dict()) | change).items() if tensor is not None}
         with pytest.raises(ExtractorError, match=words):
             VisionTransformer.from_state_dict(state)
-
-    def test_many_are_counted(self, vit: VisionTransformer) -> None:
-        extra = {f"adapter.{index}": torch.zeros(1) for index in range(9)}
-        with pytest.raises(ExtractorError, match="and 5 more"):
-            VisionTransformer.from_state_dict(dict(vit.state_dict()) | extra)
 
     def test_other_networks(self) -> None:
         with pytest.raises(ExtractorError, match="state dict of a ViT"):

@@ -58,22 +58,15 @@ def into_torch_cache(root: Path) -> Path:
 
 
 class TestOrder:
-    def test_nothing_anywhere(self) -> None:
+    def test_caches_are_searched_from_the_worst_to_the_best(self, caches: Path) -> None:
         assert locate(HUB) is None
-
-    def test_torch_hubs_cache(self, caches: Path) -> None:
-        path = into_torch_cache(caches)
-        assert resolve(HUB) == path
-
-    def test_hugging_face_cache_comes_before_torch_hubs(self, caches: Path) -> None:
-        into_torch_cache(caches)
-        path = into_hub_cache(caches, "pytorch_model.bin")
-        assert resolve(HUB) == path
-
-    def test_better_file_of_a_repository_comes_first(self, caches: Path) -> None:
-        into_hub_cache(caches, "pytorch_model.bin")
-        path = into_hub_cache(caches, "model.safetensors")
-        assert resolve(HUB) == path
+        for place in (
+            lambda: write(caches / "home" / ".cache" / "clip" / "net_s8.pth"),  # OpenAI's own
+            lambda: into_torch_cache(caches),
+            lambda: into_hub_cache(caches, "pytorch_model.bin"),
+            lambda: into_hub_cache(caches, "model.safetensors"),
+        ):
+            assert place() == locate(HUB) == resolve(HUB)
 
     def test_given_path_comes_before_all(self, caches: Path) -> None:
         into_hub_cache(caches, "model.safetensors")
@@ -85,10 +78,6 @@ class TestOrder:
         wanted = Weights("Net", "weights", local=caches / "typo.pth", hub_files=HUB.hub_files)
         with pytest.raises(WeightsNotFoundError, match=r"typo\.pth .*weights="):
             resolve(wanted)
-
-    def test_openais_own_cache(self, caches: Path) -> None:
-        path = write(caches / "home" / ".cache" / "clip" / "net_s8.pth")
-        assert locate(HUB) == path
 
 
 class TestMissing:
@@ -146,7 +135,7 @@ class TestDownload:
 
         fetched = []
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-        monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, path: fetched.append((url, path)))
+        monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, path, **_: fetched.append((url, path)))
         path = resolve(HUB)
         assert path == caches / "torch" / "hub" / "checkpoints" / "net_s8.pth"
         assert fetched == [(HUB.urls[0], str(path))]

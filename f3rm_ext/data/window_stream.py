@@ -1,0 +1,105 @@
+"""The base of both streams of batches: images come in windows, what was seen is counted, and a resume goes on."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic
+
+import numpy as np
+import torch
+from nerfstudio.cameras.cameras import Cameras
+
+from f3rm_ext.data.coverage import Coverage
+from f3rm_ext.data.image_cycle import ImageCycle
+from f3rm_ext.data.image_reader import MaskedPixels
+from f3rm_ext.data.placement import Placement
+from f3rm_ext.data.prefetch import WindowFeed, WindowT
+
+
+class WindowStream(Generic[WindowT]):
+    """Endless batches from one data set. Loads nothing before the first batch."""
+
+    def __init__(
+        self,
+        cameras: Cameras,
+        cycle: ImageCycle,
+        *,
+        split: str,
+        device: torch.device | str,
+        masked: MaskedPixels,
+        placement: Placement | None,
+        whole_images: bool = False,
+    ) -> None:
+        """Loads nothing yet.
+
+        Args:
+            split: name of the split; distinguishes the streams of a run.
+            masked: "background" trains masked pixels as transparent ones.
+            placement: decides whether images are kept on the device; None on the CPU.
+        """
+        self.cycle = cycle
+        self.split = split
+        self.device = torch.device(device)
+        self.masked: MaskedPixels = masked
+        self.placement = placement
+        sizes = (cameras.height * cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
+        self._coverage = Coverage(sizes, cycle.shards, whole_images=whole_images)
+        self._feed: WindowFeed[WindowT] = WindowFeed(cycle, self._load, leave=self._flush, place=self._place)
+        self._steps = 0
+        """Steps with the present window that the coverage does not have yet."""
+        self._round: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def coverage(self) -> Coverage:
+        """Steps, rays and appearances of each image so far; of whole images, rays are pixels."""
+        self._flush()
+        return self._coverage
+
+    @property
+    def on_device(self) -> bool:
+        """Whether images are kept on the device of the batches."""
+        return self.placement is not None and bool(self.placement.on_device)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what :meth:`load_state` needs to continue with the same batches."""
+        return {"cycle": self.cycle.state(), "coverage": self.coverage.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> bool:
+        """Continues where :meth:`state` was taken; returns False if the number of images has changed."""
+        if not self.cycle.load_state(state["cycle"]):
+            return False
+        self._forget()
+        self._feed.forget()
+        self._coverage.load_state(state["coverage"])
+        self._steps, self._round = 0, self.cycle.round
+        return True
+
+    def close(self) -> None:
+        """Stops background loading and releases the window. Another batch would start it again."""
+        self._flush()
+        self._forget()
+        self._feed.close()
+
+    def _step(self) -> WindowT:
+        """The window of the next step; a new one if the cycle says so."""
+        window = self._feed.step()
+        if self._feed.begins:
+            self._round = self.cycle.round
+            self._coverage.add_windows(self._round)
+        return window
+
+    def _flush(self) -> None:
+        """Adds the counts of the window to the coverage."""
+        if self._steps:
+            self._coverage.add_steps(self._round, self._steps)
+        self._steps = 0
+
+    def _forget(self) -> None:
+        """Drops what was made ahead."""
+        raise NotImplementedError
+
+    def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> WindowT:
+        """Makes a window in the background, see :class:`~f3rm_ext.data.prefetch.Prefetcher`."""
+        raise NotImplementedError
+
+    def _place(self, window: WindowT) -> WindowT:
+        """Moves a loaded window to where it is used; the old one is released."""
+        raise NotImplementedError
