@@ -67,7 +67,7 @@ class Process:
     repeat it to continue.
 
     The exit code is 0 if the photos confirm the poses, 3 if a capture was written but its poses are doubtful, and 2 if
-    no capture could be made.
+    none was written. Doubtful poses replace an earlier capture whose poses are not doubtful only with --start-over.
 
     Typical calls:
       f3rm-ext sfm process --images photos/ --output capture/

@@ -31,11 +31,6 @@ def model_points(
     return xyz @ applied[:, :3].T + applied[:, 3], rgb
 
 
-def remove_folder(folder: Path) -> None:
-    """Removes a folder of temporary files, if it is there."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def write_sparse(model: Any, out: Path) -> None:
     """Replaces COLMAP's files of the model, in ``colmap/sparse/0``."""
     target = out / SPARSE

@@ -47,7 +47,8 @@ class ProcessConfig:
     undistort: bool = False
     """Write images and masks without lens distortion, for programs that expect pinhole cameras."""
     start_over: bool = False
-    """Discard the results of earlier calls. An existing capture stays until the new one is complete."""
+    """Discard the results of earlier calls. An existing capture stays until the new one is complete, and is
+    then replaced even if the new poses are doubtful."""
 
     def check(self) -> None:
         """Checks the options that need no file.

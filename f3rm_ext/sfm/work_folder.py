@@ -140,6 +140,18 @@ class WorkFolder:
                 f"{path} cannot be written ({error.strerror or error}): {remedy}, then repeat the command to continue."
             ) from error
 
+    @property
+    def has_trusted_capture(self) -> bool:
+        """Whether the folder holds a capture whose poses are not doubtful."""
+        result = read_provenance(self.final / STATE).get("result")
+        return (self.final / TRANSFORMS).is_file() and result is not None and not result["doubt"]
+
+    def find_result(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns the figures of an earlier call with the same key, if its capture is complete."""
+        result = self.state.get("result")
+        is_complete = all((self.out / name).is_file() for name in (TRANSFORMS, POINTS))
+        return result if is_complete and result is not None and result["key"] == key else None
+
     def begin(
         self, options: Mapping[str, Any], stamps: Mapping[str, str] | None = None, start_over: bool = False
     ) -> str:
@@ -179,13 +191,13 @@ class WorkFolder:
         self.save(options=dict(options), complete=False)
         return reason
 
-    def publish(self) -> None:
-        """Replaces the earlier capture by the complete one; other files of the folder stay.
+    def publish(self, result: Mapping[str, Any]) -> None:
+        """Saves the figures of the complete capture and replaces the earlier one; other files of the folder stay.
 
         Raises:
             ConfigError: the folder cannot be written.
         """
-        self.save(complete=True)
+        self.save(result=result, complete=True)
         if self.out != self.final:
             self._take_next()
 

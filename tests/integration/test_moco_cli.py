@@ -101,10 +101,12 @@ def test_only_a_folder_of_its_own_is_written_to(
     f3rm_ext: Callable[..., Any], remember: Callable[[Path], Any], pictures: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "README.md").write_text("mine")
-    for folder, named in ((tmp_path, "README.md"), (pictures, "00.png")):
+    (tmp_path / "checkpoints").mkdir()  # as somebody would copy it
+    (tmp_path / "checkpoints" / "step-000000001.ckpt").write_bytes(b"copied")
+    for folder, named, more in ((tmp_path, "README.md", ("--resume",)), (pictures, "00.png", ())):
         before = remember(folder)
         given = ("--data", pictures, "--output", folder, "--batch-size", 8, "--image-size", 32, "--epochs", 1)
-        said = f3rm_ext("moco", "train", *given).refuses()
+        said = f3rm_ext("moco", "train", *given, *more).refuses()
         assert named in said and "--output" in said and before.is_as_it_was()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from f3rm_ext.sfm.database import FeatureDatabase
-from f3rm_ext.sfm.pairs import choose_matching, exhaustive_pairs, sequential_pairs, similar_pairs, vlad_signatures
+from f3rm_ext.sfm.pairs import choose_pairs, similar_pairs, vlad_signatures
 from f3rm_ext.sfm.quality import missing_pose_reasons
 
 
@@ -38,8 +38,11 @@ def test_without_any_group_all_photos_have_reasons() -> None:
 
 def test_pairs_are_complete_and_without_repeats() -> None:
     names = [f"{i}" for i in range(40)]
-    assert len(set(exhaustive_pairs(names))) == 40 * 39 / 2
-    pairs = sequential_pairs(names)
+    database = FeatureDatabase(Path(), Path(), Path(), 500, 500)  # not needed for these pairs
+    matching, pairs = choose_pairs("auto", database, names)
+    assert matching == "exhaustive" and len(set(pairs)) == 40 * 39 / 2
+    matching, pairs = choose_pairs("auto", database, names, is_video=True)
+    assert matching == "sequential"
     gaps = {int(b) - int(a) for a, b in pairs}
     assert gaps == {*range(1, 11), 16, 32} and len(pairs) == len(set(pairs))
 
@@ -79,8 +82,10 @@ def test_more_than_200_photos_are_compared_with_the_most_similar_ones(tmp_path: 
             type_ = pycolmap.FeatureExtractorType.SIFT
             opened.write_descriptors(image.image_id, pycolmap.FeatureDescriptors(type_, seen.astype(np.uint8)))
     names = [image.name for image in images]
-    assert choose_matching(len(names), is_video=False) == "vocabulary"
-    pairs = similar_pairs(FeatureDatabase(path, tmp_path, tmp_path / "none", 500, 500), names, similar=12)
+    database = FeatureDatabase(path, tmp_path, tmp_path / "none", 500, 500)
+    matching, many = choose_pairs("auto", database, names)
+    pairs = similar_pairs(database, names, similar=12)
+    assert matching == "vocabulary" and set(pairs) < set(many)
     number_of = {name: number for number, name in enumerate(names)}
     same = sum((number_of[a] - number_of[b]) % 21 == 0 for a, b in pairs)
     assert same == 21 * 10 * 9 / 2 and len(pairs) < 210 * 12 and len(set(pairs)) == len(pairs)

@@ -82,7 +82,7 @@ def finished(out: Path, source: Path) -> WorkFolder:
     (out / "sparse_pc.ply").write_bytes(b"points")
     (out / "mine.txt").write_bytes(b"mine")
     work.save(result=RESULT)
-    work.publish()
+    work.publish(RESULT)
     return work
 
 
@@ -103,7 +103,7 @@ def test_a_capture_stays_until_another_is_whole(tmp_path: Path, source: Path) ->
         (again.out / name).write_bytes(b"new")
     (out / "colmap" / "database.db-wal").write_bytes(b"of the old one")
     again.save(result=RESULT)
-    again.publish()
+    again.publish(RESULT)
     assert (out / "images" / "a.jpg").read_bytes() == b"new copy" and (out / "mine.txt").read_bytes() == b"mine"
     assert {(out / name).read_bytes() for name in ("transforms.json", "colmap/database.db")} == {b"new"}
     assert not (out / "colmap" / "database.db-wal").exists() and not (out / NEXT).exists()
@@ -129,7 +129,7 @@ def test_a_kill_while_the_new_capture_takes_its_place(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(work_folder.os, "replace", replace)
-        again.publish()
+        again.publish(RESULT)
     assert WorkFolder(out).begin(options, {"a": file_stamp(source)}) == ""
     for name in ("transforms.json", "sparse_pc.ply", "colmap/database.db", "images/a.jpg"):
         assert (out / name).read_bytes() == b"new", name
