@@ -13,11 +13,7 @@ MADE_BY = "f3rm-ext moco eval"
 
 
 def percent(values: Sequence[float]) -> str:
-    """Returns the mean in % with half of the 95 % interval.
-
-    >>> percent([0.5])
-    '50.0 ± 0.0'
-    """
+    """Returns the mean in % with half of the 95 % interval."""
     if not values:
         return "–"
     mean, half = confidence_interval(values)

@@ -74,12 +74,7 @@ def read_labelled(folder: Path, side: int) -> LabelledImages:
 
 
 def open_backbone(path: Path) -> tuple[Network, Architecture]:
-    """Reads the weights that a training exported.
-
-    Raises:
-        ConfigError: The file was not exported by a training.
-        ExtractorError: The file is damaged.
-    """
+    """Reads the weights that a training exported."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -105,7 +100,6 @@ def network_features(
     """Returns the mean of each picture's last feature map, or a ViT's class token.
 
     Args:
-        backbone: The network, which is left in evaluation mode.
         all_stages: Return the means of all four stages of a ResNet, the last stage last.
     """
     backbone.eval()
@@ -173,7 +167,6 @@ def linear_probe(
     """Returns the classes of `test` by logistic regression on standardised features, fitted by L-BFGS.
 
     Args:
-        train: Features to fit.
         penalty: Weight of the squared coefficients; by default that of :data:`PENALTIES` which is best on a quarter of
             `train` when fitted to the rest.
     """
@@ -344,8 +337,6 @@ def fine_tune(
     AdamW, learning rate 1e-3 falling to 0 along half a cosine, random flips of both axes, batches of 32 (pixels: 8).
 
     Args:
-        network: The initial network, which is changed.
-        head: Makes the classifier of the network's output.
         labels: Class of each picture or of each pixel; −1 is ignored.
         seed: Random seed of head, order and flips.
     """

@@ -122,11 +122,7 @@ class Pair:
 
     @property
     def views(self) -> int:
-        """Pictures that the training sees, two views each: images × epochs.
-
-        >>> Pair(96, 76_800, images=2000, epochs=600).views
-        1200000
-        """
+        """Pictures that the training sees, two views each: images × epochs."""
         return self.images * self.epochs
 
     @property

@@ -94,7 +94,6 @@ def step_bytes(plan: Plan, device_type: str = "cpu") -> int:
     Two steps of the real training run on tensors without values; in the second one the optimiser has its moments.
 
     Args:
-        plan: The training.
         device_type: Type of its device; convolutions on CPUs take more.
     """
     few = min(2, plan.accumulation)  # from the second batch on, gradients are there beside activations
@@ -120,9 +119,7 @@ def memory_line(config: TrainConfig, images: int, device_type: str = "cpu") -> M
     """Returns the line through the memory of two batches.
 
     Args:
-        config: The options.
         images: Number of pictures; the queue's length may depend on it.
-        device_type: Type of its device.
     """
     small, large = _TRACED
     images = max(images, 2 * large * world_size() * (config.gradient_accumulation_steps or 1))
@@ -136,17 +133,7 @@ def memory_line(config: TrainConfig, images: int, device_type: str = "cpu") -> M
 
 
 def memory_of_pairs(pairs: Sequence[Pair], architecture: Architecture, image_size: int, device_type: str) -> list[int]:
-    """Returns the memory of a device for pairs of batch and queue, bytes, as :func:`plan_memory` does; with AMP.
-
-    Args:
-        pairs: Pairs for algorithm v2.
-        architecture: The network.
-        image_size: Side of the views, px.
-        device_type: Type of the device.
-
-    Raises:
-        ConfigError: The size does not suit the network.
-    """
+    """Returns the memory of a device for pairs of batch and queue, bytes, as :func:`plan_memory` does; with AMP."""
     config = TrainConfig(
         data=Path(),
         output=Path(),
@@ -169,9 +156,6 @@ def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gi
     longest that is advised, images − effective batch.
 
     Args:
-        config: The options.
-        images: Number of readable pictures.
-        device: Device of the training.
         limit_gib: Memory to plan for; by default the device's.
 
     Raises:
@@ -197,12 +181,7 @@ def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gi
 
 
 def smaller(plan: Plan, room: int) -> str:
-    """Returns options that fit, as typed: batch and queue.
-
-    Args:
-        plan: A training that does not fit.
-        room: Images per batch that fit.
-    """
+    """Returns options that fit, as typed: batch and queue."""
     batch = next((number for number in BATCHES if number <= min(room, plan.pair.batch_size - 1)), None)
     if batch is None:
         return "a smaller --image-size, or --use-grad-checkpointing"
@@ -225,10 +204,6 @@ def memory_options(plan: Plan) -> list[MemoryOption]:
 
 def step_seconds(plan: Plan, device: torch.device) -> float:
     """Returns the seconds of an optimiser step with the views of its batches, measured on pictures of noise.
-
-    Args:
-        plan: The training.
-        device: Device of the training.
 
     Raises:
         ConfigError: There are several processes.

@@ -110,9 +110,7 @@ def evaluate_masks(
     """Scores pre-trained and random weights by a decoder that is trained on one half and scored on the other.
 
     Args:
-        seeds: Number of splits, and of random networks, 1 to 10.
         fine_tune_passes: Passes over the first half that train network and decoder together; 0 for none.
-        done: Called after each split of each kind of feature.
     """
     classes = data.classes
     table = np.full(IGNORED + 1, -1)
@@ -189,10 +187,8 @@ def classify_pixels(
     """Trains a decoder of two convolutions on `train` by AdamW (rate 1e-3) and returns the classes of `test`.
 
     Args:
-        train: Features to train on, which are standardised.
         labels: Classes of their pixels; −1 is ignored.
         steps: Batches of 8 pictures.
-        seed: Random seed of weights and order.
     """
     torch.manual_seed(derive_seed(seed, "decoder"))
     mean, std = train.mean(dim=(0, 2, 3), keepdim=True), train.std(dim=(0, 2, 3), keepdim=True).clamp_min(1e-6)

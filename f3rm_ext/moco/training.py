@@ -180,11 +180,7 @@ class Training:
         return [*self.query.parameters(), *(self.predictor.parameters() if self.predictor else ())]
 
     def require_same(self) -> None:
-        """Checks that all processes hold the same parameters.
-
-        Raises:
-            RankError: They do not.
-        """
+        """Checks that all processes hold the same parameters."""
         if self._ranks is not None:
             self._ranks.require_same(self.query.named_parameters(), f"after step {self.step}")
 

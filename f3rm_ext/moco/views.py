@@ -44,8 +44,6 @@ class Views:
     its own generator, so its view does not depend on the rest of the batch.
 
     Args:
-        image_size: Side of the views, px.
-        color_jitter: Jitter colours; turn it off where colours are measurements.
         blurred: Share of views to blur, 0 to 1.
         solarized: Share of views whose bright values are inverted, 0 to 1.
     """
@@ -191,9 +189,6 @@ def load_batches(
 
     Args:
         views: Augmentations of the first and of the second view.
-        batch_size: Images per batch of this process.
-        seed: Random seed of order and views.
-        workers: Processes that prepare views; 0 for this one.
     """
     return iter(
         DataLoader(
@@ -214,7 +209,6 @@ def make_views(image_size: int, color_jitter: bool, symmetric: bool) -> tuple[Vi
     """Returns the augmentations of the two views of a tile.
 
     Args:
-        image_size: Side of the views, px.
         symmetric: Augment both alike, as in v2. In v3 the first is always blurred, the second seldom, and a fifth of
             the second is solarised (arXiv 2104.02057, appendix).
     """

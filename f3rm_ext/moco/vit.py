@@ -24,10 +24,6 @@ class VitBackbone(nn.Module):
 
     Position embeddings are fixed sines and cosines, and the patch projection keeps its random values: training it
     makes the gradients of the first layer spike.
-
-    Args:
-        image_size: Side of the views, px, a multiple of 16.
-        use_grad_checkpointing: Recompute blocks in the backward pass: less memory, more time.
     """
 
     def __init__(self, architecture: str, image_size: int, use_grad_checkpointing: bool = False) -> None:

@@ -20,14 +20,7 @@ def export(backbone: Backbone | VitBackbone, folder: Path, facts: Mapping[str, A
     """Writes the backbone without classifier, with the parameter names of torchvision, or of timm for ViTs.
 
     Args:
-        folder: Folder of the weights and the model card.
         facts: Plain values that describe the training, among them ``architecture``, ``image_size`` and ``step``.
-
-    Returns:
-        The weights file.
-
-    Raises:
-        ConfigError: The folder cannot be written to.
     """
     from safetensors.torch import save
 

@@ -57,11 +57,7 @@ class CameraSet:
     # --- geometry ----------------------------------------------------------------------------------------------------
 
     def directions(self, pixels: Float[Tensor, "cams *points 2"]) -> Float[Tensor, "cams *points 3"]:
-        """Returns world directions through pixels, of length 1 along the optical axis.
-
-        Args:
-            pixels: x and y; the middle of the first pixel is (0.5, 0.5).
-        """
+        """Returns world directions through pixels, of length 1 along the optical axis."""
         flat = pixels.flatten(1, -2)
         plane = (flat - self.principals_px[:, None]) / self.focals_px[:, None]
         local = torch.cat([plane, torch.ones_like(plane[..., :1])], dim=-1)
@@ -91,11 +87,7 @@ class CameraSet:
     def cropped(
         self, corners_px: Float[Tensor, "cams 2"], sides_px: Float[Tensor, " cams"], size_px: int
     ) -> "CameraSet":
-        """Returns the cameras of square crops that are resized.
-
-        Args:
-            corners_px: left and upper edges of the crops.
-        """
+        """Returns the cameras of square crops that are resized."""
         scale = (size_px / sides_px)[:, None]
         return replace(
             self,

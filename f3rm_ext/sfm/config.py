@@ -51,11 +51,7 @@ class ProcessConfig:
     then replaced even if the new poses are doubtful."""
 
     def check(self) -> None:
-        """Checks the options that need no file.
-
-        Raises:
-            ConfigError: an option has an impossible value, or options contradict each other.
-        """
+        """Checks the options that need no file."""
         if (self.images is None) == (self.video is None):
             raise ConfigError(
                 f"{'Both' if self.images else 'Neither'} of --images and --video are given: give one of them."

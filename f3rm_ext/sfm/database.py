@@ -48,7 +48,6 @@ def translate_errors(what: str, writes_to: Path | None = None) -> Iterator[None]
     """Turns errors of COLMAP into one sentence.
 
     Args:
-        what: the activity, as a gerund.
         writes_to: output folder, whose free space is checked, since COLMAP aborts the whole process on a full disk.
     """
     if writes_to is not None:
@@ -74,7 +73,6 @@ class FeatureDatabase:
         path: the file, which is created when photos are added.
         masks: folder with a mask ``NAME.png`` for a photo NAME; photos without one are used whole.
         feature_size: longest side at which features are detected, px.
-        max_features: maximum number of features per photo.
     """
 
     def __init__(self, path: Path, images: Path, masks: Path, feature_size: int, max_features: int) -> None:

@@ -90,10 +90,6 @@ def relative_translation_errors_deg(
     """Returns how far the direction from camera j to camera i is off, as camera j sees it, for :func:`camera_pairs`.
 
     The sign of the direction does not count, as published: errors are at most 90°.
-
-    Args:
-        predicted: rotations (camera to world) and centres.
-        true: the same.
     """
     i, j = camera_pairs(len(true[1]))
     seen = []
@@ -159,8 +155,6 @@ def compare_poses(
     With three centres or fewer the similarity leaves little error: as published, the accuracy of two is always 1.
 
     Args:
-        predicted: rotations (camera to world) and centres of at least two cameras.
-        true: the same, of the same cameras.
         all_true_centers: centres of the whole sequence, which set the scene scale; by default those compared.
         missing: cameras that should have been predicted and were not. Every pair with one of them is a miss.
     """

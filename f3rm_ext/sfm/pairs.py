@@ -66,9 +66,6 @@ def vlad_signatures(descriptors: Sequence[UInt8[np.ndarray, "_ 128"]]) -> Float3
 
     VLAD (Jégou et al. 2010), normalised as by Arandjelović and Zisserman (2013): for each visual word, the sum of how
     descriptors differ from it.
-
-    Args:
-        descriptors: of each photo; the numbers of rows differ.
     """
     from scipy.cluster.vq import kmeans2
 

@@ -179,9 +179,6 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 def find_masks(folder: Path, photos: Sequence[Path], images: Path) -> dict[Path, Path]:
     """Returns the mask of each photo: ``a.png`` or ``a.jpg.png`` for ``a.jpg``, in the same subfolder.
 
-    Args:
-        folder: folder of the masks.
-
     Raises:
         CaptureError: photos have no mask.
     """

@@ -112,7 +112,6 @@ def render_maps(
     """Renders the ray maps of cameras, in the frame of the first camera.
 
     Args:
-        cameras: in any world frame.
         depth: z-depth of each cell, in the units of the cameras.
         scale: factor on all lengths, such as :func:`scene_scale`.
     """

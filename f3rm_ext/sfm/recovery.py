@@ -38,10 +38,6 @@ def nearest_centers(
     """Returns the points with the smallest sum of squared distances to each camera's rays.
 
     They solve Σ(I - rrᵀ) c = Σ(I - rrᵀ) o for unit directions r and origins o.
-
-    Args:
-        origins: any point of each ray.
-        directions: of any length above zero.
     """
     unit = torch.nn.functional.normalize(directions, dim=-1)
     across = torch.eye(3, dtype=unit.dtype, device=unit.device) - unit[..., :, None] * unit[..., None, :]

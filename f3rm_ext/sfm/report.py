@@ -54,16 +54,7 @@ def write_report(
     num_features: Mapping[str, int],
     num_matches: Mapping[tuple[str, str], int],
 ) -> None:
-    """Writes the page.
-
-    Args:
-        out: folder of the capture, with its photos in ``images/``.
-        model: a ``pycolmap.Reconstruction``.
-        photos: what is known about each photo, by name.
-        result: figures.
-        num_features: by photo.
-        num_matches: verified matches by pair of photos.
-    """
+    """Writes the page."""
     rows = []
     for number, (name, photo) in enumerate(photos.items()):
         reason = result["without_pose"].get(name)

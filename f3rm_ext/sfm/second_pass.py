@@ -29,12 +29,7 @@ _ROWS, _MOST_VIEWS, _MOST_POINTS = 512, 4, 25_000
 
 
 class PointCloud:
-    """Points of a model with the descriptors of the features that see them.
-
-    Args:
-        model: a ``pycolmap.Reconstruction`` with points.
-        descriptors: returns the descriptors of a photo by id, uint8, 128 columns.
-    """
+    """Points of a model with the descriptors of the features that see them."""
 
     def __init__(self, model: Any, descriptors: Callable[[int], np.ndarray]) -> None:
         longest = sorted(model.points3D.items(), key=lambda item: -item[1].track.length())[:_MOST_POINTS]
@@ -63,9 +58,6 @@ def register_missing(model: Any, database: FeatureDatabase, names: Sequence[str]
     """Registers photos that the mapper left out, and adjusts all cameras and points if it finds any.
 
     Only photos that share a camera with the model are tried, since their intrinsics are known.
-
-    Args:
-        model: a ``pycolmap.Reconstruction``, changed in place.
 
     Returns:
         Names of the newly registered photos.
@@ -100,11 +92,7 @@ def register_missing(model: Any, database: FeatureDatabase, names: Sequence[str]
 def match_features(
     features: Float32[np.ndarray, "features 128"], cloud: PointCloud
 ) -> tuple[Int64[np.ndarray, " matches"], Int64[np.ndarray, " matches"]]:
-    """Returns rows of features and points that are mutual nearest neighbours and pass the ratio test (MOST_RATIO).
-
-    Args:
-        features: unit vectors.
-    """
+    """Returns rows of features and points that are mutual nearest neighbours and pass the ratio test (MOST_RATIO)."""
     best = np.empty(len(features), np.int64)
     passes = np.empty(len(features), bool)
     back = np.full(len(cloud), -np.inf, np.float32)
@@ -142,12 +130,7 @@ def visible_features(
     camera: Any,
     pose: Any,
 ) -> list[tuple[int, int]]:
-    """Returns rows of features and points that match for a pose: near each other in the image, and similar.
-
-    Args:
-        camera: a ``pycolmap.Camera``.
-        pose: world to camera, a ``pycolmap.Rigid3d``.
-    """
+    """Returns rows of features and points that match for a pose: near each other in the image, and similar."""
     from scipy.spatial import KDTree
 
     local = pose * cloud.xyz

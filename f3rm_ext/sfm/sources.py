@@ -81,8 +81,6 @@ def copy_photos(
 
     Args:
         max_size: longest side, px; larger photos are reduced. 0 keeps the size.
-        show: called with the progress.
-        say: called with a sentence for each photo that cannot be read.
 
     Raises:
         CaptureError: fewer than two photos can be read.

@@ -30,7 +30,6 @@ def sharpest_frames(
 
     Args:
         path: the video, in any format of FFmpeg's libraries.
-        progress: called with the number of frames read and about how many there are.
 
     Raises:
         CaptureError: the file is not a video, or is damaged before its first frame.

@@ -85,9 +85,6 @@ class WorkFolder:
 
     ``out`` is where it is made, ``final`` where it belongs; they differ while an older capture is there.
 
-    Args:
-        out: the folder; created if needed.
-
     Raises:
         ConfigError: the folder holds something else, cannot be written, or another process works there.
     """
@@ -164,7 +161,6 @@ class WorkFolder:
             options: the options that features depend on.
             stamps: stamps of the original photos and their masks, by name without suffix; None for frames of a video,
                 which follow from the options.
-            start_over: keep nothing.
 
         Returns:
             The reason why earlier results cannot be kept; empty if they can.
@@ -192,11 +188,7 @@ class WorkFolder:
         return reason
 
     def publish(self, result: Mapping[str, Any]) -> None:
-        """Saves the figures of the complete capture and replaces the earlier one; other files of the folder stay.
-
-        Raises:
-            ConfigError: the folder cannot be written.
-        """
+        """Saves the figures of the complete capture and replaces the earlier one; other files of the folder stay."""
         self.save(result=result, complete=True)
         if self.out != self.final:
             self._take_next()

@@ -94,11 +94,7 @@ def depth_path(image: Path) -> Path:
 
 
 def read_depth(path: Path) -> Float[np.ndarray, "h w"]:
-    """Reads a depth map of CO3D: a 16-bit PNG whose bits are float16.
-
-    Raises:
-        CaptureError: it is missing or damaged.
-    """
+    """Reads a depth map of CO3D: a 16-bit PNG whose bits are float16."""
     try:
         with Image.open(path) as image:
             bits = np.asarray(image, dtype=np.uint16)
@@ -118,7 +114,6 @@ class Co3dScenes(Dataset[SceneSample]):
     Args:
         root: folder with ``co3d`` and ``co3d_annotations``.
         categories: names; ``all_train`` for all that are there but the unseen ones.
-        split: which list.
         cells: rays along each side.
         patches: patches along each side.
 
@@ -182,11 +177,7 @@ class Co3dScenes(Dataset[SceneSample]):
         return self.load([sequence.frames[index] for index in chosen], rng)
 
     def load(self, frames: Sequence[dict[str, Any]], rng: np.random.Generator) -> SceneSample:
-        """Reads frames and renders their ray maps.
-
-        Raises:
-            CaptureError: a file is missing or damaged.
-        """
+        """Reads frames and renders their ray maps."""
         cuts = [self._cut(frame, rng) for frame in frames]
         sizes, corners, sides = ([getattr(cut, name) for cut in cuts] for name in ("size", "corner", "side"))
         depth = torch.from_numpy(np.stack([cut.depth for cut in cuts])).double()

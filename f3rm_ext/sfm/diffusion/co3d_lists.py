@@ -56,10 +56,6 @@ def convert_captures(
     Args:
         captures: nerfstudio captures whose frames have depth maps, without distortion.
         root: folder that training gets as ``dataset.path``.
-        on_image: called with the number of images done.
-
-    Returns:
-        Number of images in each list.
 
     Raises:
         CaptureError: a capture has no depth, or is distorted.
@@ -122,11 +118,7 @@ class FrameLists(NamedTuple):
 
 
 def downloaded(root: Path) -> list[str]:
-    """Returns the categories of CO3D in ``root/co3d``, sorted.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Returns the categories of CO3D in ``root/co3d``, sorted."""
     found = sorted(path.parent.name for path in (root / IMAGES).glob("*/frame_annotations.jgz"))
     if not found:
         raise ConfigError(f"There are no categories of CO3D in {root / IMAGES}: download them there.")
@@ -141,7 +133,6 @@ def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambd
 
     Args:
         root: folder that holds ``co3d`` with the category as downloaded, or some of its sequences.
-        on_frame: called with the number of frames done.
 
     Raises:
         ConfigError: a list of the category is missing, all images are, its cameras are those of CO3D v1, or another

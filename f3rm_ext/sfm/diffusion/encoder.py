@@ -38,11 +38,7 @@ class Encoded:
 
 
 class ImageEncoder(nn.Module):
-    """DINOv2 at patch resolution.
-
-    Args:
-        vit: a ViT with a class token and without registers; the published model has ViT-S/14.
-    """
+    """DINOv2 at patch resolution."""
 
     def __init__(self, vit: VisionTransformer) -> None:
         super().__init__()
@@ -87,7 +83,6 @@ class FeatureCache:
     Images are encoded one by one, so that their features do not depend on the others in a batch.
 
     Args:
-        encoder: of the images; it must not change.
         dense: keep the tokens of the middle and the last block, too.
     """
 

@@ -85,9 +85,6 @@ class RayDiffuser(nn.Module):
         """Predicts clean maps.
 
         Args:
-            noisy: noisy maps, 0 where the depth is not known.
-            steps: step of the schedule of each scene.
-            encoded: the images; see :attr:`encoder`.
             ndc: x and y of the patches in PyTorch3D's NDC of the uncropped image.
             known: 1 where the depth is known; by default everywhere.
         """

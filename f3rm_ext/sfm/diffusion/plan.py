@@ -153,9 +153,7 @@ def step_memory(
     Two steps of the real network run on tensors without values.
 
     Args:
-        settings: checked settings.
         processes: number of processes; several keep their gradients in buckets, too.
-        unfrozen: whether encoder and transformer are unfrozen already.
         device_type: type of the device. On CPUs convolutions take more, and Adam's step less, as it goes parameter by
             parameter.
     """

@@ -29,10 +29,8 @@ def predict_maps(
     """Predicts the ray maps of images of one scene, in the frame of the first.
 
     Args:
-        model: on the device of the images, in evaluation mode.
         images: square crops, 0 to 1.
         ndc: where their patches lie in the uncropped images.
-        generator: of the noise, on the same device.
         most_images: images that the model takes at once; more go in groups with the first.
     """
     with torch.no_grad():
@@ -57,7 +55,6 @@ def predict_photos(
     The square in the middle of each photo is used, as in training.
 
     Args:
-        model: put into evaluation mode.
         focals_px: focal lengths in pixels; None predicts them, too. Principal points are in the middle.
         side_px: side of the images that the model was trained on.
     """
@@ -93,13 +90,7 @@ def evaluate(
     stop: int = PUBLISHED_STOP,
     on_set: Callable[[int], None] = lambda done: None,
 ) -> list[PoseMetrics]:
-    """Compares the predicted cameras of image sets with the true ones, with known intrinsics.
-
-    Args:
-        model: the network; put into evaluation mode.
-        scenes: where sets come from, the first ``count`` of them.
-        on_set: called with the number of sets done.
-    """
+    """Compares the predicted cameras of image sets with the true ones, with known intrinsics."""
     model.eval()
     device = next(model.parameters()).device
     found = []

@@ -74,8 +74,6 @@ def sample(
     which nothing is kept: sampling is a regression followed by refinements.
 
     Args:
-        shape: batch, images, rows, cols.
-        generator: of the noise; on the device of the maps.
         stop: number of steps, after which one more prediction is the result, 0 to 99.
     """
     scheduler = make_scheduler()
@@ -110,7 +108,6 @@ def predict_in_chunks(predict: Callable[[Maps, Int64[Tensor, " batch"], list[int
     """Returns a prediction for any number of images from one for a few: image 0 is in every group and is averaged.
 
     Args:
-        predict: also gets the indices of the images.
         most: the number of images that it takes at once, 2 or more.
     """
     generator = torch.Generator().manual_seed(0)  # of the groups, which are other ones at every step

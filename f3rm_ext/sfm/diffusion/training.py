@@ -145,7 +145,6 @@ class Training:
     ``notice`` says why nothing is evaluated, if the test list cannot be used.
 
     Args:
-        accelerator: devices and processes.
         scenes: what to train on; by default the training split of the settings' data set.
 
     Raises:
@@ -306,11 +305,7 @@ class Training:
         )
 
     def step(self, sample: SceneSample) -> float:
-        """Does one step of the optimiser. Returns the loss, averaged over processes.
-
-        Raises:
-            ConfigError: the loss is not a number.
-        """
+        """Does one step of the optimiser. Returns the loss, averaged over processes."""
         training, model = self.settings.training, self.settings.model
         shared = torch.Generator().manual_seed(derive_seed(training.seed, 0, self.iteration))
         count = model.num_images
