@@ -88,7 +88,7 @@ def make_settings(name: str, options: argparse.Namespace, folder: Path) -> Any:
         options: of the command line.
         folder: where random weights of the encoder are written, if no others are given.
     """
-    from f3rm_ext.sfm.diffusion.plan import ENCODER_DEPTH, ENCODER_SIDE, ENCODER_WIDTH, encoder_state
+    from f3rm_ext.sfm.diffusion.plan import build_encoder
     from f3rm_ext.sfm.diffusion.settings import parse_settings
 
     preset, more, _ = ROWS[name]
@@ -96,7 +96,7 @@ def make_settings(name: str, options: argparse.Namespace, folder: Path) -> Any:
     if weights is None:
         weights = folder / "vit.pth"
         torch.manual_seed(0)
-        torch.save(encoder_state(ENCODER_WIDTH, ENCODER_DEPTH, ENCODER_SIDE), weights)
+        torch.save(build_encoder().state_dict(), weights)
     words = [*more, f"model.encoder_weights={weights}", "training.interval_evaluate=0", "debug.wandb=False"]
     if options.tiny:
         cells = TINY_PATCHES * (16 if preset == "dense" else 1)

@@ -139,7 +139,7 @@ def cosine_momentum(start: float, progress: float) -> float:
 
 @torch.no_grad()
 def update_momentum(key: nn.Module, query: nn.Module, momentum: float) -> None:
-    """Sets each parameter of the key encoder to m·θ_key + (1 − m)·θ_query. Buffers stay; see :func:`update_statistics`."""
+    """Sets the key encoder to m·θ_key + (1 − m)·θ_query; its buffers stay, see :func:`update_statistics`."""
     for average, value in zip(key.parameters(), query.parameters(), strict=True):
         average.lerp_(value, 1 - momentum)
 

@@ -30,7 +30,7 @@ class VitBackbone(nn.Module):
         super().__init__()
         self.dim, self.use_grad_checkpointing = WIDTHS[architecture], use_grad_checkpointing
         side = image_size // PATCH_PX
-        self.network = VisionTransformer(_shapes(self.dim, side))
+        self.network = VisionTransformer.sized(self.dim, _DEPTH, side, PATCH_PX)
         self.register_state_dict_post_hook(_without_prefix)
         self.register_load_state_dict_pre_hook(_with_prefix)
         self._draw_weights()
@@ -71,18 +71,6 @@ def position_code(side: int, width: int) -> Float[Tensor, "patches width"]:
     rate = 10_000 ** (-torch.arange(width // 4) / (width / 4))
     rows, cols = (axis.flatten()[:, None] * rate for axis in torch.meshgrid(*[torch.arange(side)] * 2, indexing="ij"))
     return torch.cat([cols.sin(), cols.cos(), rows.sin(), rows.cos()], dim=1)
-
-
-def _shapes(width: int, side: int) -> dict[str, Tensor]:
-    """Returns the valueless state dict from which :class:`VisionTransformer` reads its architecture."""
-    shapes = {
-        "patch_embed.proj.weight": (width, 3, PATCH_PX, PATCH_PX),
-        "pos_embed": (1, 1 + side**2, width),
-        "blocks.0.attn.qkv.bias": (3 * width,),
-        "blocks.0.mlp.fc1.weight": (4 * width, width),
-        f"blocks.{_DEPTH - 1}.norm1.weight": (width,),
-    }
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 def _without_prefix(_module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:

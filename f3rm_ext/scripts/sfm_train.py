@@ -68,10 +68,10 @@ class Train:
         return _train(settings) if launcher is None else _launch(launcher, self.preset, words)
 
     def _show_plan(self, settings: Settings, processes: int) -> int:
-        from f3rm_ext.sfm.diffusion.plan import make_plan, memory_lines
+        from f3rm_ext.sfm.diffusion.plan import memory_lines, plan_lines
 
         settings = scale_steps(settings, processes)
-        _say(*make_plan(settings, processes).lines(settings), *memory_lines(settings, processes))
+        _say(*plan_lines(settings, processes), *memory_lines(settings, processes))
         return 0
 
 
@@ -182,7 +182,7 @@ def _launch(launcher: list[str], preset: Preset, words: list[str]) -> int:
 
 
 def _train(settings: Settings) -> int:
-    from f3rm_ext.sfm.diffusion.plan import make_plan
+    from f3rm_ext.sfm.diffusion.plan import plan_lines
     from f3rm_ext.sfm.diffusion.training import Training, make_accelerator
 
     accelerator, warning = make_accelerator()
@@ -190,7 +190,7 @@ def _train(settings: Settings) -> int:
     if accelerator.is_main_process:
         if warning:
             _say(f"Warning: {warning}")
-        _say(*make_plan(settings, accelerator.num_processes).lines(settings))
+        _say(*plan_lines(settings, accelerator.num_processes))
     training = Training(settings, accelerator)
     if accelerator.is_main_process and training.notice:
         _say(training.notice)

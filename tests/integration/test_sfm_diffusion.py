@@ -19,7 +19,6 @@ from f3rm_ext.sfm.capture_cameras import read_capture_cameras
 from f3rm_ext.sfm.diffusion import estimator
 from f3rm_ext.sfm.diffusion.encoder import Encoded
 from f3rm_ext.sfm.diffusion.model import ModelSize, RayDiffuser
-from f3rm_ext.sfm.diffusion.plan import encoder_state
 from f3rm_ext.sfm.metrics import compare_poses
 from f3rm_ext.sfm.rays import render_maps
 
@@ -33,7 +32,7 @@ class KnowsThePhotos(RayDiffuser):
     """Predicts the true maps plus noise, whatever it sees."""
 
     def __init__(self, maps: Tensor) -> None:
-        vit = VisionTransformer.from_state_dict(encoder_state(width=64, depth=2, side=3))
+        vit = VisionTransformer.sized(64, 2, 3, 14)
         super().__init__(vit, ModelSize(width=64, depth=4, heads=1, head_width=16), "sparse")
         self.maps = maps + NOISE * torch.randn(maps.shape, generator=torch.Generator().manual_seed(0))
 

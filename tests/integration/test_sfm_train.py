@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.diffusion.co3d_lists import convert_captures
-from f3rm_ext.sfm.diffusion.plan import encoder_state
 
 pytest.importorskip("accelerate")
 pytest.importorskip("diffusers")
@@ -34,7 +34,7 @@ def debug_settings(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory)
     root = tmp_path_factory.mktemp("room_data")
     convert_captures([tiny_capture], root, "room")
     torch.manual_seed(0)
-    torch.save(encoder_state(width=64, depth=2, side=2), root / "vit.pth")
+    torch.save(VisionTransformer.sized(64, 2, 2, 14).state_dict(), root / "vit.pth")
     return [
         *("model.size=tiny", f"model.encoder_weights={root / 'vit.pth'}", "model.num_images=3"),
         *(f"dataset.path={root}", "dataset.category=room", "dataset.image_size=28", "debug.wandb=False"),

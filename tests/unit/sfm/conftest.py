@@ -6,7 +6,6 @@ from torch import Tensor
 
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.cameras import CameraSet
-from f3rm_ext.sfm.diffusion.plan import encoder_state
 
 
 def random_rotations(count: int, generator: torch.Generator) -> Tensor:
@@ -40,4 +39,4 @@ def depth() -> Tensor:
 def small_vit() -> VisionTransformer:
     """A ViT of two blocks with random weights, trained on images of 3 × 3 patches, as it were."""
     torch.manual_seed(0)
-    return VisionTransformer.from_state_dict(encoder_state(width=64, depth=2, side=3))
+    return VisionTransformer.sized(64, 2, 3, 14)

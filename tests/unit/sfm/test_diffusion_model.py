@@ -15,7 +15,7 @@ from f3rm_ext.sfm.diffusion import checkpoint
 from f3rm_ext.sfm.diffusion.dense_head import DenseHead, ResidualUnit
 from f3rm_ext.sfm.diffusion.encoder import Encoded, ImageEncoder
 from f3rm_ext.sfm.diffusion.model import SIZES, ModelSize, RayDiffuser, Stage, masked_loss, upsample
-from f3rm_ext.sfm.diffusion.plan import ENCODER_DEPTH, ENCODER_SIDE, ENCODER_WIDTH, encoder_state, set_trained
+from f3rm_ext.sfm.diffusion.plan import build_encoder, set_trained
 from f3rm_ext.sfm.diffusion.transformer import Block, number_codes
 
 SMALL = ModelSize(width=64, depth=4, heads=1, head_width=16)
@@ -23,8 +23,7 @@ SMALL = ModelSize(width=64, depth=4, heads=1, head_width=16)
 
 def published(stage: str) -> RayDiffuser:
     with torch.device("meta"):
-        vit = VisionTransformer(encoder_state(ENCODER_WIDTH, ENCODER_DEPTH, ENCODER_SIDE))
-        return RayDiffuser(vit, SIZES["published"], stage)  # type: ignore[arg-type]
+        return RayDiffuser(build_encoder(), SIZES["published"], stage)  # type: ignore[arg-type]
 
 
 def released_shapes(
@@ -41,7 +40,8 @@ def released_shapes(
     shapes: dict[str, tuple] = {"noise_scheduler.betas": (100,), "noise_scheduler.alphas_cumprod": (100,)}
     dino = "feature_extractor.model."
     with torch.device("meta"):
-        shapes |= {dino + name: tuple(value.shape) for name, value in encoder_state(feat, 12, 37).items()}
+        vit = VisionTransformer.sized(feat, 12, 37, 14, layer_scale=True)
+    shapes |= {dino + name: tuple(value.shape) for name, value in vit.state_dict().items()}
     shapes[dino + "mask_token"] = (1, feat)
     predictor = "ray_predictor."
     shapes |= conv(predictor + "x_embedder.proj", width, 2 * feat + 2, 1)
@@ -319,7 +319,7 @@ def test_the_encoder_is_the_vit(small_vit: VisionTransformer) -> None:
 
 def test_positions_are_interpolated_as_dinov2_does() -> None:
     """Its scale is (16 + 0.1) / 37: a ramp over the 37 cells is read at (i + 1/2) · 37 / 16.1 - 1/2."""
-    vit = VisionTransformer.from_state_dict(encoder_state(width=64, depth=1, side=37))
+    vit = VisionTransformer.sized(64, 1, 37, 14)
     ramp = torch.arange(37.0).repeat(37)
     vit.pos_embed.data[0, 1:] = ramp[:, None]
     found = ImageEncoder(vit)._positions(16, 16)[0, 1:, 0].unflatten(0, (16, 16))[8]
