@@ -16,10 +16,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from f3rm_ext.engine.ranks import rank, world_size
+from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN, IMAGENET_STD, normalise
 from f3rm_ext.moco.tiles import Tiles
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Normalisation of ImageNet, which the backbone's input needs, too."""
 CROP = 0.2
 """Smallest share of a tile's area that a view shows."""
 _ASPECT = 4 / 3
@@ -70,7 +69,7 @@ class Views:
         for index in (rest[:, 3] < _NOISY).nonzero().flatten().tolist():
             noise = torch.randn(views.shape[1:], generator=generators[index])
             views[index] = (views[index] + noise * (_NOISE * rest[index, 4])).clamp(0, 1)
-        return (views - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+        return normalise(views, IMAGENET_MEAN, IMAGENET_STD)
 
     def _crop(
         self, tiles: Float[Tensor, "batch 3 side side"], draws: Float[Tensor, "batch 7"]
