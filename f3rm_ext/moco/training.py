@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from f3rm_ext.engine.ranks import Ranks, world_size
+from f3rm_ext.engine.ranks import Ranks, sum_over_ranks, world_size
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.moco import losses
 from f3rm_ext.moco.encoder import DIM, Encoder, cosine_momentum, predictor, update_momentum, update_statistics
 from f3rm_ext.moco.optimizers import make_optimizer
 from f3rm_ext.moco.options import Plan, differences
-from f3rm_ext.moco.processes import gather_rows, mean_over_ranks, sync_batch_norms
+from f3rm_ext.moco.processes import gather_rows, sync_batch_norms
 from f3rm_ext.moco.queue import KeyQueue, restore_queue
 from f3rm_ext.moco.views import Batch, derive_seed
 
@@ -147,7 +147,9 @@ class Training:
                 self.queue.enqueue(keys, numbers)
         self.step += 1
         if self._ranks is not None:
-            total, accuracy = mean_over_ranks(torch.stack([total, accuracy])).unbind()
+            means = torch.stack([total, accuracy]) / processes
+            sum_over_ranks(means)
+            total, accuracy = means.unbind()
         return StepResult(total, accuracy, query.detach(), key)
 
     def _loss(self, one: Tensor, two: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
