@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from f3rm_ext.features.extractors.vit import VisionTransformer
@@ -55,6 +56,13 @@ class MadeUp(NamedTuple):
     """``pycolmap.Reconstruction``."""
     database: FeatureDatabase
     """Its features and matches."""
+
+    def write_images(self) -> list[str]:
+        """Writes a plain picture for each photo. Returns their names."""
+        for image in self.truth.images.values():
+            camera = self.truth.camera(image.camera_id)
+            Image.new("RGB", (camera.width, camera.height), (10, 200, 30)).save(self.database.images / image.name)
+        return sorted(image.name for image in self.truth.images.values())
 
     def centre_error(self, model: Any) -> float:
         """The largest error of the camera centres of a model, by the extent of the true ones."""

@@ -1,6 +1,8 @@
 """Pairs to compare; and every photo without a pose has a reason."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,18 +65,14 @@ def test_photos_of_the_same_things_have_similar_signatures() -> None:
     assert np.isfinite(signatures).all() and not signatures[12].any()
 
 
-def test_more_than_200_photos_are_compared_with_the_most_similar_ones(tmp_path: Path) -> None:
+def test_more_than_200_photos_are_compared_with_the_most_similar_ones(make_scene: Callable[..., Any]) -> None:
     """210 photos of 21 places: all pairs of a place are there, and far fewer than all pairs."""
     pycolmap = pytest.importorskip("pycolmap")
-    settings = pycolmap.SyntheticDatasetOptions(
-        num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=210, num_points3D=5, num_points2D_without_point3D=0,
-        match_config=pycolmap.SyntheticDatasetMatchConfig.CHAINED,
-    )  # fmt: skip
+    options = {"num_frames_per_rig": 210, "num_points3D": 5, "num_points2D_without_point3D": 0}
+    _, database = make_scene(**options, match_config=pycolmap.SyntheticDatasetMatchConfig.CHAINED)
     rng = np.random.default_rng(0)
     places = rng.integers(0, 200, (21, 60, 128))
-    path = tmp_path / "database.db"
-    with pycolmap.Database.open(path) as opened, pycolmap.DatabaseTransaction(opened):
-        pycolmap.synthesize_dataset(settings, opened)
+    with database.open() as opened, pycolmap.DatabaseTransaction(opened):
         opened.clear_descriptors()
         images = sorted(opened.read_all_images(), key=lambda image: image.name)
         for number, image in enumerate(images):
@@ -82,7 +80,6 @@ def test_more_than_200_photos_are_compared_with_the_most_similar_ones(tmp_path: 
             type_ = pycolmap.FeatureExtractorType.SIFT
             opened.write_descriptors(image.image_id, pycolmap.FeatureDescriptors(type_, seen.astype(np.uint8)))
     names = [image.name for image in images]
-    database = FeatureDatabase(path, tmp_path, tmp_path / "none", 500, 500)
     matching, many = choose_pairs("auto", database, names)
     pairs = similar_pairs(database, names, similar=12)
     assert matching == "vocabulary" and set(pairs) < set(many)

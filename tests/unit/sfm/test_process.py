@@ -133,14 +133,11 @@ def test_a_doubtful_capture_does_not_replace_a_good_one_unless_asked(
     assert make(photos, **options, max_features=600)["doubt"], "one doubtful capture replaces another"
 
 
-def test_copies_of_one_photo_are_no_scene(photos: Path, make: Make) -> None:
+def test_photos_that_make_no_scene(photos: Path, make: Make) -> None:
     for name in NAMES[1:]:
         shutil.copy(photos / NAMES[0], photos / name)
     with pytest.raises(CaptureError, match=r"12 photos.*same picture"):
         make(photos)
-
-
-def test_one_camera_for_photos_of_several_sizes(photos: Path, make: Make) -> None:
     Image.new("RGB", (48, 64)).save(photos / NAMES[3])
     with pytest.raises(CaptureError, match=r"--cameras one.* 2 sizes"):
         make(photos, cameras="one")
