@@ -82,11 +82,3 @@ def test_predicted_poses_are_refined(
         (found.rotations.numpy(), found.centers.numpy()), (true.rotations.numpy(), true.centers.numpy())
     )
     assert metrics.rra["5"] == 1 and metrics.rta["5"] == 1 and metrics.auc_30 > 0.96, metrics
-
-
-def test_missing_weights_are_one_sentence(
-    f3rm_ext: Callable[..., Any], tiny_capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(estimator.WEIGHTS, raising=False)
-    words = ("--images", tiny_capture / "images", "--output", tmp_path / "out", "--method", "diffusionsfm")
-    assert estimator.WEIGHTS in f3rm_ext("sfm", "process", *words).refuses()

@@ -65,49 +65,6 @@ def test_the_published_commands_print_their_plan(f3rm_ext: Typed) -> None:
     assert "After 50,000 steps" in done.out and "GPU memory after 50,000 steps" in done.out
 
 
-def test_steps_follow_the_batch_on_request(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
-    dense = ("--preset", "dense", "--plan", "training.pretrain_path=sparse.pth")
-    done = f3rm_ext("sfm", "train", *dense, "training.iterations_for_batch=32")
-    assert "6,400,000" in done.out and "After 400,000 steps" in done.out, done.text  # a batch of 4 instead of 32
-    done = f3rm_ext("sfm", "train", *dense)
-    assert "800,000" in done.out and "After 50,000 steps" in done.out, done.text
-    more = (
-        *debug_settings,
-        "training.max_iterations=4",
-        "training.iterations_for_batch=1",
-        f"hydra.run.dir={tmp_path}",
-    )
-    done = f3rm_ext("sfm", "train", *more)
-    assert done.code == 0 and newest(tmp_path)["iteration"] == 2, done.text
-    assert "iterations_for_batch" in f3rm_ext("sfm", "train", *more, "training.iterations_for_batch=-1").refuses()
-
-
-def test_the_published_commands_train_ten_steps_with_debug_settings(
-    f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path
-) -> None:
-    """Of each command the settings stay; the debug ones make model, data and steps small."""
-    sparse, dense = tmp_path / "sparse", tmp_path / "dense"
-    more = (*debug_settings, "training.max_iterations=10")
-    first = PASTED.index("train.py") + 1
-    done = f3rm_ext("sfm", "train", *PASTED[first:], *more, f"hydra.run.dir={sparse}")
-    assert done.code == 0, done.err
-    weights = sparse / "checkpoints" / "ckpt_00000010.pth"
-    patches = ("training.full_num_patches_x=32", "training.full_num_patches_y=32")
-    done = f3rm_ext(
-        *("sfm", "train", *PASTED_DENSE[first:], *more, *patches),
-        *(f"training.pretrain_path={weights}", f"hydra.run.dir={dense}"),
-    )
-    assert done.code == 0, done.err
-    for run in (sparse, dense):
-        assert len((run / "losses.jsonl").read_text().splitlines()) == 10
-    changed = {
-        name.partition(".")[0]
-        for name, value in newest(dense)["state_dict"].items()
-        if name in newest(sparse)["state_dict"] and not torch.equal(value, newest(sparse)["state_dict"][name])
-    }
-    assert changed == {"rays"}, "encoder and transformer are frozen at first"
-
-
 def test_a_resumed_run_equals_an_uninterrupted_one(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     more = ("training.max_iterations=6", f"hydra.run.dir={whole}", "training.interval_evaluate=6")
@@ -128,15 +85,22 @@ def test_a_resumed_run_equals_an_uninterrupted_one(f3rm_ext: Typed, debug_settin
     assert losses == [json.loads(line)["loss"] for line in (parts / "losses.jsonl").read_text().splitlines()]
 
 
-def test_the_dense_stage_begins_with_a_sparse_model(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
+def test_the_published_commands_train_with_debug_settings(
+    f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path
+) -> None:
+    """The settings of each command stay; the debug ones make model, data and steps small. The dense stage begins with
+    the sparse model."""
     sparse, dense = tmp_path / "sparse", tmp_path / "dense"
-    done = f3rm_ext("sfm", "train", *debug_settings, "training.max_iterations=1", f"hydra.run.dir={sparse}")
+    first = PASTED.index("train.py") + 1
+    # Two steps for a batch of 1 are one step for a batch of 2.
+    steps = ("training.max_iterations=2", "training.iterations_for_batch=1", f"hydra.run.dir={sparse}")
+    done = f3rm_ext("sfm", "train", *PASTED[first:], *debug_settings, *steps)
     assert done.code == 0, done.err
     settings = [
+        *PASTED_DENSE[first:],
         *debug_settings,
-        *("training.dpt_head=True", "training.full_num_patches_x=32", "training.full_num_patches_y=32"),
-        *("training.gradient_clipping=True", "training.reinit=True", "training.reinit_after=3"),
-        *("model.freeze_transformer=True", "training.max_iterations=4", f"hydra.run.dir={dense}"),
+        *("training.full_num_patches_x=32", "training.full_num_patches_y=32", "training.reinit_after=3"),
+        *("training.max_iterations=4", f"hydra.run.dir={dense}"),
         f"training.pretrain_path={sparse / 'checkpoints' / 'ckpt_00000001.pth'}",
     ]
     done = f3rm_ext("sfm", "train", *settings)
