@@ -7,8 +7,6 @@ import os
 import sys
 
 import torch
-import torch.distributed as dist
-from jaxtyping import Shaped
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce  # with a gradient, which is summed over the processes as well
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -73,13 +71,6 @@ def sync_batch_norms(network: nn.Module) -> None:
             for buffer, value in child.named_buffers():
                 setattr(synced, buffer, value)
             setattr(parent, name, synced)
-
-
-def gather_rows(rows: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "all_rows *rest"]:
-    """Returns the rows of all processes in the order of their ranks, without gradient."""
-    parts = [torch.empty_like(rows) for _ in range(world_size())]
-    dist.all_gather(parts, rows.detach().contiguous())
-    return torch.cat(parts)
 
 
 def start_processes(world_size: int, rank: int, dist_url: str) -> None:

@@ -14,7 +14,7 @@ from f3rm_ext.moco import losses
 from f3rm_ext.moco.encoder import DIM, Encoder, cosine_momentum, predictor, update_momentum, update_statistics
 from f3rm_ext.moco.optimizers import make_optimizer
 from f3rm_ext.moco.options import Plan, differences
-from f3rm_ext.moco.processes import gather_rows, sync_batch_norms
+from f3rm_ext.moco.processes import sync_batch_norms
 from f3rm_ext.moco.queue import KeyQueue, restore_queue
 from f3rm_ext.moco.views import Batch, derive_seed
 
@@ -176,7 +176,10 @@ class Training:
         return loss, hits, query_1, key_2[first : first + len(one)]
 
     def _gather(self, rows: Tensor) -> Tensor:
-        return rows.detach() if self._ranks is None else gather_rows(rows)
+        """Returns the rows of all processes, without gradient."""
+        if self._ranks is None:
+            return rows.detach()
+        return torch.cat(self._ranks.gather_rows(rows.detach(), [len(rows)] * self._ranks.size))
 
     def _trained_parameters(self) -> list[torch.nn.Parameter]:
         return [*self.query.parameters(), *(self.predictor.parameters() if self.predictor else ())]

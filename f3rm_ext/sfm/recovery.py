@@ -27,11 +27,6 @@ _INLIER_SIGMAS = 2.5
 _SIGMAS_PER_MEDIAN = 1.4826
 
 
-def mean_centers(origins: Float[Tensor, "cams rays 3"]) -> Float[Tensor, "cams 3"]:
-    """Returns the mean of each camera's ray origins."""
-    return origins.mean(dim=1)
-
-
 def nearest_centers(
     origins: Float[Tensor, "cams rays 3"], directions: Float[Tensor, "cams rays 3"]
 ) -> Float[Tensor, "cams 3"]:
@@ -156,7 +151,7 @@ def recover_cameras(
     sizes_px = sizes_px.double()
     origins, endpoints = (points.flatten(1, 2) for points in map_points(maps.double()))
     if center == "mean":
-        centers = mean_centers(origins)
+        centers = origins.mean(dim=1)
     else:
         centers = nearest_centers(origins, endpoints - origins)
     world = endpoints - centers[:, None]

@@ -67,13 +67,6 @@ class SceneSample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Sequence:
-    category: str
-    name: str
-    frames: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
 class _Cut:
     """A square of an image."""
 
@@ -146,12 +139,13 @@ class Co3dScenes(Dataset[SceneSample]):
                 f"No sequence in {root / ANNOTATIONS} ({split}) has {num_images} images with usable cameras: download "
                 "more of CO3D, or lower model.num_images."
             )
-        frames = [frame for sequence in self.sequences for frame in sequence.frames]
+        frames = [frame for sequence in self.sequences for frame in sequence]
         for number, frame in enumerate(frames):
             frame["number"] = number
         self.num_frames = len(frames)
 
-    def _read(self, category: str) -> list[_Sequence]:
+    def _read(self, category: str) -> list[list[dict[str, Any]]]:
+        """Returns the frames of each sequence."""
         path = self.root / ANNOTATIONS / f"{category}_{self.split}.jgz"
         try:
             with gzip.open(path, "rt", encoding="utf-8") as stream:
@@ -159,7 +153,7 @@ class Co3dScenes(Dataset[SceneSample]):
         except (OSError, EOFError, ValueError) as error:
             raise CaptureError(f"The list {path} cannot be read ({error}): prepare the data again.") from error
         return [
-            _Sequence(category, name, frames)
+            frames
             for name, frames in sorted(annotation.items())
             if len(frames) >= self.num_images and name not in BAD_DEPTH and _has_sane_cameras(frames)
         ]
@@ -173,8 +167,8 @@ class Co3dScenes(Dataset[SceneSample]):
         order = np.random.default_rng([self.seed, 0, epoch]).permutation(len(self.sequences))
         rng = np.random.default_rng([self.seed, 1, number])
         sequence = self.sequences[order[place]]
-        chosen = rng.choice(len(sequence.frames), self.num_images, replace=False)
-        return self.load([sequence.frames[index] for index in chosen], rng)
+        chosen = rng.choice(len(sequence), self.num_images, replace=False)
+        return self.load([sequence[index] for index in chosen], rng)
 
     def load(self, frames: Sequence[dict[str, Any]], rng: np.random.Generator) -> SceneSample:
         """Reads frames and renders their ray maps."""

@@ -101,10 +101,6 @@ def evaluate(
         sizes = torch.full((len(maps), 2), float(scene.images.shape[-1]))
         cameras = recover_cameras(maps, sizes, (scene.focals_px, scene.principals_px))
         true = (scene.rotations.double().numpy(), scene.centers.double().numpy())
-        found.append(compare_poses(_poses(cameras), true))
+        found.append(compare_poses((cameras.rotations.numpy(), cameras.centers.numpy()), true))
         on_set(number + 1)
     return found
-
-
-def _poses(cameras: CameraSet) -> tuple[np.ndarray, np.ndarray]:
-    return cameras.rotations.numpy(), cameras.centers.numpy()

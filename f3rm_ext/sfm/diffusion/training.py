@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from f3rm_ext import compat
 from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError, MemoryShortageError, reason_of
@@ -73,22 +73,6 @@ class Scenes(Protocol):
     def __getitem__(self, number: int) -> SceneSample:
         """Returns the sample of this number."""
         ...
-
-
-class SampleNumbers(Sampler[list[int]]):
-    """Numbers of samples for one process: those of step s are s·total + rank·batch onwards."""
-
-    def __init__(self, first: int, last: int, batch: int, rank: int, processes: int) -> None:
-        self.steps = range(first, last)
-        self.batch, self.rank, self.processes = batch, rank, processes
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for step in self.steps:
-            start = (step * self.processes + self.rank) * self.batch
-            yield list(range(start, start + self.batch))
-
-    def __len__(self) -> int:
-        return len(self.steps)
 
 
 class EncodeAndPredict(nn.Module):
@@ -252,24 +236,21 @@ class Training:
             MemoryShortageError: memory ran out.
         """
         training = self.settings.training
-        numbers = SampleNumbers(
-            self.iteration,
-            training.max_iterations,
-            training.batch_size,
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-        )
+        # The samples of a step are numbered over all processes: step * processes * batch + rank * batch onwards.
+        own, batch = self.accelerator.process_index * training.batch_size, training.batch_size
+        total = batch * self.accelerator.num_processes
+        starts = range(self.iteration * total + own, training.max_iterations * total + own, total)
         loader = DataLoader(
             cast("Dataset[SceneSample]", self.dataset),
-            batch_sampler=numbers,
+            batch_sampler=(list(range(start, start + batch)) for start in starts),
             num_workers=training.num_workers,
             pin_memory=self.device.type != "cpu",
             collate_fn=_collate,
         )
-        for batch in loader:
+        for samples in loader:
             start = time.perf_counter()
             with report_shortage(self._shortage):
-                loss = self.step(SceneSample(*(values.to(self.device, non_blocking=True) for values in batch)))
+                loss = self.step(SceneSample(*(values.to(self.device, non_blocking=True) for values in samples)))
             self.iteration += 1
             if self.accelerator.is_main_process:
                 self._log(loss, time.perf_counter() - start)

@@ -54,7 +54,7 @@ def test_samples_hold_the_cameras_of_the_capture(room: Path, tiny_capture: Path)
     found = recover_cameras(scene.maps, torch.full((3, 2), 56.0), (scene.focals_px, scene.principals_px))
     torch.testing.assert_close(found.rotations.float(), scene.rotations, atol=1e-4, rtol=0)
     torch.testing.assert_close(found.centers.float(), scene.centers, atol=1e-4, rtol=0)
-    frames = {frame["number"]: frame for sequence in data.sequences for frame in sequence.frames}
+    frames = {frame["number"]: frame for sequence in data.sequences for frame in sequence}
     indices = [int(Path(frames[number]["filepath"]).stem[-6:]) for number in scene.numbers.tolist()]
     truth = read_capture_cameras(tiny_capture).cameras[indices].relative_to_first()
     torch.testing.assert_close(scene.rotations.double(), truth.rotations, atol=1e-5, rtol=0)
@@ -102,7 +102,7 @@ def test_holes_are_masked(room: Path) -> None:
     depth[: len(depth) // 2] = 0
     co3d.write_depth(path, depth)
     assert (co3d.read_depth(path) == depth).all()
-    frames = [frame for sequence in scenes(room).sequences for frame in sequence.frames]
+    frames = [frame for sequence in scenes(room).sequences for frame in sequence]
     name = path.name.removesuffix(".geometric.png")
     holed = [frame for frame in frames if frame["filepath"] == f"room/{path.parent.parent.name}/images/{name}"]
     scene = scenes(room).load(holed * 2, np.random.default_rng(0))
@@ -117,7 +117,7 @@ def test_bad_data_is_told(room: Path, tmp_path: Path, tiny_capture: Path) -> Non
     with pytest.raises(CaptureError, match=r"lower model\.num_images"):
         scenes(room, num_images=40)
     sequence = scenes(room).sequences[0]
-    gone = [{**sequence.frames[0], "filepath": "room/none/images/frame000000.jpg"}]
+    gone = [{**sequence[0], "filepath": "room/none/images/frame000000.jpg"}]
     with pytest.raises(CaptureError, match="cannot be read"):
         scenes(room).load(gone, np.random.default_rng(0))
     distorted = tmp_path / "distorted"
