@@ -61,7 +61,7 @@ class MadeUpScenes:
     def __getitem__(self, number: int) -> Any:
         """Returns a sample, see :class:`SceneSample`."""
         from f3rm_ext.sfm.diffusion.co3d import SceneSample
-        from f3rm_ext.sfm.rays import CHANNELS, cell_ndc, normalized
+        from f3rm_ext.sfm.rays import CHANNELS, cell_ndc, normalize_maps
 
         dice = torch.Generator().manual_seed(number)
         images, cells, patches = self.settings.model.num_images, self.settings.cells, self.settings.patches
@@ -69,7 +69,7 @@ class MadeUpScenes:
         lens = torch.full((images, 2), float(side_px))
         return SceneSample(
             images=torch.rand(images, 3, side_px, side_px, generator=dice),
-            maps=normalized(torch.randn(images, CHANNELS, cells, cells, generator=dice)),
+            maps=normalize_maps(torch.randn(images, CHANNELS, cells, cells, generator=dice)),
             known=(torch.rand(images, cells, cells, generator=dice) < _KNOWN).float(),
             ndc=cell_ndc(patches, patches, lens).expand(images, -1, -1, -1),
             focals_px=lens,

@@ -84,7 +84,9 @@ class MemoryPlan:
         held = live_bytes + self.context_bytes
         if held > self.limit_bytes:
             room = int(self.plan.pair.batch_size * self.limit_bytes / held)
-            lines.append(f"Warning: that is above {self.limit_bytes / GIB:.1f} GiB: use {smaller(self.plan, room)}.")
+            lines.append(
+                f"Warning: that is above {self.limit_bytes / GIB:.1f} GiB: use {smaller_options(self.plan, room)}."
+            )
         return lines
 
 
@@ -174,13 +176,13 @@ def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gi
         line = line or memory_line(config, images, limit.type)
         raise ConfigError(
             f"A batch of {plan.pair.batch_size} needs {peak / GIB:.2f} GiB, and there are "
-            f"{limit.memory_bytes / GIB:.2f} (tensors take {line}): use {smaller(plan, _room(line, limit))}."
+            f"{limit.memory_bytes / GIB:.2f} (tensors take {line}): use {smaller_options(plan, _room(line, limit))}."
         )
     context = CONTEXT_BYTES if limit.type == "cuda" else 0
     return MemoryPlan(config, plan, peak, limit.memory_bytes, line, context)
 
 
-def smaller(plan: Plan, room: int) -> str:
+def smaller_options(plan: Plan, room: int) -> str:
     """Returns options that fit, as typed: batch and queue."""
     batch = next((number for number in BATCHES if number <= min(room, plan.pair.batch_size - 1)), None)
     if batch is None:

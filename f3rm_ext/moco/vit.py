@@ -31,8 +31,8 @@ class VitBackbone(nn.Module):
         self.dim, self.use_grad_checkpointing = WIDTHS[architecture], use_grad_checkpointing
         side = image_size // PATCH_PX
         self.network = VisionTransformer.sized(self.dim, _DEPTH, side, PATCH_PX)
-        self.register_state_dict_post_hook(_without_prefix)
-        self.register_load_state_dict_pre_hook(_with_prefix)
+        self.register_state_dict_post_hook(_remove_prefix)
+        self.register_load_state_dict_pre_hook(_add_prefix)
         self._draw_weights()
         self.network.pos_embed.data[:, 1:] = position_code(side, self.dim)
         self.network.pos_embed.requires_grad_(False)
@@ -73,11 +73,11 @@ def position_code(side: int, width: int) -> Float[Tensor, "patches width"]:
     return torch.cat([cols.sin(), cols.cos(), rows.sin(), rows.cos()], dim=1)
 
 
-def _without_prefix(_module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:
+def _remove_prefix(_module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:
     for name in [name for name in state if name.startswith(f"{prefix}network.")]:
         state[prefix + name.removeprefix(f"{prefix}network.")] = state.pop(name)
 
 
-def _with_prefix(_module: nn.Module, state: dict, prefix: str, *_: object) -> None:
+def _add_prefix(_module: nn.Module, state: dict, prefix: str, *_: object) -> None:
     for name in [name for name in state if name.startswith(prefix)]:
         state[f"{prefix}network.{name.removeprefix(prefix)}"] = state.pop(name)

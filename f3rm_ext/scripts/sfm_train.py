@@ -98,7 +98,7 @@ class Prepare:
 
     def main(self) -> int:
         """Writes the data and returns the exit code."""
-        from f3rm_ext.sfm.diffusion.co3d_lists import FrameLists, convert_captures, downloaded, list_co3d
+        from f3rm_ext.sfm.diffusion.co3d_lists import FrameLists, convert_captures, find_downloads, list_co3d
         from f3rm_ext.utils.console import image_progress
 
         first, *others = self.category or ("",)
@@ -117,7 +117,7 @@ class Prepare:
             if self.captures:
                 lists.append(FrameLists(convert_captures(self.captures, self.output, first, show), {}))
             else:
-                for category in downloaded(self.output) if every else self.category:
+                for category in find_downloads(self.output) if every else self.category:
                     progress.update(task, description=category)
                     lists.append(list_co3d(self.output, category, show))
         missing = {name: path for each in lists for name, path in each.missing.items()}

@@ -71,7 +71,7 @@ class CameraSet:
         pixels = local[..., :2] / local[..., 2:] * self.focals_px[:, None] + self.principals_px[:, None]
         return pixels, local[..., 2]
 
-    def moved(
+    def transform(
         self, rotation: Float[Tensor, "3 3"], translation: Float[Tensor, "3"], scale: float | Tensor = 1.0
     ) -> "CameraSet":
         """Returns the cameras in another world frame: new = scale · (rotation · old + translation)."""
@@ -82,11 +82,9 @@ class CameraSet:
     def relative_to_first(self, scale: float | Tensor = 1.0) -> "CameraSet":
         """Returns the cameras in the frame of the first camera, its lengths times ``scale``."""
         rotation = self.rotations[0].T
-        return self.moved(rotation, -rotation @ self.centers[0], scale)
+        return self.transform(rotation, -rotation @ self.centers[0], scale)
 
-    def cropped(
-        self, corners_px: Float[Tensor, "cams 2"], sides_px: Float[Tensor, " cams"], size_px: int
-    ) -> "CameraSet":
+    def crop(self, corners_px: Float[Tensor, "cams 2"], sides_px: Float[Tensor, " cams"], size_px: int) -> "CameraSet":
         """Returns the cameras of square crops that are resized."""
         scale = (size_px / sides_px)[:, None]
         return replace(

@@ -37,7 +37,7 @@ def from_homogeneous(vectors: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batc
     return vectors[..., :3] / weight
 
 
-def normalized(maps: Float[Tensor, "*batch 8 rows cols"]) -> Float[Tensor, "*batch 8 rows cols"]:
+def normalize_maps(maps: Float[Tensor, "*batch 8 rows cols"]) -> Float[Tensor, "*batch 8 rows cols"]:
     """Returns maps whose 4-vectors have length 1."""
     vectors = maps.unflatten(-3, (2, 4))
     return torch.nn.functional.normalize(vectors, dim=-3).flatten(-4, -3)

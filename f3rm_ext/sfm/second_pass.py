@@ -77,10 +77,10 @@ def register_missing(model: Any, database: FeatureDatabase, names: Sequence[str]
             features = unit_rows(opened.read_descriptors(ids[name]).data)
             camera = model.camera(image.camera_id)
             rows, points = match_features(features, cloud)
-            pose = _pose(pixels[rows], cloud.xyz[points], camera) if len(rows) >= LEAST_INLIERS else None
+            pose = _estimate_pose(pixels[rows], cloud.xyz[points], camera) if len(rows) >= LEAST_INLIERS else None
             if pose is not None:
                 seen = visible_features(pixels, features, cloud, camera, pose)
-                _add(model, image, pixels, pose, [(row, int(cloud.ids[point])) for row, point in seen])
+                _add_photo(model, image, pixels, pose, [(row, int(cloud.ids[point])) for row, point in seen])
                 registered.append(name)
         count(len(names), len(names))
         if registered:
@@ -113,7 +113,9 @@ def match_features(
     return rows, best[rows]
 
 
-def _pose(pixels: Float64[np.ndarray, "matches 2"], points: Float64[np.ndarray, "matches 3"], camera: Any) -> Any:
+def _estimate_pose(
+    pixels: Float64[np.ndarray, "matches 2"], points: Float64[np.ndarray, "matches 3"], camera: Any
+) -> Any:
     """Returns the ``pycolmap.Rigid3d`` on which enough matches agree; None otherwise."""
     options = colmap().AbsolutePoseEstimationOptions()
     options.ransac.max_error, options.ransac.random_seed = _POSE_ERROR_PX, 0
@@ -151,7 +153,7 @@ def visible_features(
     return sorted((row, point) for point, (_, row) in of_point.items())
 
 
-def _add(model: Any, image: Any, pixels: np.ndarray, pose: Any, seen: Sequence[tuple[int, int]]) -> None:
+def _add_photo(model: Any, image: Any, pixels: np.ndarray, pose: Any, seen: Sequence[tuple[int, int]]) -> None:
     """Adds a photo with its pose and the points that it sees."""
     pycolmap = colmap()
     if not model.exists_image(image.image_id):

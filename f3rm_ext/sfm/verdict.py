@@ -125,7 +125,7 @@ class PointVisibility:
         """Rows of the points that each photo sees."""
         self._centers = {number: model.image(number).projection_center() for number in rows}
 
-    def expected(self, number: int, camera: Any, pose: Any) -> Int64[np.ndarray, " points"]:
+    def expected_points(self, number: int, camera: Any, pose: Any) -> Int64[np.ndarray, " points"]:
         """Returns a sample of the points of a photo that another camera should see, too: those inside its picture that
         it views from nearly the same side and distance.
         """
@@ -159,7 +159,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         plane = {number: np.asarray(cameras[number].cam_from_img(pixels[number])) for number in photos}
         for a, b in itertools.permutations(photos, 2):
             if opened.exists_two_view_geometry(a, b):
-                expected = points.expected(a, cameras[b], poses[b])
+                expected = points.expected_points(a, cameras[b], poses[b])
                 if len(expected) >= _LEAST_EXPECTED:
                     blind.append(bool(np.isin(expected, points.rows_by_photo[b]).mean() < _FEW))
         for pair, geometry in zip(*opened.read_two_view_geometries(), strict=True):

@@ -57,14 +57,14 @@ class _Result(TypedDict):
     doubt: str
 
 
-class _Begun(TypedDict):
+class _BaseState(TypedDict):
     """Keys that the state always has."""
 
     made_by: str
     photos: dict[str, _Photo]
 
 
-class _State(_Begun, total=False):
+class _State(_BaseState, total=False):
     """Content of ``sfm.json``."""
 
     options: dict[str, Any]

@@ -17,7 +17,7 @@ from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.cameras import CameraSet
 from f3rm_ext.sfm.capture_cameras import read_capture_cameras
 from f3rm_ext.sfm.diffusion import estimator
-from f3rm_ext.sfm.diffusion.encoder import Encoded
+from f3rm_ext.sfm.diffusion.encoder import EncodedImages
 from f3rm_ext.sfm.diffusion.model import ModelSize, RayDiffuser
 from f3rm_ext.sfm.metrics import compare_poses
 from f3rm_ext.sfm.rays import render_maps
@@ -36,7 +36,7 @@ class KnowsThePhotos(RayDiffuser):
         super().__init__(vit, ModelSize(width=64, depth=4, heads=1, head_width=16), "sparse")
         self.maps = maps + NOISE * torch.randn(maps.shape, generator=torch.Generator().manual_seed(0))
 
-    def forward(self, noisy: Tensor, steps: Tensor, encoded: Encoded, ndc: Tensor, known: Any = None) -> Tensor:
+    def forward(self, noisy: Tensor, steps: Tensor, encoded: EncodedImages, ndc: Tensor, known: Any = None) -> Tensor:
         return self.maps[None]
 
 
@@ -64,7 +64,7 @@ def test_predicted_poses_are_refined(
         principals_px=sizes / 2,
         sizes_px=sizes,
     )
-    crops = true.cropped((sizes - HEIGHT) / 2, sizes.amin(dim=1), 42)
+    crops = true.crop((sizes - HEIGHT) / 2, sizes.amin(dim=1), 42)
     # The scene is around the origin; a plane through it is good enough, since endpoints only give directions.
     depth = true.centers.norm(dim=1)[:, None, None].expand(-1, 3, 3)
     maps = render_maps(crops, depth, 1 / float(depth[0, 0, 0])).float()

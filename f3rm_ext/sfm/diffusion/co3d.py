@@ -182,7 +182,7 @@ class Co3dScenes(Dataset[SceneSample]):
             )
         )
         whole = CameraSet.from_pytorch3d(annotated, torch.tensor(sizes, dtype=torch.float64))
-        cameras = whole.cropped(
+        cameras = whole.crop(
             torch.tensor(corners, dtype=torch.float64), torch.tensor(sides, dtype=torch.float64), self.image_size_px
         )
         scale = scene_scale(cameras, depth)

@@ -109,7 +109,7 @@ def _require_depth_and_pinholes(capture: CaptureCameras, data: Path) -> None:
 
 
 class FrameLists(NamedTuple):
-    """What came of a category."""
+    """The lists of a category."""
 
     counts: dict[Split, int]
     """Number of images in each list."""
@@ -117,7 +117,7 @@ class FrameLists(NamedTuple):
     """The first missing file of each sequence that lacks some; its frames with missing files are left out."""
 
 
-def downloaded(root: Path) -> list[str]:
+def find_downloads(root: Path) -> list[str]:
     """Returns the categories of CO3D in ``root/co3d``, sorted."""
     found = sorted(path.parent.name for path in (root / IMAGES).glob("*/frame_annotations.jgz"))
     if not found:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.diffusion.dense_head import UPSAMPLING, DenseHead
-from f3rm_ext.sfm.diffusion.encoder import Encoded, ImageEncoder
+from f3rm_ext.sfm.diffusion.encoder import EncodedImages, ImageEncoder
 from f3rm_ext.sfm.diffusion.transformer import RayTransformer
 from f3rm_ext.sfm.rays import CHANNELS
 
@@ -78,7 +78,7 @@ class RayDiffuser(nn.Module):
         self,
         noisy: Float[Tensor, "batch images 8 h w"],
         steps: Int64[Tensor, " batch"],
-        encoded: Encoded,
+        encoded: EncodedImages,
         ndc: Float[Tensor, "batch images 2 rows cols"],
         known: Float[Tensor, "batch images h w"] | None = None,
     ) -> Float[Tensor, "batch images 8 h w"]:

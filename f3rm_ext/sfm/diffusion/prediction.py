@@ -37,7 +37,7 @@ def predict_maps(
         encoded = model.encoder(images[None])
 
     def predict(maps: Tensor, steps: Tensor, chosen: list[int]) -> Tensor:
-        return model(maps, steps, encoded.of(chosen), ndc[None, chosen]).float()
+        return model(maps, steps, encoded.select(chosen), ndc[None, chosen]).float()
 
     cells = ndc.shape[-1] * model.cells
     return sample(predict_in_chunks(predict, most_images), (1, len(images), cells, cells), generator, stop)[0]

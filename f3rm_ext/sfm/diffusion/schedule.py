@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.sfm.rays import CHANNELS, normalized
+from f3rm_ext.sfm.rays import CHANNELS, normalize_maps
 
 if TYPE_CHECKING:
     from diffusers.schedulers.scheduling_ddim import DDIMScheduler
@@ -83,10 +83,10 @@ def sample(
     for done, step in enumerate(scheduler.timesteps.tolist()):
         clean = predict(maps, torch.full((batch,), step, dtype=torch.long, device=device))
         if done == stop:
-            return normalized(clean)
+            return normalize_maps(clean)
         still = torch.zeros_like(maps)
         (after, *_) = scheduler.step(clean, step, maps, eta=1.0, variance_noise=still, return_dict=False)
-        maps = normalized(after)
+        maps = normalize_maps(after)
     raise ValueError(f"stop is {stop}, but the schedule has {STEPS} steps")
 
 

@@ -261,7 +261,7 @@ def _set(settings: Settings, key: str, value: str) -> None:
     *group, name = key.split(".")
     owner = getattr(settings, group[0]) if group else settings
     kind = next(entry.type for entry in fields(owner) if entry.name == name)
-    setattr(owner, name, _converted(key, value, kind))
+    setattr(owner, name, _parse_value(key, value, kind))
 
 
 def _check_fixed(key: str, value: str, published: bool | int | float | str | None) -> None:
@@ -270,13 +270,13 @@ def _check_fixed(key: str, value: str, published: bool | int | float | str | Non
     if isinstance(published, str):
         is_published = value.lower() == published
     else:  # 1 and 1.0 are one number
-        is_published = _converted(key, value, bool if isinstance(published, bool) else float) == published
+        is_published = _parse_value(key, value, bool if isinstance(published, bool) else float) == published
     if not is_published:
         has = "none" if published == "" else published
         raise ConfigError(f"{key}={value} is not built: the published models have {has}, the only value here.")
 
 
-def _converted(key: str, value: str, kind: Any) -> bool | int | float | str:
+def _parse_value(key: str, value: str, kind: Any) -> bool | int | float | str:
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise ConfigError(f"{key} is {value}: choose from {', '.join(get_args(kind))}.")

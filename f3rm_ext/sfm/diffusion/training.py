@@ -29,7 +29,7 @@ from f3rm_ext.memory.shortage import report_shortage, shortage_error
 from f3rm_ext.sfm.diffusion import checkpoint as files
 from f3rm_ext.sfm.diffusion.co3d import Co3dScenes, SceneSample
 from f3rm_ext.sfm.diffusion.dense_head import UPSAMPLING
-from f3rm_ext.sfm.diffusion.encoder import Encoded, FeatureCache
+from f3rm_ext.sfm.diffusion.encoder import EncodedImages, FeatureCache
 from f3rm_ext.sfm.diffusion.model import SIZES, RayDiffuser, masked_loss
 from f3rm_ext.sfm.diffusion.plan import set_trained
 from f3rm_ext.sfm.diffusion.prediction import evaluate
@@ -60,7 +60,7 @@ ReportMetrics = Callable[[int, dict[str, float]], None]
 
 @runtime_checkable
 class Scenes(Protocol):
-    """What a training needs of its data; see :class:`Co3dScenes`."""
+    """The data of a training; see :class:`Co3dScenes`."""
 
     augment: bool
     """Whether an image is cut in another way each time."""
@@ -84,13 +84,13 @@ class EncodeAndPredict(nn.Module):
 
     def forward(
         self,
-        images: Float[Tensor, "batch images 3 h w"] | Encoded,
+        images: Float[Tensor, "batch images 3 h w"] | EncodedImages,
         noisy: Float[Tensor, "batch images 8 cells cells"],
         steps: Int64[Tensor, " batch"],
         ndc: Float[Tensor, "batch images 2 patches patches"],
         known: Float[Tensor, "batch images cells cells"],
     ) -> Float[Tensor, "batch images 8 cells cells"]:
-        encoded = images if isinstance(images, Encoded) else self.model.encoder(images)
+        encoded = images if isinstance(images, EncodedImages) else self.model.encoder(images)
         return self.model(noisy, steps, encoded, ndc, known)
 
 
@@ -124,7 +124,7 @@ def derive_seed(*numbers: int) -> int:
 
 
 class Training:
-    """A run.
+    """A training run.
 
     ``notice`` says why nothing is evaluated, if the test list cannot be used.
 
@@ -295,7 +295,7 @@ class Training:
         clean, known = sample.maps[:, :count], sample.known[:, :count]
         noisy, steps = self._noisy(clean, known)
         self.optimizer.zero_grad(set_to_none=True)  # before activations come
-        images: Tensor | Encoded = sample.images[:, :count]
+        images: Tensor | EncodedImages = sample.images[:, :count]
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.amp):
             if self.features is not None:
                 images = self.features.encode(sample.images[:, :count], sample.numbers[:, :count])

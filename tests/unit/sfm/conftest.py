@@ -73,7 +73,9 @@ class MadeUp(NamedTuple):
             np.array([each.find_image_with_name(name).projection_center() for name in names])
             for each in (model, self.truth)
         )
-        matrix = pycolmap.estimate_sim3d(ours, true).matrix()
+        similarity = pycolmap.estimate_sim3d(ours, true)
+        assert similarity is not None
+        matrix = similarity.matrix()
         return float(np.abs(ours @ matrix[:, :3].T + matrix[:, 3] - true).max() / np.ptp(true))
 
 

@@ -13,7 +13,7 @@ from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN, IMAGENET_STD,
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.diffusion import checkpoint
 from f3rm_ext.sfm.diffusion.dense_head import DenseHead, ResidualUnit
-from f3rm_ext.sfm.diffusion.encoder import Encoded, ImageEncoder
+from f3rm_ext.sfm.diffusion.encoder import EncodedImages, ImageEncoder
 from f3rm_ext.sfm.diffusion.model import SIZES, ModelSize, RayDiffuser, Stage, masked_loss, upsample
 from f3rm_ext.sfm.diffusion.plan import build_encoder, set_trained
 from f3rm_ext.sfm.diffusion.transformer import Block, number_codes
@@ -207,7 +207,7 @@ def test_residual_heads_see_tokens_of_any_size_alike(residual: bool) -> None:
     for parameter in head.output[-1].parameters():
         torch.nn.init.normal_(parameter)
     taps = [torch.randn(1, 2, 6, 2, 2) for _ in range(2)]
-    encoded = Encoded(torch.randn(1, 2, 6, 2, 2), torch.randn(1, 2, 5, 6), torch.randn(1, 2, 5, 6))
+    encoded = EncodedImages(torch.randn(1, 2, 6, 2, 2), torch.randn(1, 2, 5, 6), torch.randn(1, 2, 5, 6))
     with torch.no_grad():
         made, large = (head(encoded, [size * tap for tap in taps], torch.tensor([3])) for size in (1, 1000))
     assert torch.allclose(made, large, atol=1e-2) == residual

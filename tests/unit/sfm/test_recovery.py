@@ -12,7 +12,7 @@ from torch import Tensor
 
 from f3rm_ext.sfm import recovery
 from f3rm_ext.sfm.cameras import PYTORCH3D_SIGNS, CameraSet
-from f3rm_ext.sfm.rays import normalized, render_maps, to_homogeneous
+from f3rm_ext.sfm.rays import normalize_maps, render_maps, to_homogeneous
 
 
 def rotation_errors_deg(found: Tensor, true: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def test_focal_lengths_alone_are_exact_and_turn_cameras_less(cameras: CameraSet,
     exact = recovery.recover_cameras(maps, cameras.sizes_px, "focal")
     torch.testing.assert_close(exact.focals_px, true.focals_px, atol=1e-4, rtol=0)
     assert rotation_errors_deg(exact.rotations, true.rotations).max() < 1e-5
-    noisy = normalized(maps + 0.01 * torch.randn(maps.shape, generator=torch.Generator().manual_seed(0)).double())
+    noisy = normalize_maps(maps + 0.01 * torch.randn(maps.shape, generator=torch.Generator().manual_seed(0)).double())
     found = (recovery.recover_cameras(noisy, cameras.sizes_px, which) for which in ("focal", "all"))
     focal, everything = (float(rotation_errors_deg(each.rotations, true.rotations).mean()) for each in found)
     assert focal < 0.6 * everything
@@ -51,7 +51,7 @@ def test_focal_lengths_alone_are_exact_and_turn_cameras_less(cameras: CameraSet,
 def test_a_third_of_wrong_rays_does_not_matter(cameras: CameraSet, depth: Tensor) -> None:
     maps = render_maps(cameras, depth)
     wrong = torch.rand(maps[:, :1].shape, generator=torch.Generator().manual_seed(3)) < 0.3
-    garbage = normalized(torch.randn(maps.shape, generator=torch.Generator().manual_seed(4)).double())
+    garbage = normalize_maps(torch.randn(maps.shape, generator=torch.Generator().manual_seed(4)).double())
     maps[:, 4:] = torch.where(wrong, garbage[:, 4:], maps[:, 4:])
     found = recovery.recover_cameras(maps, cameras.sizes_px, "all")
     torch.testing.assert_close(found.focals_px, cameras.focals_px, atol=1e-3, rtol=0)
