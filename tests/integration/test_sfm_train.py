@@ -54,15 +54,11 @@ def test_captures_become_data(f3rm_ext: Typed, tiny_capture: Path, tmp_path: Pat
     assert (tmp_path / "co3d_annotations" / "room_train.jgz").is_file()
 
 
-def test_the_published_commands_print_their_plan(f3rm_ext: Typed) -> None:
+def test_a_published_command_prints_its_plan(f3rm_ext: Typed) -> None:
     done = f3rm_ext("sfm", "train", "--plan", "--", *PASTED)
     assert done.code == 0, done.err
     assert "8 scenes on each of 8 processes, 64 in total" in done.out and "400,000" in done.out
     assert "GPU memory at the peak of a step" in done.out and "activations" in done.out
-    done = f3rm_ext("sfm", "train", "--plan", "--", *PASTED_DENSE)
-    assert done.code == 0, done.err
-    assert "4 scenes on each of 8 processes, 32 in total" in done.out and "429.6 M" in done.out
-    assert "After 50,000 steps" in done.out and "GPU memory after 50,000 steps" in done.out
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
