@@ -33,7 +33,7 @@ def same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
 
 
 def test_queue_and_key_encoder_change_once_per_step_of_two_batches() -> None:
-    training = Training(make_plan(config(gradient_accumulation_steps=2, queue_size=16, momentum=0.5), 20), "a", CPU)
+    training = Training(make_plan(config(gradient_accumulation_steps=2, queue_size=16, momentum=0.75), 20), "a", CPU)
     source = batches()
     training.train_step(source)  # the first leaves the key encoder, which is still the same network
     before = {name: value.clone() for name, value in training.key.named_parameters()}
@@ -41,7 +41,7 @@ def test_queue_and_key_encoder_change_once_per_step_of_two_batches() -> None:
     result = training.train_step(source)
     assert training.queue is not None and len(training.queue) == 16 and training.first_batch == 4
     for name, value in training.key.named_parameters():
-        torch.testing.assert_close(value, 0.5 * before[name] + 0.5 * query[name])
+        torch.testing.assert_close(value, 0.75 * before[name] + 0.25 * query[name])
         assert value.grad is None
     assert set(result.scalars()) == {"loss", "pretext_accuracy", "output_spread", "alignment", "uniformity"}
 

@@ -55,6 +55,13 @@ def test_figures_are_those_of_their_definitions() -> None:
     assert found.center_error_units == pytest.approx(np.median(off))
 
 
+def test_directions_lose_their_sign_as_published() -> None:
+    rotations, centers = np.stack([np.eye(3)] * 2), np.array([[0.0, 0, 0], [1, 0, 0]])
+    turned = np.array([[0.0, 0, 0], [np.cos(0.2), np.sin(0.2), 0]])
+    errors = [metrics.relative_translation_errors_deg((rotations, c), (rotations, centers)) for c in (turned, -turned)]
+    assert np.allclose(errors, np.rad2deg(0.2))
+
+
 def test_missing_cameras_are_misses_of_all_their_pairs() -> None:
     true = poses(10)
     some = (true[0][:7], true[1][:7])

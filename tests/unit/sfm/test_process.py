@@ -112,6 +112,11 @@ def test_a_capture_stays_where_other_options_or_photos_find_none(
         make(tmp_path / "none", start_over=True)
     assert all(path.read_bytes() == content for path, content in before.items())
     assert make(photos) == first
+    for name in ("transforms.json", f"images/{NAMES[0]}"):
+        (out / name).unlink()
+    with pytest.raises(CaptureError):  # it is made again
+        make(photos)
+    assert (out / "images" / NAMES[0]).is_file()
 
 
 @pytest.mark.usefixtures("two_places")
