@@ -100,7 +100,7 @@ class TrainingRun:
         images = len(find_files(config.data))
         device = _open_device(config.device) if config.memory_gib is None else torch.device(_device_name(config.device))
         memory = plan_memory(config, images, device, config.memory_gib)
-        plan = make_plan(memory.config, images)
+        plan = memory.plan
         self._say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
         if config.probe:
             seconds = step_seconds(plan, _open_device(config.device))

@@ -54,8 +54,6 @@ class CameraSet:
             self.sizes_px[index],
         )
 
-    # --- geometry ----------------------------------------------------------------------------------------------------
-
     def directions(self, pixels: Float[Tensor, "cams *points 2"]) -> Float[Tensor, "cams *points 3"]:
         """Returns world directions through pixels, of length 1 along the optical axis."""
         flat = pixels.flatten(1, -2)
@@ -93,8 +91,6 @@ class CameraSet:
             principals_px=(self.principals_px - corners_px) * scale,
             sizes_px=torch.full_like(self.sizes_px, size_px),
         )
-
-    # --- conventions -------------------------------------------------------------------------------------------------
 
     def to_opengl(self) -> Float[Tensor, "cams 3 4"]:
         """Returns camera-to-world matrices as nerfstudio's ``transform_matrix`` has them."""

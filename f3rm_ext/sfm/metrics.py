@@ -51,9 +51,6 @@ def align(source: Float[np.ndarray, "points 3"], target: Float[np.ndarray, "poin
     return Similarity(scale, rotation, target_mean - scale * rotation @ source_mean)
 
 
-# --- pairs of cameras ------------------------------------------------------------------------------------------------
-
-
 def camera_pairs(count: int) -> tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]]:
     """Returns the indices i < j of all pairs, or of :data:`MOST_PAIRS` drawn at random, always the same, if fewer.
 
@@ -110,9 +107,6 @@ def area_under_curve(errors_deg: Float[np.ndarray, " pairs"]) -> float:
     inside = errors_deg[errors_deg < _AUC_DEG]
     counts = np.bincount(inside.astype(int), minlength=_AUC_DEG)
     return float(np.cumsum(counts / max(len(errors_deg), 1)).mean())
-
-
-# --- all -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

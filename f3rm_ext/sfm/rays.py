@@ -43,9 +43,6 @@ def normalize_maps(maps: Float[Tensor, "*batch 8 rows cols"]) -> Float[Tensor, "
     return torch.nn.functional.normalize(vectors, dim=-3).flatten(-4, -3)
 
 
-# --- cells -----------------------------------------------------------------------------------------------------------
-
-
 def cell_centers(sizes_px: Float[Tensor, "cams 2"], rows: int, cols: int) -> Float[Tensor, "cams rows cols 2"]:
     """Returns the pixels (x, y) at the centres of a grid of cells over each image."""
     y = (torch.arange(rows, dtype=sizes_px.dtype, device=sizes_px.device) + 0.5) / rows
@@ -87,9 +84,6 @@ def fill_holes(
         return np.ones_like(depth), known
     _, nearest = distance_transform_edt(~known, return_indices=True)  # type: ignore[misc]
     return depth[tuple(nearest)], known
-
-
-# --- maps ------------------------------------------------------------------------------------------------------------
 
 
 def scene_scale(cameras: CameraSet, depth: Float[Tensor, "cams rows cols"]) -> float:

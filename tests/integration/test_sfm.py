@@ -87,9 +87,12 @@ def test_poses_are_the_true_ones(processed: tuple[Path, Any], scene: Scene) -> N
     assert done.code == 0, done.text[-3000:]
     capture = read_capture_cameras(out)
     names = [Path(frame["file_path"]).name for frame in capture.frames]
-    images = [scene.truth.find_image_with_name(name.replace("Küche_1", "frame_00001")) for name in names]
-    true = np.stack([image.cam_from_world().inverse().matrix() for image in images])
-    found = compare_poses(capture.poses, (true[:, :, :3], true[:, :, 3]))
+    named = ["frame_00001.png" if name.startswith("Küche") else name for name in names]
+    images = [scene.truth.find_image_with_name(name) for name in named]  # None for the copy of a photo
+    known = [index for index, image in enumerate(images) if image is not None]
+    true = np.stack([images[index].cam_from_world().inverse().matrix() for index in known])
+    rotations, centers = capture.poses
+    found = compare_poses((rotations[known], centers[known]), (true[:, :, :3], true[:, :, 3]))
     assert found.cameras == NUM_PHOTOS and found.auc_30 > 0.98 and found.center_error < 0.01
 
 

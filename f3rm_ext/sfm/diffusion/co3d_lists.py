@@ -45,9 +45,6 @@ def _list_path(root: Path, category: str, split: Split) -> Path:
     return root / ANNOTATIONS / f"{category}_{split}.jgz"
 
 
-# --- from captures ---------------------------------------------------------------------------------------------------
-
-
 def convert_captures(
     captures: Sequence[Path], root: Path, category: str, on_image: Callable[[int], None] = lambda done: None
 ) -> dict[Split, int]:
@@ -103,9 +100,6 @@ def _require_depth_and_pinholes(capture: CaptureCameras, data: Path) -> None:
         values = np.ravel([frame.get(key, 0.0) for key in DISTORTION if key != "distortion_params"])
         if np.any(values.astype(np.float64) != 0):
             raise CaptureError(f"{data} has lens distortion, but CO3D's cameras have none: undistort its images first.")
-
-
-# --- from CO3D -------------------------------------------------------------------------------------------------------
 
 
 class FrameLists(NamedTuple):
