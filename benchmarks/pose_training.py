@@ -61,7 +61,7 @@ class MadeUpScenes:
     def __getitem__(self, number: int) -> Any:
         """Returns a sample, see :class:`SceneSample`."""
         from f3rm_ext.sfm.diffusion.co3d import SceneSample
-        from f3rm_ext.sfm.rays import CHANNELS, cell_ndc, normalized
+        from f3rm_ext.sfm.rays import CHANNELS, cell_ndc, normalize_maps
 
         dice = torch.Generator().manual_seed(number)
         images, cells, patches = self.settings.model.num_images, self.settings.cells, self.settings.patches
@@ -69,7 +69,7 @@ class MadeUpScenes:
         lens = torch.full((images, 2), float(side_px))
         return SceneSample(
             images=torch.rand(images, 3, side_px, side_px, generator=dice),
-            maps=normalized(torch.randn(images, CHANNELS, cells, cells, generator=dice)),
+            maps=normalize_maps(torch.randn(images, CHANNELS, cells, cells, generator=dice)),
             known=(torch.rand(images, cells, cells, generator=dice) < _KNOWN).float(),
             ndc=cell_ndc(patches, patches, lens).expand(images, -1, -1, -1),
             focals_px=lens,
@@ -88,7 +88,7 @@ def make_settings(name: str, options: argparse.Namespace, folder: Path) -> Any:
         options: of the command line.
         folder: where random weights of the encoder are written, if no others are given.
     """
-    from f3rm_ext.sfm.diffusion.plan import ENCODER_DEPTH, ENCODER_SIDE, ENCODER_WIDTH, encoder_state
+    from f3rm_ext.sfm.diffusion.plan import build_encoder
     from f3rm_ext.sfm.diffusion.settings import parse_settings
 
     preset, more, _ = ROWS[name]
@@ -96,7 +96,7 @@ def make_settings(name: str, options: argparse.Namespace, folder: Path) -> Any:
     if weights is None:
         weights = folder / "vit.pth"
         torch.manual_seed(0)
-        torch.save(encoder_state(ENCODER_WIDTH, ENCODER_DEPTH, ENCODER_SIDE), weights)
+        torch.save(build_encoder().state_dict(), weights)
     words = [*more, f"model.encoder_weights={weights}", "training.interval_evaluate=0", "debug.wandb=False"]
     if options.tiny:
         cells = TINY_PATCHES * (16 if preset == "dense" else 1)

@@ -250,7 +250,7 @@ def estimate_poses(
 
     Raises:
         ConfigError: An option cannot work, or the folder holds other files.
-        CaptureError: No two photos fit together.
+        CaptureError: No two photos fit together, or the poses are doubtful and those of an earlier capture are not.
     """
     from f3rm_ext.sfm.config import ProcessConfig
     from f3rm_ext.sfm.process import Processing

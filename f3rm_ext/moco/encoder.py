@@ -90,7 +90,6 @@ class Encoder(nn.Module):
 
     Args:
         image_size: Side of the views, px.
-        use_grad_checkpointing: See :class:`Backbone`.
     """
 
     def __init__(
@@ -134,21 +133,13 @@ def cosine_momentum(start: float, progress: float) -> float:
 
     >>> [round(cosine_momentum(0.99, part), 4) for part in (0.0, 0.5, 1.0)]
     [0.99, 0.995, 1.0]
-
-    Args:
-        start: Momentum of the first step, 0 to 1.
-        progress: Completed share of the training, 0 to 1.
     """
     return 1 - (1 - start) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @torch.no_grad()
 def update_momentum(key: nn.Module, query: nn.Module, momentum: float) -> None:
-    """Sets each parameter of the key encoder to m·θ_key + (1 − m)·θ_query. Buffers stay; see :func:`update_statistics`.
-
-    Raises:
-        ValueError: The encoders have different numbers of parameters.
-    """
+    """Sets the key encoder to m·θ_key + (1 − m)·θ_query; its buffers stay, see :func:`update_statistics`."""
     for average, value in zip(key.parameters(), query.parameters(), strict=True):
         average.lerp_(value, 1 - momentum)
 
@@ -174,12 +165,7 @@ def is_vit(architecture: str) -> bool:
 def make_backbone(
     architecture: Architecture, image_size: int, use_grad_checkpointing: bool = False
 ) -> Backbone | VitBackbone:
-    """Returns a backbone with random weights.
-
-    Args:
-        image_size: Side of the views, px; sets the number of positions of ViTs.
-        use_grad_checkpointing: See :class:`Backbone`.
-    """
+    """Returns a backbone with random weights."""
     if is_vit(architecture):
         return VitBackbone(architecture, image_size, use_grad_checkpointing)
     return Backbone(architecture, use_grad_checkpointing)

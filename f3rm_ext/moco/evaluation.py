@@ -1,8 +1,8 @@
 """Evaluation of pre-training on labelled pictures: k-NN, linear probe and fine-tuning, compared with other features."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast, get_args
@@ -10,17 +10,20 @@ from typing import cast, get_args
 import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
+from scipy.stats import t as student_t
 from torch import Tensor, nn
 from torch.nn import functional
 
 from f3rm_ext.errors import ConfigError, reason_of
 from f3rm_ext.features.extractors.daisy import DaisyConfig, DaisyExtractor
+from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN, IMAGENET_STD, normalise
 from f3rm_ext.features.extractors.weights import load_state_dict
+from f3rm_ext.html.tables import Table
 from f3rm_ext.moco.encoder import Backbone, make_backbone
 from f3rm_ext.moco.options import Architecture
 from f3rm_ext.moco.pictures import WHOLE_PICTURE, read_tiles
 from f3rm_ext.moco.tiles import find_files
-from f3rm_ext.moco.views import MEAN, STD, derive_seed
+from f3rm_ext.moco.views import derive_seed
 from f3rm_ext.moco.vit import VitBackbone
 from f3rm_ext.utils.pictures import UNREADABLE
 
@@ -30,8 +33,6 @@ NEIGHBOURS = 20
 _BINS = 8
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
 """Candidate weights of the probe's squared coefficients."""
-_T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-"""Quantiles of Student's t for 95 % intervals, by number of values."""
 _BATCH = 128
 
 
@@ -74,12 +75,7 @@ def read_labelled(folder: Path, side: int) -> LabelledImages:
 
 
 def open_backbone(path: Path) -> tuple[Network, Architecture]:
-    """Reads the weights that a training exported.
-
-    Raises:
-        ConfigError: The file was not exported by a training.
-        ExtractorError: The file is damaged.
-    """
+    """Reads the weights that a training exported."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -100,32 +96,18 @@ def open_backbone(path: Path) -> tuple[Network, Architecture]:
 
 @torch.inference_mode()
 def network_features(
-    backbone: Network, images: UInt8[np.ndarray, "images side side 3"], all_stages: bool = False
-) -> Float[Tensor, "images feat"]:
-    """Returns the mean of each picture's last feature map, or a ViT's class token.
-
-    Args:
-        backbone: The network, which is left in evaluation mode.
-        all_stages: Return the means of all four stages of a ResNet, the last stage last.
-    """
-    backbone.eval()
-    features = []
-    for start in range(0, len(images), _BATCH):
-        batch = normalize_images(images[start : start + _BATCH])
-        if all_stages and isinstance(backbone, Backbone):
-            features.append(torch.cat([each.mean(dim=(2, 3)) for each in backbone.maps(batch)], dim=1))
-        else:
-            features.append(backbone(batch))
-    return torch.cat(features).clone()
-
-
-def stage_features(
     backbone: Network, images: UInt8[np.ndarray, "images side side 3"]
 ) -> dict[str, Float[Tensor, "images _"]]:
-    """Returns features by the suffix of their name in a table: the last stage and, of a ResNet, all stages."""
-    features = network_features(backbone, images, all_stages=True)
-    last = {"": features[:, -backbone.dim :]}
-    return {**last, ", all stages": features} if isinstance(backbone, Backbone) else last
+    """Returns features by the suffix of their name in a table: the mean of each picture's last feature map (a ViT's
+    class token), and the means of all four stages of a ResNet.
+    """
+    backbone.eval()
+    batches = [normalize_images(images[start : start + _BATCH]) for start in range(0, len(images), _BATCH)]
+    if not isinstance(backbone, Backbone):
+        return {"": torch.cat([backbone(batch) for batch in batches]).clone()}
+    means = [torch.cat([each.mean(dim=(2, 3)) for each in backbone.maps(batch)], dim=1) for batch in batches]
+    features = torch.cat(means).clone()
+    return {"": features[:, -backbone.dim :], ", all stages": features}
 
 
 def color_histograms(images: UInt8[np.ndarray, "images side side 3"]) -> Float[Tensor, "images bins"]:
@@ -173,7 +155,6 @@ def linear_probe(
     """Returns the classes of `test` by logistic regression on standardised features, fitted by L-BFGS.
 
     Args:
-        train: Features to fit.
         penalty: Weight of the squared coefficients; by default that of :data:`PENALTIES` which is best on a quarter of
             `train` when fitted to the rest.
     """
@@ -200,32 +181,32 @@ def linear_probe(
     return (test @ weight + bias).detach().argmax(dim=1)
 
 
-@dataclass(frozen=True)
-class Score:
-    """Accuracies of one kind of feature, one per seed, 0 to 1."""
-
-    name: str
-    """Kind of feature."""
-    knn: tuple[float, ...]
-    """Accuracies of nearest neighbours."""
-    linear: tuple[float, ...]
-    """Accuracies of the linear probe."""
-    fine_tuned: tuple[float, ...] = ()
-    """Accuracies after training the whole network with labels; empty unless requested."""
-
-    def extend(self, other: "Score") -> "Score":
-        """Returns the accuracies of both scores."""
-        knn, linear = self.knn + other.knn, self.linear + other.linear
-        return Score(self.name, knn, linear, self.fine_tuned + other.fine_tuned)
+Scores = dict[str, dict[str, list[float]]]
+"""For each kind of feature and each way of scoring, a score per seed, 0 to 1; an empty list if it was not requested."""
 
 
-def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the mean of 1 to 10 values and half of its 95 % confidence interval (Student's t; 0 for one value)."""
-    mean = sum(values) / len(values)
-    if len(values) == 1:
-        return mean, 0.0
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, _T_95[len(values)] * math.sqrt(variance / len(values))
+def percent(values: Sequence[float]) -> str:
+    """Returns the mean in % with half of its 95 % interval (Student's t; 0 for one value).
+
+    >>> percent([0.5, 0.6, 0.7]), percent([0.5]), percent([])
+    ('60.0 ± 24.8', '50.0 ± 0.0', '–')
+    """
+    if not values:
+        return "–"
+    count = len(values)
+    half = student_t.ppf(0.975, count - 1) * np.std(values, ddof=1) / math.sqrt(count) if count > 1 else 0.0
+    return f"{100 * np.mean(values):.1f} ± {100 * half:.1f}"
+
+
+def scores_table(scores: Scores, titles: Mapping[str, str]) -> Table:
+    """Returns a table in %, each mean with half of its 95 % interval.
+
+    Args:
+        titles: headers by way of scoring; columns without scores are left out.
+    """
+    keys = [key for key in titles if any(score[key] for score in scores.values())]
+    rows = [[name, *(percent(score[key]) for key in keys)] for name, score in scores.items()]
+    return Table(["features", *(titles[key] for key in keys)], rows)
 
 
 def daisy_features(images: UInt8[np.ndarray, "images side side 3"]) -> Float[Tensor, "images feat"]:
@@ -273,7 +254,7 @@ def evaluate(
     imagenet: Path | None = None,
     fine_tune_passes: int = 0,
     done: Callable[[], None] = lambda: None,
-) -> list[Score]:
+) -> Scores:
     """Scores pre-trained weights, random weights, colour histograms and DAISY on the same halves of the data.
 
     ResNets are scored by the features of the last stage and of all stages.
@@ -291,42 +272,29 @@ def evaluate(
         return make_backbone(architecture, data.images.shape[1])
 
     fixed = {
-        "pre-trained": stage_features(backbone, data.images),
+        "pre-trained": network_features(backbone, data.images),
         "colour histograms": {"": color_histograms(data.images)},
         "DAISY": {"": daisy_features(data.images)},
     }
     if imagenet is not None:
         fixed["ImageNet (EfficientNet-lite0)"] = {"": imagenet_features(imagenet, data.images)}
-    scores: dict[str, Score] = {}
+    scores: Scores = {}
     for name in ("pre-trained", "random weights", *list(fixed)[1:]):
         for seed in range(seeds):
             train, test = split_classes(data.labels, seed)
-            features = fixed[name] if name in fixed else stage_features(random_backbone(seed), data.images)
+            truth = data.labels[test]
+            features = fixed[name] if name in fixed else network_features(random_backbone(seed), data.images)
             for stages, rows in features.items():
-                score = score_features(name + stages, rows, data.labels, train, test)
-                if fine_tune_passes and not stages and name in ("pre-trained", "random weights"):
-                    network = open_backbone(weights)[0] if name in fixed else random_backbone(seed)
-                    head = partial(nn.Linear, network.dim, len(data.classes))
-                    predicted = fine_tune(network, head, data.images, data.labels, train, test, fine_tune_passes, seed)
-                    score = replace(score, fine_tuned=(accuracy(predicted, data.labels[test]),))
-                scores[score.name] = scores[score.name].extend(score) if score.name in scores else score
+                score = scores.setdefault(name + stages, {"knn": [], "linear": [], "fine_tuned": []})
+                for key, classify in (("knn", nearest_neighbours), ("linear", linear_probe)):
+                    score[key].append(accuracy(classify(rows[train], data.labels[train], rows[test]), truth))
+            if fine_tune_passes and name in ("pre-trained", "random weights"):
+                network = open_backbone(weights)[0] if name in fixed else random_backbone(seed)
+                head = partial(nn.Linear, network.dim, len(data.classes))
+                predicted = fine_tune(network, head, data.images, data.labels, train, test, fine_tune_passes, seed)
+                scores[name]["fine_tuned"].append(accuracy(predicted, truth))
             done()
-    return list(scores.values())
-
-
-def score_features(
-    name: str,
-    features: Float[Tensor, "images feat"],
-    labels: Int[Tensor, "images"],
-    train: Int[Tensor, "train"],
-    test: Int[Tensor, "test"],
-) -> Score:
-    """Returns the accuracies of features on one split."""
-    knn, linear = (
-        accuracy(method(features[train], labels[train], features[test]), labels[test])
-        for method in (nearest_neighbours, linear_probe)
-    )
-    return Score(name, (knn,), (linear,))
+    return scores
 
 
 def fine_tune(
@@ -344,8 +312,6 @@ def fine_tune(
     AdamW, learning rate 1e-3 falling to 0 along half a cosine, random flips of both axes, batches of 32 (pixels: 8).
 
     Args:
-        network: The initial network, which is changed.
-        head: Makes the classifier of the network's output.
         labels: Class of each picture or of each pixel; −1 is ignored.
         seed: Random seed of head, order and flips.
     """
@@ -374,8 +340,7 @@ def fine_tune(
 
 def normalize_images(images: UInt8[np.ndarray, "images side side 3"]) -> Float[Tensor, "images 3 side side"]:
     """Returns the input of a backbone: pictures normalised by ImageNet's mean and standard deviation."""
-    mean, std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
-    return (torch.from_numpy(images.copy()).permute(0, 3, 1, 2).float() / 255 - mean) / std
+    return normalise(torch.from_numpy(images.copy()).permute(0, 3, 1, 2).float() / 255, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def accuracy(predicted: Int[Tensor, "images"], labels: Int[Tensor, "images"]) -> float:

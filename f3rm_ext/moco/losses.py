@@ -22,13 +22,6 @@ def info_nce_logits(
     """Returns similarities over temperature: that of the positive key first, then those of the queue.
 
     If image ids are given, keys of the query's own image get a logit of −∞ and so are no negatives.
-
-    Args:
-        key: Embeddings of the other view by the key encoder.
-        negatives: Keys of earlier steps; may be none.
-        temperature: Above 0.
-        query_ids: Image of each query.
-        negative_ids: Image of each key in the queue.
     """
     with torch.autocast(query.device.type, enabled=False):
         query, key, negatives = query.float(), key.float(), negatives.float()
@@ -57,9 +50,6 @@ def batch_logits(
     """Returns v3's similarities over temperature, where the other images of the batch are the negatives.
 
     Args:
-        query: Embeddings of this process.
-        keys: Keys of all processes.
-        temperature: Above 0.
         first: Row of `keys` that belongs to the first query.
 
     Returns:

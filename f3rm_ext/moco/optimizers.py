@@ -17,11 +17,6 @@ class Lars(torch.optim.Optimizer):
 
     The gradient g of a tensor θ, with weight decay λ, becomes trust · ‖θ‖ / ‖g + λθ‖ · (g + λθ) before the momentum.
     Tensors of one dimension, such as biases and batch norms, have neither decay nor scale, as in MoCo v3.
-
-    Args:
-        lr: Learning rate, above 0.
-        weight_decay: λ, 0 or more.
-        momentum: Momentum of the steps, 0 to below 1.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ The ring buffer takes any pair. Only the original code requires the queue to be 
 multiple is reported because published configurations are compared by it.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from f3rm_ext.utils.ranges import Count, Range, check_ranges
@@ -122,11 +122,7 @@ class Pair:
 
     @property
     def views(self) -> int:
-        """Pictures that the training sees, two views each: images × epochs.
-
-        >>> Pair(96, 76_800, images=2000, epochs=600).views
-        1200000
-        """
+        """Pictures that the training sees, two views each: images × epochs."""
         return self.images * self.epochs
 
     @property
@@ -136,13 +132,11 @@ class Pair:
 
     def record(self) -> dict[str, int | float | bool]:
         """Returns all values by name, for JSON."""
-        names = ("batch_size", "queue_size", "images", "processes", "gradient_accumulation_steps", "epochs", "momentum")
         derived = (
             *("gathered_batch", "effective_batch", "batches_in_queue", "is_multiple", "same_image_keys"),
-            *("same_image_share", "accuracy_ceiling", "is_advised", "views", "optimizer_steps"),
-            "time_constants",
+            *("same_image_share", "accuracy_ceiling", "is_advised", "views", "optimizer_steps", "time_constants"),
         )
-        return {name: getattr(self, name) for name in (*names, *derived)}
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}}
 
 
 def advised_queue(images: int, effective_batch: int) -> int:

@@ -84,7 +84,9 @@ class MemoryPlan:
         held = live_bytes + self.context_bytes
         if held > self.limit_bytes:
             room = int(self.plan.pair.batch_size * self.limit_bytes / held)
-            lines.append(f"Warning: that is above {self.limit_bytes / GIB:.1f} GiB: use {smaller(self.plan, room)}.")
+            lines.append(
+                f"Warning: that is above {self.limit_bytes / GIB:.1f} GiB: use {smaller_options(self.plan, room)}."
+            )
         return lines
 
 
@@ -94,7 +96,6 @@ def step_bytes(plan: Plan, device_type: str = "cpu") -> int:
     Two steps of the real training run on tensors without values; in the second one the optimiser has its moments.
 
     Args:
-        plan: The training.
         device_type: Type of its device; convolutions on CPUs take more.
     """
     few = min(2, plan.accumulation)  # from the second batch on, gradients are there beside activations
@@ -120,9 +121,7 @@ def memory_line(config: TrainConfig, images: int, device_type: str = "cpu") -> M
     """Returns the line through the memory of two batches.
 
     Args:
-        config: The options.
         images: Number of pictures; the queue's length may depend on it.
-        device_type: Type of its device.
     """
     small, large = _TRACED
     images = max(images, 2 * large * world_size() * (config.gradient_accumulation_steps or 1))
@@ -136,17 +135,7 @@ def memory_line(config: TrainConfig, images: int, device_type: str = "cpu") -> M
 
 
 def memory_of_pairs(pairs: Sequence[Pair], architecture: Architecture, image_size: int, device_type: str) -> list[int]:
-    """Returns the memory of a device for pairs of batch and queue, bytes, as :func:`plan_memory` does; with AMP.
-
-    Args:
-        pairs: Pairs for algorithm v2.
-        architecture: The network.
-        image_size: Side of the views, px.
-        device_type: Type of the device.
-
-    Raises:
-        ConfigError: The size does not suit the network.
-    """
+    """Returns the memory of a device for pairs of batch and queue, bytes, as :func:`plan_memory` does; with AMP."""
     config = TrainConfig(
         data=Path(),
         output=Path(),
@@ -169,9 +158,6 @@ def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gi
     longest that is advised, images − effective batch.
 
     Args:
-        config: The options.
-        images: Number of readable pictures.
-        device: Device of the training.
         limit_gib: Memory to plan for; by default the device's.
 
     Raises:
@@ -190,19 +176,14 @@ def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gi
         line = line or memory_line(config, images, limit.type)
         raise ConfigError(
             f"A batch of {plan.pair.batch_size} needs {peak / GIB:.2f} GiB, and there are "
-            f"{limit.memory_bytes / GIB:.2f} (tensors take {line}): use {smaller(plan, _room(line, limit))}."
+            f"{limit.memory_bytes / GIB:.2f} (tensors take {line}): use {smaller_options(plan, _room(line, limit))}."
         )
     context = CONTEXT_BYTES if limit.type == "cuda" else 0
     return MemoryPlan(config, plan, peak, limit.memory_bytes, line, context)
 
 
-def smaller(plan: Plan, room: int) -> str:
-    """Returns options that fit, as typed: batch and queue.
-
-    Args:
-        plan: A training that does not fit.
-        room: Images per batch that fit.
-    """
+def smaller_options(plan: Plan, room: int) -> str:
+    """Returns options that fit, as typed: batch and queue."""
     batch = next((number for number in BATCHES if number <= min(room, plan.pair.batch_size - 1)), None)
     if batch is None:
         return "a smaller --image-size, or --use-grad-checkpointing"
@@ -225,10 +206,6 @@ def memory_options(plan: Plan) -> list[MemoryOption]:
 
 def step_seconds(plan: Plan, device: torch.device) -> float:
     """Returns the seconds of an optimiser step with the views of its batches, measured on pictures of noise.
-
-    Args:
-        plan: The training.
-        device: Device of the training.
 
     Raises:
         ConfigError: There are several processes.

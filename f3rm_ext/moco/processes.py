@@ -5,33 +5,15 @@ Each process computes its own part of every batch. Two processes so take the ste
 
 import os
 import sys
-from typing import Any, cast
 
 import torch
-import torch.distributed as dist
-from jaxtyping import Shaped
 from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce  # with a gradient, which is summed over the processes as well
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from f3rm_ext.engine.launch import is_torchrun
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
-
-
-class _SumOverRanks(torch.autograd.Function):
-    """The sum over all processes; its gradient is the sum of theirs."""
-
-    @staticmethod
-    def forward(_ctx: Any, values: Tensor) -> Tensor:
-        values = values.clone()
-        dist.all_reduce(values)
-        return values
-
-    @staticmethod
-    def backward(_ctx: Any, *gradients: Tensor) -> Tensor:
-        gradient = gradients[0].clone()
-        dist.all_reduce(gradient)
-        return gradient
 
 
 class CpuSyncBatchNorm(_BatchNorm):
@@ -51,9 +33,9 @@ class CpuSyncBatchNorm(_BatchNorm):
         axes = [axis for axis in range(values.dim()) if axis != 1]
         shape = [1, -1, *[1] * (values.dim() - 2)]
         count = values.numel() // values.shape[1] * world_size()
-        mean = cast(Tensor, _SumOverRanks.apply(values.sum(dim=axes))) / count
+        mean = all_reduce(values.sum(dim=axes)) / count
         centred = values - mean.view(shape)  # E[x²] − E[x]² would cancel
-        variance = cast(Tensor, _SumOverRanks.apply(centred.square().sum(dim=axes))) / count
+        variance = all_reduce(centred.square().sum(dim=axes)) / count
         self._update_statistics(mean.detach(), variance.detach() * (count / (count - 1)))
         scale = torch.rsqrt(variance + self.eps)
         if self.affine:
@@ -89,20 +71,6 @@ def sync_batch_norms(network: nn.Module) -> None:
             for buffer, value in child.named_buffers():
                 setattr(synced, buffer, value)
             setattr(parent, name, synced)
-
-
-def gather_rows(rows: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "all_rows *rest"]:
-    """Returns the rows of all processes in the order of their ranks, without gradient."""
-    parts = [torch.empty_like(rows) for _ in range(world_size())]
-    dist.all_gather(parts, rows.detach().contiguous())
-    return torch.cat(parts)
-
-
-def mean_over_ranks(values: Shaped[Tensor, "*shape"]) -> Shaped[Tensor, "*shape"]:
-    """Returns the mean over all processes."""
-    values = values.clone()
-    dist.all_reduce(values)
-    return values / world_size()
 
 
 def start_processes(world_size: int, rank: int, dist_url: str) -> None:

@@ -52,21 +52,9 @@ class KeyQueue(nn.Module):
         places = (start + torch.arange(len(keys), device=self.keys.device)) % self.size
         self.keys[places] = keys.detach().to(self.keys)
         self.image_ids[places] = image_ids.to(self.image_ids)
-        self._set((start + len(keys)) % self.size, min(self.size, self._filled + len(keys)))
-
-    def resize(self, size: int) -> "KeyQueue":
-        """Returns a ring of another size with the newest of these keys, oldest first."""
-        other = KeyQueue(size, self.keys.shape[1]).to(self.keys.device)
-        oldest = self._pointer if self._filled == self.size else 0
-        order = (oldest + torch.arange(self._filled, device=self.keys.device)) % self.size
-        order = order[max(0, len(order) - size) :]
-        other.enqueue(self.keys[order], self.image_ids[order])
-        return other
-
-    def _set(self, pointer: int, filled: int) -> None:
-        self._pointer, self._filled = pointer, filled
-        self.pointer.fill_(pointer)
-        self.filled.fill_(filled)
+        self._pointer, self._filled = (start + len(keys)) % self.size, min(self.size, self._filled + len(keys))
+        self.pointer.fill_(self._pointer)
+        self.filled.fill_(self._filled)
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -74,7 +62,13 @@ class KeyQueue(nn.Module):
 
 
 def restore_queue(state: dict[str, Tensor], size: int) -> KeyQueue:
-    """Returns the ring of a ``KeyQueue.state_dict()``, resized to `size`."""
+    """Returns the ring of a ``KeyQueue.state_dict()``; one of another size has the newest keys."""
     queue = KeyQueue(*state["keys"].shape)
     queue.load_state_dict(state)
-    return queue if queue.size == size else queue.resize(size)
+    if queue.size == size:
+        return queue
+    other = KeyQueue(size, queue.keys.shape[1])
+    oldest = queue._pointer if len(queue) == queue.size else 0
+    order = (oldest + torch.arange(len(queue))) % queue.size
+    other.enqueue(queue.keys[order], queue.image_ids[order])
+    return other

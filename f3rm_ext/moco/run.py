@@ -100,7 +100,7 @@ class TrainingRun:
         images = len(find_files(config.data))
         device = _open_device(config.device) if config.memory_gib is None else torch.device(_device_name(config.device))
         memory = plan_memory(config, images, device, config.memory_gib)
-        plan = make_plan(memory.config, images)
+        plan = memory.plan
         self._say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
         if config.probe:
             seconds = step_seconds(plan, _open_device(config.device))
@@ -120,6 +120,7 @@ class TrainingRun:
             raise ConfigError(
                 f"{config.output} already holds a run: continue it with --resume, or use another --output."
             )
+        require_own_folder(config.output, LIST, COMMAND, ignored=("checkpoints",) if config.resume else ())
         device = _open_device(config.device)
         saved = self._load_checkpoint() if config.resume else None
         launch.first_only(self._decode)
@@ -233,8 +234,6 @@ class TrainingRun:
     def _decode(self) -> None:
         """Decodes the pictures with a progress bar and lists those that cannot be read."""
         config = self.config
-        if not config.resume:
-            require_own_folder(config.output, LIST, COMMAND)
         with image_progress() as progress:
             task = progress.add_task("Decoding", total=None)
             tiles = prepare(

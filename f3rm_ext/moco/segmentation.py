@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.encoder import Backbone, make_backbone
-from f3rm_ext.moco.evaluation import Network, fine_tune, normalize_images, open_backbone
+from f3rm_ext.moco.evaluation import Network, Scores, fine_tune, normalize_images, open_backbone
 from f3rm_ext.moco.pictures import WHOLE_PICTURE, read_tiles
 from f3rm_ext.moco.tiles import find_files
 from f3rm_ext.moco.views import derive_seed
@@ -42,18 +42,6 @@ class MaskedImages:
     def classes(self) -> list[int]:
         """Sorted classes of all masks."""
         return [value for value in np.unique(self.masks).tolist() if value != IGNORED]
-
-
-@dataclass(frozen=True)
-class Segmentation:
-    """Mean IoU of one kind of feature, one per seed, 0 to 1."""
-
-    name: str
-    """Kind of feature."""
-    mean_iou: tuple[float, ...]
-    """Mean IoU of frozen features over the classes that the second half shows."""
-    fine_tuned: tuple[float, ...] = ()
-    """Mean IoU after training the network, too; empty unless requested."""
 
 
 def read_masked(folder: Path, masks: Path, side: int) -> MaskedImages:
@@ -106,13 +94,11 @@ def evaluate_masks(
     *,
     fine_tune_passes: int = 0,
     done: Callable[[], None] = lambda: None,
-) -> list[Segmentation]:
+) -> Scores:
     """Scores pre-trained and random weights by a decoder that is trained on one half and scored on the other.
 
     Args:
-        seeds: Number of splits, and of random networks, 1 to 10.
         fine_tune_passes: Passes over the first half that train network and decoder together; 0 for none.
-        done: Called after each split of each kind of feature.
     """
     classes = data.classes
     table = np.full(IGNORED + 1, -1)
@@ -120,9 +106,9 @@ def evaluate_masks(
     labels = torch.from_numpy(table[data.masks])
     side, count = data.images.shape[1], len(classes)
     pretrained, architecture = open_backbone(weights)
-    results = []
+    scores: Scores = {}
     for name in ("pre-trained", "random weights"):
-        frozen, tuned = [], []
+        score = scores[name] = {"mean_iou": [], "fine_tuned": []}
         for seed in range(seeds):
             backbone = copy.deepcopy(pretrained)  # fine-tuning changes it
             if name == "random weights":
@@ -132,14 +118,13 @@ def evaluate_masks(
             train, test = order.tensor_split(2)
             maps = dense_features(backbone, data.images)
             predicted = classify_pixels(maps[train], labels[train], maps[test], count, steps, seed)
-            frozen.append(mean_iou(predicted, labels[test], count))
+            score["mean_iou"].append(mean_iou(predicted, labels[test], count))
             if fine_tune_passes:
                 head = partial(_head, maps.shape[1], count, side)
                 predicted = fine_tune(_Maps(backbone), head, data.images, labels, train, test, fine_tune_passes, seed)
-                tuned.append(mean_iou(predicted, labels[test], count))
+                score["fine_tuned"].append(mean_iou(predicted, labels[test], count))
             done()
-        results.append(Segmentation(name, tuple(frozen), tuple(tuned)))
-    return results
+    return scores
 
 
 class _Maps(nn.Module):
@@ -189,10 +174,8 @@ def classify_pixels(
     """Trains a decoder of two convolutions on `train` by AdamW (rate 1e-3) and returns the classes of `test`.
 
     Args:
-        train: Features to train on, which are standardised.
         labels: Classes of their pixels; −1 is ignored.
         steps: Batches of 8 pictures.
-        seed: Random seed of weights and order.
     """
     torch.manual_seed(derive_seed(seed, "decoder"))
     mean, std = train.mean(dim=(0, 2, 3), keepdim=True), train.std(dim=(0, 2, 3), keepdim=True).clamp_min(1e-6)

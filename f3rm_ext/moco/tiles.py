@@ -80,8 +80,6 @@ def prepare(
 
     Args:
         cache: Folder of the array and its list.
-        image_size: Side of the training crops, px.
-        progress: Called with the number of decoded files and the total.
 
     Raises:
         ConfigError: There are no readable pictures, or the cache cannot be written.

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from f3rm_ext.engine.ranks import Ranks, world_size
+from f3rm_ext.engine.ranks import Ranks, sum_over_ranks, world_size
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.moco import losses
 from f3rm_ext.moco.encoder import DIM, Encoder, cosine_momentum, predictor, update_momentum, update_statistics
 from f3rm_ext.moco.optimizers import make_optimizer
 from f3rm_ext.moco.options import Plan, differences
-from f3rm_ext.moco.processes import gather_rows, mean_over_ranks, sync_batch_norms
+from f3rm_ext.moco.processes import sync_batch_norms
 from f3rm_ext.moco.queue import KeyQueue, restore_queue
 from f3rm_ext.moco.views import Batch, derive_seed
 
@@ -147,7 +147,9 @@ class Training:
                 self.queue.enqueue(keys, numbers)
         self.step += 1
         if self._ranks is not None:
-            total, accuracy = mean_over_ranks(torch.stack([total, accuracy])).unbind()
+            means = torch.stack([total, accuracy]) / processes
+            sum_over_ranks(means)
+            total, accuracy = means.unbind()
         return StepResult(total, accuracy, query.detach(), key)
 
     def _loss(self, one: Tensor, two: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -174,17 +176,16 @@ class Training:
         return loss, hits, query_1, key_2[first : first + len(one)]
 
     def _gather(self, rows: Tensor) -> Tensor:
-        return rows.detach() if self._ranks is None else gather_rows(rows)
+        """Returns the rows of all processes, without gradient."""
+        if self._ranks is None:
+            return rows.detach()
+        return torch.cat(self._ranks.gather_rows(rows.detach(), [len(rows)] * self._ranks.size))
 
     def _trained_parameters(self) -> list[torch.nn.Parameter]:
         return [*self.query.parameters(), *(self.predictor.parameters() if self.predictor else ())]
 
     def require_same(self) -> None:
-        """Checks that all processes hold the same parameters.
-
-        Raises:
-            RankError: They do not.
-        """
+        """Checks that all processes hold the same parameters."""
         if self._ranks is not None:
             self._ranks.require_same(self.query.named_parameters(), f"after step {self.step}")
 

@@ -16,10 +16,9 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from f3rm_ext.engine.ranks import rank, world_size
+from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN, IMAGENET_STD, normalise
 from f3rm_ext.moco.tiles import Tiles
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Normalisation of ImageNet, which the backbone's input needs, too."""
 CROP = 0.2
 """Smallest share of a tile's area that a view shows."""
 _ASPECT = 4 / 3
@@ -44,8 +43,6 @@ class Views:
     its own generator, so its view does not depend on the rest of the batch.
 
     Args:
-        image_size: Side of the views, px.
-        color_jitter: Jitter colours; turn it off where colours are measurements.
         blurred: Share of views to blur, 0 to 1.
         solarized: Share of views whose bright values are inverted, 0 to 1.
     """
@@ -72,7 +69,7 @@ class Views:
         for index in (rest[:, 3] < _NOISY).nonzero().flatten().tolist():
             noise = torch.randn(views.shape[1:], generator=generators[index])
             views[index] = (views[index] + noise * (_NOISE * rest[index, 4])).clamp(0, 1)
-        return (views - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+        return normalise(views, IMAGENET_MEAN, IMAGENET_STD)
 
     def _crop(
         self, tiles: Float[Tensor, "batch 3 side side"], draws: Float[Tensor, "batch 7"]
@@ -191,9 +188,6 @@ def load_batches(
 
     Args:
         views: Augmentations of the first and of the second view.
-        batch_size: Images per batch of this process.
-        seed: Random seed of order and views.
-        workers: Processes that prepare views; 0 for this one.
     """
     return iter(
         DataLoader(
@@ -214,7 +208,6 @@ def make_views(image_size: int, color_jitter: bool, symmetric: bool) -> tuple[Vi
     """Returns the augmentations of the two views of a tile.
 
     Args:
-        image_size: Side of the views, px.
         symmetric: Augment both alike, as in v2. In v3 the first is always blurred, the second seldom, and a fifth of
             the second is solarised (arXiv 2104.02057, appendix).
     """

@@ -24,19 +24,15 @@ class VitBackbone(nn.Module):
 
     Position embeddings are fixed sines and cosines, and the patch projection keeps its random values: training it
     makes the gradients of the first layer spike.
-
-    Args:
-        image_size: Side of the views, px, a multiple of 16.
-        use_grad_checkpointing: Recompute blocks in the backward pass: less memory, more time.
     """
 
     def __init__(self, architecture: str, image_size: int, use_grad_checkpointing: bool = False) -> None:
         super().__init__()
         self.dim, self.use_grad_checkpointing = WIDTHS[architecture], use_grad_checkpointing
         side = image_size // PATCH_PX
-        self.network = VisionTransformer(_shapes(self.dim, side))
-        self.register_state_dict_post_hook(_without_prefix)
-        self.register_load_state_dict_pre_hook(_with_prefix)
+        self.network = VisionTransformer.sized(self.dim, _DEPTH, side, PATCH_PX)
+        self.register_state_dict_post_hook(_remove_prefix)
+        self.register_load_state_dict_pre_hook(_add_prefix)
         self._draw_weights()
         self.network.pos_embed.data[:, 1:] = position_code(side, self.dim)
         self.network.pos_embed.requires_grad_(False)
@@ -77,23 +73,11 @@ def position_code(side: int, width: int) -> Float[Tensor, "patches width"]:
     return torch.cat([cols.sin(), cols.cos(), rows.sin(), rows.cos()], dim=1)
 
 
-def _shapes(width: int, side: int) -> dict[str, Tensor]:
-    """Returns the valueless state dict from which :class:`VisionTransformer` reads its architecture."""
-    shapes = {
-        "patch_embed.proj.weight": (width, 3, PATCH_PX, PATCH_PX),
-        "pos_embed": (1, 1 + side**2, width),
-        "blocks.0.attn.qkv.bias": (3 * width,),
-        "blocks.0.mlp.fc1.weight": (4 * width, width),
-        f"blocks.{_DEPTH - 1}.norm1.weight": (width,),
-    }
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-
-
-def _without_prefix(_module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:
+def _remove_prefix(_module: nn.Module, state: dict, prefix: str, _metadata: dict) -> None:
     for name in [name for name in state if name.startswith(f"{prefix}network.")]:
         state[prefix + name.removeprefix(f"{prefix}network.")] = state.pop(name)
 
 
-def _with_prefix(_module: nn.Module, state: dict, prefix: str, *_: object) -> None:
+def _add_prefix(_module: nn.Module, state: dict, prefix: str, *_: object) -> None:
     for name in [name for name in state if name.startswith(prefix)]:
         state[f"{prefix}network.{name.removeprefix(prefix)}"] = state.pop(name)

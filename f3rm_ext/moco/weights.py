@@ -8,8 +8,9 @@ from torch import Tensor
 
 from f3rm_ext import __version__
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN as MEAN
+from f3rm_ext.features.extractors.preprocess import IMAGENET_STD as STD
 from f3rm_ext.moco.encoder import Backbone, is_vit
-from f3rm_ext.moco.views import MEAN, STD
 from f3rm_ext.moco.vit import WIDTHS, VitBackbone
 from f3rm_ext.utils.atomic_files import write_atomic
 
@@ -20,21 +21,19 @@ def export(backbone: Backbone | VitBackbone, folder: Path, facts: Mapping[str, A
     """Writes the backbone without classifier, with the parameter names of torchvision, or of timm for ViTs.
 
     Args:
-        folder: Folder of the weights and the model card.
         facts: Plain values that describe the training, among them ``architecture``, ``image_size`` and ``step``.
-
-    Returns:
-        The weights file.
-
-    Raises:
-        ConfigError: The folder cannot be written to.
     """
     from safetensors.torch import save
 
     state: dict[str, Tensor] = {
         name: value.detach().cpu().contiguous() for name, value in backbone.state_dict().items()
     }
-    metadata = {"format": "pt", "made_by": f"f3rm-ext moco {__version__}", "mean": str(MEAN), "std": str(STD)}
+    metadata = {
+        "format": "pt",
+        "made_by": f"f3rm-ext moco {__version__}",
+        "mean": str(MEAN),
+        "std": str(STD),
+    }
     metadata |= {name: str(value) for name, value in facts.items()}
     try:
         write_atomic(folder / WEIGHTS, save(state, metadata))

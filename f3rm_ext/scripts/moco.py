@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +13,10 @@ from f3rm_ext.moco.options import Architecture, TrainConfig
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
+    from f3rm_ext.html.tables import Table
     from f3rm_ext.moco.pairs import Pair
+
+_EVAL = "f3rm-ext moco eval"
 
 
 @dataclass
@@ -85,12 +88,20 @@ class Pairs:
             named = [{"preset": name, **record} for name, record in zip(presets, records, strict=False)]
             print(json.dumps({"presets": named, "pairs": records[len(named) :]}, indent=1))
             return 0
-        log = console()
-        log.print(_table("Presets", list(presets.items())))
-        log.print(_table(f"Pairs for {self.images} images", [("", item) for item in listed]))
+        rows = [[show(item) for show in _COLUMNS.values()] for item in pairs]
+        names = [*presets, *[""] * len(listed)]
+        named_rows = [[name, *row] for name, row in zip(presets, rows, strict=False)]
+        _print_table("Presets", ["preset", *_COLUMNS], named_rows)
+        _print_table(f"Pairs for {self.images} images", [*_COLUMNS], rows[len(presets) :])
         if any(costs):
-            log.print(_cost_table([*presets, *[""] * len(listed)], pairs, costs))
-        log.print(_explanation(listed, self.queue_size), markup=False, highlight=False)
+            header = ["preset", "batch", "queue", "epochs", *(_COSTS[key][0] for key in costs[0])]
+            rows = [
+                [name, str(item.batch_size), str(item.queue_size), str(item.epochs)]
+                + [_COSTS[key][1].format(value) for key, value in cost.items()]
+                for name, item, cost in zip(names, pairs, costs, strict=True)
+            ]
+            _print_table("Memory per device, and time", header, rows)
+        console().print(_explanation(listed, self.queue_size), markup=False, highlight=False)
         return 0
 
     def _costs(self, pairs: "list[Pair]") -> list[dict[str, float]]:
@@ -108,48 +119,35 @@ class Pairs:
         return costs
 
 
-def _cost_table(names: list[str], pairs: "list[Pair]", costs: list[dict[str, float]]) -> Any:
+_COLUMNS: "dict[str, Callable[[Pair], str]]" = {
+    "batch": lambda pair: str(pair.batch_size),
+    "gathered": lambda pair: str(pair.gathered_batch),
+    "effective": lambda pair: str(pair.effective_batch),
+    "queue": lambda pair: str(pair.queue_size),
+    "batches in queue": lambda pair: f"{pair.batches_in_queue:.2f}",
+    "multiple": lambda pair: "yes" if pair.is_multiple else "no",
+    "same-image keys": lambda pair: f"{pair.same_image_keys:.1f}",
+    "advised": lambda pair: "yes" if pair.is_advised else "no",
+    "top-1 ceiling": lambda pair: f"{100 * pair.accuracy_ceiling:.1f} %",
+    "steps": lambda pair: str(pair.optimizer_steps),
+    "time constants": lambda pair: f"{pair.time_constants:.1f}",
+}
+_COSTS = {"memory_gib": ("GiB", "{:.2f}"), "memory_share": ("in use", "{:.0%}"), "hours": ("hours", "{:.1f}")}
+
+
+def _print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    table = Table(title="Memory per device, and time", title_justify="left", box=SIMPLE)
-    forms = {"memory_gib": ("GiB", "{:.2f}"), "memory_share": ("in use", "{:.0%}"), "hours": ("hours", "{:.1f}")}
-    shown = [forms[key] for key in costs[0]]
-    for header in ("preset", "batch", "queue", "epochs", *(title for title, _ in shown)):
-        table.add_column(header, justify="left" if header == "preset" else "right")
-    for name, pair, cost in zip(names, pairs, costs, strict=True):
-        figures = (form.format(value) for (_, form), value in zip(shown, cost.values(), strict=True))
-        table.add_row(name, str(pair.batch_size), str(pair.queue_size), str(pair.epochs), *figures)
-    return table
-
-
-def _table(title: str, rows: "list[tuple[str, Pair]]") -> Any:
-    from rich.box import SIMPLE
-    from rich.table import Table
+    from f3rm_ext.utils.console import console
 
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0), pad_edge=False)
-    named = any(name for name, _ in rows)
-    headers = ["batch", "gathered", "effective", "queue", "batches in queue", "multiple", "same-image keys"]
-    headers += ["advised", "top-1 ceiling", "steps", "time constants"]
-    for header in [*(["preset"] if named else []), *headers]:
-        first, longest = header == "preset", max(map(len, header.split()))
-        table.add_column(header, justify="left" if first else "right", no_wrap=first, min_width=longest)
-    for name, pair in rows:
-        cells = [
-            str(pair.batch_size),
-            str(pair.gathered_batch),
-            str(pair.effective_batch),
-            str(pair.queue_size),
-            f"{pair.batches_in_queue:.2f}",
-            "yes" if pair.is_multiple else "no",
-            f"{pair.same_image_keys:.1f}",
-            "yes" if pair.is_advised else "no",
-            f"{100 * pair.accuracy_ceiling:.1f} %",
-            str(pair.optimizer_steps),
-            f"{pair.time_constants:.1f}",
-        ]
-        table.add_row(*([name] if named else []), *cells)
-    return table
+    for name in header:
+        first, longest = name == "preset", max(map(len, name.split()))
+        table.add_column(name, justify="left" if first else "right", no_wrap=first, min_width=longest)
+    for row in rows:
+        table.add_row(*row)
+    console().print(table)
 
 
 def _explanation(pairs: "list[Pair]", wanted: tuple[int, ...]) -> str:
@@ -240,88 +238,72 @@ class Eval:
 
     def main(self) -> int:
         """Prints the accuracies and returns the exit code."""
-        from f3rm_ext.moco.comparison import MADE_BY
-        from f3rm_ext.utils.console import image_progress
+        from f3rm_ext.moco.evaluation import scores_table
+        from f3rm_ext.utils.console import console, image_progress
         from f3rm_ext.utils.output_file import require_writable
         from f3rm_ext.utils.provenance import require_ours
 
         if self.table is not None:
-            require_ours(self.table, MADE_BY, "--table")
+            require_ours(self.table, _EVAL, "--table")
             require_writable(self.table, "--table")
         with image_progress("splits", disable=self.json) as progress:
-            task = progress.add_task("Evaluating", total=None)
-
-            def done(total: int) -> None:
-                progress.update(task, advance=1, total=total)
-
-            title, header, rows, record = self._scores(done) if self.masks is None else self._masked_scores(done)
+            task = progress.add_task("Evaluating", total=(4 + (self.imagenet is not None)) * self.seeds)
+            if self.masks is not None:
+                progress.update(task, total=2 * self.seeds)
+            score = self._score_images if self.masks is None else self._score_masks
+            title, facts, scores, titles = score(lambda: progress.advance(task))
         if self.json:
-            print(json.dumps(record, indent=1))
-        else:
-            self._print(title, header, rows)
+            print(json.dumps({**facts, "scores": [{"name": name, **each} for name, each in scores.items()]}, indent=1))
+            return 0
+        table = scores_table(scores, titles)
+        if self.table is not None:
+            self._write(title, table)
+        console().print(f"{title}.\n\n{table.text()}", highlight=False, markup=False, soft_wrap=True)
         return 0
 
-    def _scores(self, done: Callable[[int], None]) -> "Results":
-        from f3rm_ext.moco.comparison import table_rows
+    def _score_images(self, done: Callable[[], None]) -> "Results":
         from f3rm_ext.moco.evaluation import evaluate, read_labelled
 
         data = read_labelled(self.data, self.image_size)
-        total = (4 + (self.imagenet is not None)) * self.seeds
         scores = evaluate(
-            data,
-            self.weights,
-            self.seeds,
-            imagenet=self.imagenet,
-            fine_tune_passes=self.fine_tune_passes,
-            done=lambda: done(total),
+            data, self.weights, self.seeds, imagenet=self.imagenet, fine_tune_passes=self.fine_tune_passes, done=done
         )
         images, classes = len(data.images), len(data.classes)
         title = (
             f"Accuracy, % (95 % interval over {self.seeds} seeds): {images} pictures, {classes} classes, "
             f"chance {100 / classes:.1f}"
         )
-        record = {"images": images, "classes": data.classes, "scores": [asdict(score) for score in scores]}
-        return title, *table_rows(scores), record
+        titles = {"knn": "k-NN", "linear": "linear probe", "fine_tuned": "fine-tuned"}
+        return title, {"images": images, "classes": data.classes}, scores, titles
 
-    def _masked_scores(self, done: Callable[[int], None]) -> "Results":
-        from f3rm_ext.moco.comparison import percent
+    def _score_masks(self, done: Callable[[], None]) -> "Results":
         from f3rm_ext.moco.segmentation import evaluate_masks, read_masked
 
         assert self.masks is not None
         data = read_masked(self.data, self.masks, self.image_size)
-        scores = evaluate_masks(
-            data,
-            self.weights,
-            self.seeds,
-            fine_tune_passes=self.fine_tune_passes,
-            done=lambda: done(2 * self.seeds),
-        )
+        scores = evaluate_masks(data, self.weights, self.seeds, fine_tune_passes=self.fine_tune_passes, done=done)
         images, classes = len(data.images), data.classes
         title = f"Mean IoU, % (95 % interval over {self.seeds} seeds): {images} pictures, {len(classes)} classes"
-        columns = 1 + bool(self.fine_tune_passes)
-        rows = [[score.name, *map(percent, (score.mean_iou, score.fine_tuned)[:columns])] for score in scores]
-        record = {"images": images, "classes": classes, "scores": [asdict(score) for score in scores]}
-        return title, ["features", "mIoU", "mIoU, fine-tuned"][: 1 + columns], rows, record
+        titles = {"mean_iou": "mIoU", "fine_tuned": "mIoU, fine-tuned"}
+        return title, {"images": images, "classes": classes}, scores, titles
 
-    def _print(self, title: str, header: list[str], rows: list[list[str]]) -> None:
-        from rich.table import Table
+    def _write(self, title: str, table: "Table") -> None:
+        """Writes a table as HTML if the file ends in .html, otherwise as Markdown."""
+        from f3rm_ext.html.page import render_page
+        from f3rm_ext.utils.output_file import replace_file
+        from f3rm_ext.utils.provenance import sign_text
 
-        from f3rm_ext.moco.comparison import write_table
-        from f3rm_ext.utils.console import console
-
-        if self.table is not None:
-            write_table(self.table, title, header, rows)
-        table = Table()
-        for column in header:
-            table.add_column(column, justify="left" if column == header[0] else "right")
-        for row in rows:
-            table.add_row(*row)
-        console().print(f"{title}.", highlight=False, soft_wrap=True)
-        console().print(table)
+        assert self.table is not None
+        if self.table.suffix == ".html":
+            text = render_page("table.html", title=title, eyebrow=_EVAL, table=table)
+        else:
+            text = f"{title}\n\n{table.markdown()}\n"
+        with replace_file(self.table, "--table") as stream:
+            stream.write(sign_text(text, _EVAL))
 
 
-Results = tuple[str, list[str], list[list[str]], dict[str, Any]]
-"""Title, header and rows of a table, and the same for JSON."""
+Results = tuple[str, dict[str, Any], dict[str, dict[str, list[float]]], dict[str, str]]
+"""Title, facts about the data, scores, and the headers of their columns."""
 MocoCommand = (
     Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Pairs, tyro.conf.subcommand("pairs")]

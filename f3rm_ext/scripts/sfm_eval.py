@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from f3rm_ext.errors import ConfigError
 
@@ -86,33 +86,31 @@ class Eval:
             }
             with replace_file(self.out) as stream:
                 stream.write((json.dumps(record, indent=1) + "\n").encode())
-        console().print(self._table(found, chamfer, len(lost)))
+        console().print(self._table(found, chamfer, len(lost)), highlight=False, markup=False, soft_wrap=True)
         if self.out is not None:
             console().print(f"Metrics are in {self.out}.", highlight=False, markup=False, soft_wrap=True)
         return 0
 
-    def _table(self, found: "PoseMetrics", chamfer: float | None, lost: int) -> Any:
-        from rich.table import Table
+    def _table(self, found: "PoseMetrics", chamfer: float | None, lost: int) -> str:
+        from f3rm_ext.html.tables import Table
 
         def shares(by_limit: dict[str, float]) -> str:
             return " / ".join(f"{share:.3f}" for share in by_limit.values())
 
-        table = Table(title=f"{self.predicted} against {self.truth}")
-        table.add_column("metric")
-        table.add_column("value", justify="right")
-        table.add_column("")
-        said = f"{found.cameras} of {found.cameras + lost}"
-        table.add_row("images", said, "missing ones " + ("are misses" if self.missing == "fail" else "are left out"))
+        note = "missing ones " + ("are misses" if self.missing == "fail" else "are left out")
+        rows = [["images", f"{found.cameras} of {found.cameras + lost}", note]]
         if found.pairs < (count := found.cameras * (found.cameras - 1) // 2):
-            table.add_row("pairs", f"{found.pairs:,}", f"of {count:,}, drawn at random")
-        table.add_row("RRA@5 / 15 / 30", shares(found.rra), f"median error {found.rotation_error_deg:.3g}°")
-        table.add_row("RTA@5 / 15 / 30", shares(found.rta), f"median error {found.translation_error_deg:.3g}°")
-        table.add_row("AUC@30", f"{found.auc_30:.3f}", "the larger of both errors")
-        table.add_row(
-            "centre accuracy",
-            f"{found.center_accuracy:.3f}",
-            f"median error {found.center_error:.3g} scene scales, {found.center_error_units:.3g} units of the truth",
+            rows.append(["pairs", f"{found.pairs:,}", f"of {count:,}, drawn at random"])
+        center = (
+            f"median error {found.center_error:.3g} scene scales, {found.center_error_units:.3g} units of the truth"
         )
+        rows += [
+            ["RRA@5 / 15 / 30", shares(found.rra), f"median error {found.rotation_error_deg:.3g}°"],
+            ["RTA@5 / 15 / 30", shares(found.rta), f"median error {found.translation_error_deg:.3g}°"],
+            ["AUC@30", f"{found.auc_30:.3f}", "the larger of both errors"],
+            ["centre accuracy", f"{found.center_accuracy:.3f}", center],
+        ]
         if chamfer is not None:
-            table.add_row("chamfer of endpoints", f"{chamfer:.3g}", "squared; mean distance from the centre 1")
-        return table
+            rows.append(["chamfer of endpoints", f"{chamfer:.3g}", "squared; mean distance from the centre 1"])
+        table = Table(["metric", "value", ""], rows, "lrl").text()
+        return f"{self.predicted} against {self.truth}\n\n{table}"

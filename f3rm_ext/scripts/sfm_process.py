@@ -67,7 +67,7 @@ class Process:
     repeat it to continue.
 
     The exit code is 0 if the photos confirm the poses, 3 if a capture was written but its poses are doubtful, and 2 if
-    no capture could be made.
+    none was written. Doubtful poses replace an earlier capture whose poses are not doubtful only with --start-over.
 
     Typical calls:
       f3rm-ext sfm process --images photos/ --output capture/
@@ -81,7 +81,7 @@ class Process:
     def main(self) -> int:
         """Makes the capture, prints a summary and returns the exit code."""
         from f3rm_ext.sfm.process import Processing
-        from f3rm_ext.sfm.report import sentences
+        from f3rm_ext.sfm.report import summarize
         from f3rm_ext.sfm.work_folder import REPORT
 
         def say(sentence: str) -> None:
@@ -93,7 +93,7 @@ class Process:
             result = Processing(self.config, bars.show, say).run()
         finally:
             bars.close()
-        summary, *remarks = sentences(result)
+        summary, *remarks = summarize(result)
         print(summary)
         for remark in remarks:
             say(remark)

@@ -68,10 +68,10 @@ class Train:
         return _train(settings) if launcher is None else _launch(launcher, self.preset, words)
 
     def _show_plan(self, settings: Settings, processes: int) -> int:
-        from f3rm_ext.sfm.diffusion.plan import make_plan, memory_lines
+        from f3rm_ext.sfm.diffusion.plan import memory_lines, plan_lines
 
         settings = scale_steps(settings, processes)
-        _say(*make_plan(settings, processes).lines(settings), *memory_lines(settings, processes))
+        _say(*plan_lines(settings, processes), *memory_lines(settings, processes))
         return 0
 
 
@@ -98,7 +98,7 @@ class Prepare:
 
     def main(self) -> int:
         """Writes the data and returns the exit code."""
-        from f3rm_ext.sfm.diffusion.co3d_lists import FrameLists, convert_captures, downloaded, list_co3d
+        from f3rm_ext.sfm.diffusion.co3d_lists import FrameLists, convert_captures, find_downloads, list_co3d
         from f3rm_ext.utils.console import image_progress
 
         first, *others = self.category or ("",)
@@ -117,7 +117,7 @@ class Prepare:
             if self.captures:
                 lists.append(FrameLists(convert_captures(self.captures, self.output, first, show), {}))
             else:
-                for category in downloaded(self.output) if every else self.category:
+                for category in find_downloads(self.output) if every else self.category:
                     progress.update(task, description=category)
                     lists.append(list_co3d(self.output, category, show))
         missing = {name: path for each in lists for name, path in each.missing.items()}
@@ -182,7 +182,7 @@ def _launch(launcher: list[str], preset: Preset, words: list[str]) -> int:
 
 
 def _train(settings: Settings) -> int:
-    from f3rm_ext.sfm.diffusion.plan import make_plan
+    from f3rm_ext.sfm.diffusion.plan import plan_lines
     from f3rm_ext.sfm.diffusion.training import Training, make_accelerator
 
     accelerator, warning = make_accelerator()
@@ -190,7 +190,7 @@ def _train(settings: Settings) -> int:
     if accelerator.is_main_process:
         if warning:
             _say(f"Warning: {warning}")
-        _say(*make_plan(settings, accelerator.num_processes).lines(settings))
+        _say(*plan_lines(settings, accelerator.num_processes))
     training = Training(settings, accelerator)
     if accelerator.is_main_process and training.notice:
         _say(training.notice)

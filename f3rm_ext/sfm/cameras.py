@@ -54,14 +54,8 @@ class CameraSet:
             self.sizes_px[index],
         )
 
-    # --- geometry ----------------------------------------------------------------------------------------------------
-
     def directions(self, pixels: Float[Tensor, "cams *points 2"]) -> Float[Tensor, "cams *points 3"]:
-        """Returns world directions through pixels, of length 1 along the optical axis.
-
-        Args:
-            pixels: x and y; the middle of the first pixel is (0.5, 0.5).
-        """
+        """Returns world directions through pixels, of length 1 along the optical axis."""
         flat = pixels.flatten(1, -2)
         plane = (flat - self.principals_px[:, None]) / self.focals_px[:, None]
         local = torch.cat([plane, torch.ones_like(plane[..., :1])], dim=-1)
@@ -75,7 +69,7 @@ class CameraSet:
         pixels = local[..., :2] / local[..., 2:] * self.focals_px[:, None] + self.principals_px[:, None]
         return pixels, local[..., 2]
 
-    def moved(
+    def transform(
         self, rotation: Float[Tensor, "3 3"], translation: Float[Tensor, "3"], scale: float | Tensor = 1.0
     ) -> "CameraSet":
         """Returns the cameras in another world frame: new = scale · (rotation · old + translation)."""
@@ -86,16 +80,10 @@ class CameraSet:
     def relative_to_first(self, scale: float | Tensor = 1.0) -> "CameraSet":
         """Returns the cameras in the frame of the first camera, its lengths times ``scale``."""
         rotation = self.rotations[0].T
-        return self.moved(rotation, -rotation @ self.centers[0], scale)
+        return self.transform(rotation, -rotation @ self.centers[0], scale)
 
-    def cropped(
-        self, corners_px: Float[Tensor, "cams 2"], sides_px: Float[Tensor, " cams"], size_px: int
-    ) -> "CameraSet":
-        """Returns the cameras of square crops that are resized.
-
-        Args:
-            corners_px: left and upper edges of the crops.
-        """
+    def crop(self, corners_px: Float[Tensor, "cams 2"], sides_px: Float[Tensor, " cams"], size_px: int) -> "CameraSet":
+        """Returns the cameras of square crops that are resized."""
         scale = (size_px / sides_px)[:, None]
         return replace(
             self,
@@ -103,8 +91,6 @@ class CameraSet:
             principals_px=(self.principals_px - corners_px) * scale,
             sizes_px=torch.full_like(self.sizes_px, size_px),
         )
-
-    # --- conventions -------------------------------------------------------------------------------------------------
 
     def to_opengl(self) -> Float[Tensor, "cams 3 4"]:
         """Returns camera-to-world matrices as nerfstudio's ``transform_matrix`` has them."""

@@ -43,9 +43,6 @@ class CaptureCameras:
 def read_capture_cameras(data: Path) -> CaptureCameras:
     """Reads poses and intrinsics of a capture.
 
-    Args:
-        data: folder of the capture, or its transforms.json.
-
     Raises:
         CaptureError: there is no such capture, or a pose or an intrinsic cannot be used.
     """

@@ -31,11 +31,6 @@ def model_points(
     return xyz @ applied[:, :3].T + applied[:, 3], rgb
 
 
-def remove_folder(folder: Path) -> None:
-    """Removes a folder of temporary files, if it is there."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def write_sparse(model: Any, out: Path) -> None:
     """Replaces COLMAP's files of the model, in ``colmap/sparse/0``."""
     target = out / SPARSE
@@ -52,13 +47,9 @@ def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], 
     """Writes points and transforms.json; the latter comes last, so that a capture without it is not finished.
 
     Args:
-        model: a ``pycolmap.Reconstruction``.
         images: folder of the photos, relative to ``out``.
         masks: mask of each photo by name, relative to ``out``; empty without masks.
         applied: from COLMAP's world to that of the capture.
-
-    Raises:
-        ConfigError: a file cannot be written.
     """
     write_sparse(model, out)
     xyz, rgb = model_points(model, applied)
@@ -78,7 +69,6 @@ def undistort(model: Any, out: Path, source: str, target: str, masks: Mapping[st
     """Writes photos and masks without lens distortion.
 
     Args:
-        model: a ``pycolmap.Reconstruction``.
         source: folder of the photos, relative to ``out``.
         target: folder for the new photos, relative to ``out``.
         masks: mask of each photo by name, relative to ``out``; the new ones go to ``masks_undistorted/``.
@@ -111,9 +101,5 @@ def undistort(model: Any, out: Path, source: str, target: str, masks: Mapping[st
 
 
 def undistorted_mask(mask: str) -> str:
-    """Returns the name of a mask without distortion.
-
-    >>> undistorted_mask("masks/a.png")
-    'masks_undistorted/a.png'
-    """
+    """Returns the name of a mask without distortion."""
     return f"masks_undistorted/{Path(mask).name}"

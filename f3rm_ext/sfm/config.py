@@ -47,14 +47,11 @@ class ProcessConfig:
     undistort: bool = False
     """Write images and masks without lens distortion, for programs that expect pinhole cameras."""
     start_over: bool = False
-    """Discard the results of earlier calls. An existing capture stays until the new one is complete."""
+    """Discard the results of earlier calls. An existing capture stays until the new one is complete, and is
+    then replaced even if the new poses are doubtful."""
 
     def check(self) -> None:
-        """Checks the options that need no file.
-
-        Raises:
-            ConfigError: an option has an impossible value, or options contradict each other.
-        """
+        """Checks the options that need no file."""
         if (self.images is None) == (self.video is None):
             raise ConfigError(
                 f"{'Both' if self.images else 'Neither'} of --images and --video are given: give one of them."

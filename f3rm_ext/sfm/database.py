@@ -8,7 +8,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from f3rm_ext.capture.colmap_model import colmap
 from f3rm_ext.errors import CaptureError, reason_of
 from f3rm_ext.utils import threads
 
+T = TypeVar("T")
 Count = Callable[[int, int], None]
 """Called with the units done and the units to do."""
 Pair = tuple[str, str]
@@ -48,7 +49,6 @@ def translate_errors(what: str, writes_to: Path | None = None) -> Iterator[None]
     """Turns errors of COLMAP into one sentence.
 
     Args:
-        what: the activity, as a gerund.
         writes_to: output folder, whose free space is checked, since COLMAP aborts the whole process on a full disk.
     """
     if writes_to is not None:
@@ -74,7 +74,6 @@ class FeatureDatabase:
         path: the file, which is created when photos are added.
         masks: folder with a mask ``NAME.png`` for a photo NAME; photos without one are used whole.
         feature_size: longest side at which features are detected, px.
-        max_features: maximum number of features per photo.
     """
 
     def __init__(self, path: Path, images: Path, masks: Path, feature_size: int, max_features: int) -> None:
@@ -158,16 +157,11 @@ class FeatureDatabase:
         reader = (
             pycolmap.ImageReaderOptions(mask_path=self.masks) if self.masks.is_dir() else pycolmap.ImageReaderOptions()
         )
-        done = len(names) - len(todo)
-        count(done, len(names))
-        for start in range(0, len(todo), cores):
-            some = todo[start : start + cores]
+        for some in _batches(todo, cores, len(names), count):
             with translate_errors("finding features", self.path.parent):
                 pycolmap.extract_features(
                     self.path, self.images, some, reader_options=reader, extraction_options=options
                 )
-            done += len(some)
-            count(done, len(names))
 
     def match(self, pairs: Sequence[Pair], count: Count) -> None:
         """Compares the pairs of photos that were not compared yet, and keeps matches that fit two cameras' geometry."""
@@ -176,17 +170,12 @@ class FeatureDatabase:
         with self.open() as database:
             todo = [(a, b) for a, b in pairs if not database.exists_two_view_geometry(ids[a], ids[b])]
         options = pycolmap.FeatureMatchingOptions(num_threads=threads.usable_cores(), use_gpu=_has_gpu())
-        done = len(pairs) - len(todo)
-        count(done, len(pairs))
-        for start in range(0, len(todo), _PAIRS_AT_ONCE):
-            some = todo[start : start + _PAIRS_AT_ONCE]
+        for some in _batches(todo, _PAIRS_AT_ONCE, len(pairs), count):
             with tempfile.TemporaryDirectory() as folder, translate_errors("matching photos", self.path.parent):
                 listed = Path(folder, "pairs.txt")
                 listed.write_text("".join(f"{a} {b}\n" for a, b in some), encoding="utf-8")
                 pairing = pycolmap.ImportedPairingOptions(match_list_path=listed)
                 pycolmap.match_image_pairs(self.path, options, pairing)
-            done += len(some)
-            count(done, len(pairs))
 
     def num_features(self) -> dict[str, int]:
         """Returns the number of features of each photo."""
@@ -203,6 +192,15 @@ class FeatureDatabase:
             numbers, counts = database.read_two_view_geometry_num_inliers()
         pairs = (pycolmap.pair_id_to_image_pair(number) for number in numbers)
         return {(names[a], names[b]): number for (a, b), number in zip(pairs, counts, strict=True) if number}
+
+
+def _batches(todo: list[T], size: int, total: int, count: Count) -> Iterator[list[T]]:
+    """Yields the units to do in batches, and counts those that are done among all."""
+    done = total - len(todo)
+    for start in range(0, len(todo), size):
+        count(done + start, total)
+        yield todo[start : start + size]
+    count(total, total)
 
 
 def _has_gpu() -> bool:

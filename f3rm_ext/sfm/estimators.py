@@ -45,7 +45,7 @@ class PoseEstimator(Protocol):
 
 def available_methods() -> list[str]:
     """Returns the values of ``--method``."""
-    return ["auto", COLMAP, *sorted(_registered())]
+    return ["auto", COLMAP, *sorted(_entry_points())]
 
 
 def build_estimator(method: str) -> PoseEstimator | None:
@@ -56,7 +56,7 @@ def build_estimator(method: str) -> PoseEstimator | None:
     """
     if method in ("auto", COLMAP):
         return None
-    point = _registered().get(method)
+    point = _entry_points().get(method)
     if point is None:
         raise ConfigError(f"There is no --method {method}: choose from {', '.join(available_methods())}.")
     try:
@@ -102,5 +102,5 @@ def _is_rigid(matrix: np.ndarray) -> bool:
     return bool(is_orthonormal and np.linalg.det(rotation) > 0)
 
 
-def _registered() -> dict[str, EntryPoint]:
+def _entry_points() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}

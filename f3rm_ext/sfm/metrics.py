@@ -51,9 +51,6 @@ def align(source: Float[np.ndarray, "points 3"], target: Float[np.ndarray, "poin
     return Similarity(scale, rotation, target_mean - scale * rotation @ source_mean)
 
 
-# --- pairs of cameras ------------------------------------------------------------------------------------------------
-
-
 def camera_pairs(count: int) -> tuple[Int64[np.ndarray, " pairs"], Int64[np.ndarray, " pairs"]]:
     """Returns the indices i < j of all pairs, or of :data:`MOST_PAIRS` drawn at random, always the same, if fewer.
 
@@ -90,10 +87,6 @@ def relative_translation_errors_deg(
     """Returns how far the direction from camera j to camera i is off, as camera j sees it, for :func:`camera_pairs`.
 
     The sign of the direction does not count, as published: errors are at most 90°.
-
-    Args:
-        predicted: rotations (camera to world) and centres.
-        true: the same.
     """
     i, j = camera_pairs(len(true[1]))
     seen = []
@@ -114,9 +107,6 @@ def area_under_curve(errors_deg: Float[np.ndarray, " pairs"]) -> float:
     inside = errors_deg[errors_deg < _AUC_DEG]
     counts = np.bincount(inside.astype(int), minlength=_AUC_DEG)
     return float(np.cumsum(counts / max(len(errors_deg), 1)).mean())
-
-
-# --- all -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -159,8 +149,6 @@ def compare_poses(
     With three centres or fewer the similarity leaves little error: as published, the accuracy of two is always 1.
 
     Args:
-        predicted: rotations (camera to world) and centres of at least two cameras.
-        true: the same, of the same cameras.
         all_true_centers: centres of the whole sequence, which set the scene scale; by default those compared.
         missing: cameras that should have been predicted and were not. Every pair with one of them is a miss.
     """

@@ -19,20 +19,19 @@ _WORDS, _SAMPLE = 64, 50_000
 """Number of visual words, and of descriptors that they are computed from."""
 
 
-def choose_matching(num_photos: int, is_video: bool) -> Matching:
-    """Returns the default way to choose pairs.
+def choose_pairs(
+    matching: Literal["auto"] | Matching, database: FeatureDatabase, names: Sequence[str], is_video: bool = False
+) -> tuple[Matching, list[Pair]]:
+    """Returns the pairs of photos to match, and the way in which they were chosen.
 
-    >>> choose_matching(150, is_video=True), choose_matching(200, False), choose_matching(201, False)
-    ('sequential', 'exhaustive', 'vocabulary')
+    Args:
+        names: photos in the order of time.
     """
-    if is_video:
-        return "sequential"
-    return "exhaustive" if num_photos <= MOST_EXHAUSTIVE else "vocabulary"
-
-
-def exhaustive_pairs(names: Sequence[str]) -> list[Pair]:
-    """Returns all pairs."""
-    return list(itertools.combinations(names, 2))
+    if matching == "auto":
+        matching = "sequential" if is_video else "exhaustive" if len(names) <= MOST_EXHAUSTIVE else "vocabulary"
+    if matching == "exhaustive":
+        return matching, list(itertools.combinations(names, 2))
+    return matching, sequential_pairs(names) if matching == "sequential" else similar_pairs(database, names)
 
 
 def sequential_pairs(names: Sequence[str], overlap: int = OVERLAP) -> list[Pair]:
@@ -67,9 +66,6 @@ def vlad_signatures(descriptors: Sequence[UInt8[np.ndarray, "_ 128"]]) -> Float3
 
     VLAD (Jégou et al. 2010), normalised as by Arandjelović and Zisserman (2013): for each visual word, the sum of how
     descriptors differ from it.
-
-    Args:
-        descriptors: of each photo; the numbers of rows differ.
     """
     from scipy.cluster.vq import kmeans2
 

@@ -65,10 +65,10 @@ def find_photos(folder: Path) -> list[Path]:
         raise CaptureError(f"The photos in {folder} are raw camera files: develop them to JPEG or PNG first.")
     if not found:
         raise CaptureError(f"There are no photos in {folder}: formats that are read are {', '.join(sorted(SUFFIXES))}.")
-    return sorted(found, key=lambda path: _natural(path.relative_to(folder).as_posix()))
+    return sorted(found, key=lambda path: _natural_key(path.relative_to(folder).as_posix()))
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
+def _natural_key(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part.casefold()) for part in re.split(r"(\d+)", text)]
 
 
@@ -98,7 +98,7 @@ def read_photo(path: Path, max_size: int = 0) -> Photo:
     try:
         with Image.open(path) as image:
             image.load()
-            return _converted(path, image, max_size)
+            return _convert(path, image, max_size)
     except UNREADABLE as error:
         reason = reason_of(error).replace(f" {str(path)!r}", "")
         raise CaptureError(f"The photo {path} cannot be read ({reason}): export it again, or leave it out.") from error
@@ -124,14 +124,14 @@ def _prepare_heif(path: Path) -> None:
     heif.register_heif_opener()
 
 
-def _converted(path: Path, image: Image.Image, max_size: int) -> Photo:
+def _convert(path: Path, image: Image.Image, max_size: int) -> Photo:
     exif = image.getexif()
     details = exif.get_ifd(_EXIF)
     format_, stored_size, original_mode = image.format or "", image.size, image.mode
     turned = exif.get(_ORIENTATION, 1) not in (0, 1)
     upright = ImageOps.exif_transpose(image) if turned else image
     reduced = bool(max_size) and max(upright.size) > max_size
-    pixels = _eight_bit(upright)
+    pixels = _to_eight_bits(upright)
     if reduced:
         pixels.thumbnail((max_size, max_size), Image.Resampling.LANCZOS)
     alpha = np.asarray(pixels.getchannel("A")) >= 128 if pixels.mode == "RGBA" else None
@@ -163,7 +163,7 @@ def _converted(path: Path, image: Image.Image, max_size: int) -> Photo:
     )
 
 
-def _eight_bit(image: Image.Image) -> Image.Image:
+def _to_eight_bits(image: Image.Image) -> Image.Image:
     """The image as L, RGB or RGBA with 8 bits."""
     if image.mode in ("L", "RGB", "RGBA"):
         return image.copy() if image.mode != "RGB" or "transparency" not in image.info else image.convert("RGBA")
@@ -178,9 +178,6 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 
 def find_masks(folder: Path, photos: Sequence[Path], images: Path) -> dict[Path, Path]:
     """Returns the mask of each photo: ``a.png`` or ``a.jpg.png`` for ``a.jpg``, in the same subfolder.
-
-    Args:
-        folder: folder of the masks.
 
     Raises:
         CaptureError: photos have no mask.

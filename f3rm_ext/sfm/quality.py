@@ -76,7 +76,6 @@ def missing_pose_reasons(
 
     Args:
         groups: photos that fit together, the largest group first; the capture holds only the first.
-        blurred: photos that are blurred.
 
     >>> missing_pose_reasons({"a": 900, "b": 900, "c": 20}, {("a", "b"): 400}, [{"a", "b"}])
     {'c': 'too few features (20): nearly without texture, too dark, or masked'}

@@ -37,13 +37,10 @@ def from_homogeneous(vectors: Float[Tensor, "*batch 4"]) -> Float[Tensor, "*batc
     return vectors[..., :3] / weight
 
 
-def normalized(maps: Float[Tensor, "*batch 8 rows cols"]) -> Float[Tensor, "*batch 8 rows cols"]:
+def normalize_maps(maps: Float[Tensor, "*batch 8 rows cols"]) -> Float[Tensor, "*batch 8 rows cols"]:
     """Returns maps whose 4-vectors have length 1."""
     vectors = maps.unflatten(-3, (2, 4))
     return torch.nn.functional.normalize(vectors, dim=-3).flatten(-4, -3)
-
-
-# --- cells -----------------------------------------------------------------------------------------------------------
 
 
 def cell_centers(sizes_px: Float[Tensor, "cams 2"], rows: int, cols: int) -> Float[Tensor, "cams rows cols 2"]:
@@ -89,9 +86,6 @@ def fill_holes(
     return depth[tuple(nearest)], known
 
 
-# --- maps ------------------------------------------------------------------------------------------------------------
-
-
 def scene_scale(cameras: CameraSet, depth: Float[Tensor, "cams rows cols"]) -> float:
     """Returns the factor that brings the median point of the first camera to distance 1.
 
@@ -112,7 +106,6 @@ def render_maps(
     """Renders the ray maps of cameras, in the frame of the first camera.
 
     Args:
-        cameras: in any world frame.
         depth: z-depth of each cell, in the units of the cameras.
         scale: factor on all lengths, such as :func:`scene_scale`.
     """

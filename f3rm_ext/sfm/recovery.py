@@ -27,21 +27,12 @@ _INLIER_SIGMAS = 2.5
 _SIGMAS_PER_MEDIAN = 1.4826
 
 
-def mean_centers(origins: Float[Tensor, "cams rays 3"]) -> Float[Tensor, "cams 3"]:
-    """Returns the mean of each camera's ray origins."""
-    return origins.mean(dim=1)
-
-
 def nearest_centers(
     origins: Float[Tensor, "cams rays 3"], directions: Float[Tensor, "cams rays 3"]
 ) -> Float[Tensor, "cams 3"]:
     """Returns the points with the smallest sum of squared distances to each camera's rays.
 
     They solve Σ(I - rrᵀ) c = Σ(I - rrᵀ) o for unit directions r and origins o.
-
-    Args:
-        origins: any point of each ray.
-        directions: of any length above zero.
     """
     unit = torch.nn.functional.normalize(directions, dim=-1)
     across = torch.eye(3, dtype=unit.dtype, device=unit.device) - unit[..., :, None] * unit[..., None, :]
@@ -58,24 +49,22 @@ def procrustes(local: Float[Tensor, "cams rays 3"], world: Float[Tensor, "cams r
     return (U * signs[:, None]) @ Vh
 
 
-def split_homography(A: Float[Tensor, "3 3"]) -> tuple[Float[Tensor, "3 3"], Float[Tensor, "3 3"]]:
-    """Splits A ∝ R K⁻¹ into the rotation R and the calibration matrix K, whose last entry is 1.
+def find_calibration(A: Float[Tensor, "3 3"]) -> Float[Tensor, "3 3"]:
+    """Returns the calibration matrix K of A ∝ R K⁻¹, with 1 as its last entry.
 
     Args:
         A: of any scale, with a positive determinant.
 
     >>> K = torch.tensor([[2.0, 0.0, 0.3], [0.0, 3.0, -0.2], [0.0, 0.0, 1.0]])
-    >>> rotation, found = split_homography(5 * torch.linalg.inv(K))
-    >>> torch.allclose(rotation, torch.eye(3), atol=1e-6), torch.allclose(found, K, atol=1e-5)
-    (True, True)
+    >>> torch.allclose(find_calibration(5 * torch.linalg.inv(K)), K, atol=1e-5)
+    True
     """
-    Q, U = torch.linalg.qr(A)
-    signs = U.diagonal().sign()
-    K = torch.linalg.inv(signs[:, None] * U)
-    return Q * signs, K / K[2, 2]
+    U = torch.linalg.qr(A).R
+    K = torch.linalg.inv(U.diagonal().sign()[:, None] * U)
+    return K / K[2, 2]
 
 
-def _split_centered(A: Float[Tensor, "3 3"]) -> Float[Tensor, "2"]:
+def _find_focals(A: Float[Tensor, "3 3"]) -> Float[Tensor, "2"]:
     """Focal lengths of A ∝ R diag(1/f_x, 1/f_y, 1), whose columns should be orthogonal.
 
     The third column, the direction through the principal point, is known best: the others lose their parts along it,
@@ -160,7 +149,7 @@ def recover_cameras(
     sizes_px = sizes_px.double()
     origins, endpoints = (points.flatten(1, 2) for points in map_points(maps.double()))
     if center == "mean":
-        centers = mean_centers(origins)
+        centers = origins.mean(dim=1)
     else:
         centers = nearest_centers(origins, endpoints - origins)
     world = endpoints - centers[:, None]
@@ -187,7 +176,7 @@ def _find_intrinsics(
     plane = torch.cat([plane, torch.ones_like(plane[..., :1])], dim=-1)
     fits = [fit_homography(*rays) for rays in zip(plane, world, strict=True)]
     if unknown == "focal":
-        return torch.stack([_split_centered(fit) for fit in fits]) * half[:, None], middle
-    found = torch.stack([split_homography(fit)[1] for fit in fits])
+        return torch.stack([_find_focals(fit) for fit in fits]) * half[:, None], middle
+    found = torch.stack([find_calibration(fit) for fit in fits])
     focals = found.diagonal(dim1=1, dim2=2)[:, :2] * half[:, None]
     return focals, found[:, :2, 2] * half[:, None] + middle

@@ -27,7 +27,7 @@ _CORNERS = ((-1, -0.7), (1, -0.7), (1, 0.7), (-1, 0.7))
 _MAX_THUMBNAILS, _THUMBNAIL_PX = 400, 96
 
 
-def sentences(result: Mapping[str, Any]) -> list[str]:
+def summarize(result: Mapping[str, Any]) -> list[str]:
     """Returns what a user should know about a result of ``f3rm-ext sfm process``, a sentence each."""
     text = [
         f"{result['registered']} of {result['photos']} photos have a pose; {result['points']:,} points, each seen in "
@@ -54,16 +54,7 @@ def write_report(
     num_features: Mapping[str, int],
     num_matches: Mapping[tuple[str, str], int],
 ) -> None:
-    """Writes the page.
-
-    Args:
-        out: folder of the capture, with its photos in ``images/``.
-        model: a ``pycolmap.Reconstruction``.
-        photos: what is known about each photo, by name.
-        result: figures.
-        num_features: by photo.
-        num_matches: verified matches by pair of photos.
-    """
+    """Writes the page."""
     rows = []
     for number, (name, photo) in enumerate(photos.items()):
         reason = result["without_pose"].get(name)
@@ -80,7 +71,7 @@ def write_report(
         "sfm.html",
         title=f"Camera poses of {out.resolve().name}",
         doubt=result["doubt"],
-        sentences=sentences(result),
+        sentences=summarize(result),
         top_view=_view(model, side=False),
         side_view=_view(model, side=True),
         matches=_matrix(list(photos), num_matches),

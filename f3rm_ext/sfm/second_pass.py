@@ -29,12 +29,7 @@ _ROWS, _MOST_VIEWS, _MOST_POINTS = 512, 4, 25_000
 
 
 class PointCloud:
-    """Points of a model with the descriptors of the features that see them.
-
-    Args:
-        model: a ``pycolmap.Reconstruction`` with points.
-        descriptors: returns the descriptors of a photo by id, uint8, 128 columns.
-    """
+    """Points of a model with the descriptors of the features that see them."""
 
     def __init__(self, model: Any, descriptors: Callable[[int], np.ndarray]) -> None:
         longest = sorted(model.points3D.items(), key=lambda item: -item[1].track.length())[:_MOST_POINTS]
@@ -64,9 +59,6 @@ def register_missing(model: Any, database: FeatureDatabase, names: Sequence[str]
 
     Only photos that share a camera with the model are tried, since their intrinsics are known.
 
-    Args:
-        model: a ``pycolmap.Reconstruction``, changed in place.
-
     Returns:
         Names of the newly registered photos.
     """
@@ -85,10 +77,10 @@ def register_missing(model: Any, database: FeatureDatabase, names: Sequence[str]
             features = unit_rows(opened.read_descriptors(ids[name]).data)
             camera = model.camera(image.camera_id)
             rows, points = match_features(features, cloud)
-            pose = _pose(pixels[rows], cloud.xyz[points], camera) if len(rows) >= LEAST_INLIERS else None
+            pose = _estimate_pose(pixels[rows], cloud.xyz[points], camera) if len(rows) >= LEAST_INLIERS else None
             if pose is not None:
                 seen = visible_features(pixels, features, cloud, camera, pose)
-                _add(model, image, pixels, pose, [(row, int(cloud.ids[point])) for row, point in seen])
+                _add_photo(model, image, pixels, pose, [(row, int(cloud.ids[point])) for row, point in seen])
                 registered.append(name)
         count(len(names), len(names))
         if registered:
@@ -100,11 +92,7 @@ def register_missing(model: Any, database: FeatureDatabase, names: Sequence[str]
 def match_features(
     features: Float32[np.ndarray, "features 128"], cloud: PointCloud
 ) -> tuple[Int64[np.ndarray, " matches"], Int64[np.ndarray, " matches"]]:
-    """Returns rows of features and points that are mutual nearest neighbours and pass the ratio test (MOST_RATIO).
-
-    Args:
-        features: unit vectors.
-    """
+    """Returns rows of features and points that are mutual nearest neighbours and pass the ratio test (MOST_RATIO)."""
     best = np.empty(len(features), np.int64)
     passes = np.empty(len(features), bool)
     back = np.full(len(cloud), -np.inf, np.float32)
@@ -125,7 +113,9 @@ def match_features(
     return rows, best[rows]
 
 
-def _pose(pixels: Float64[np.ndarray, "matches 2"], points: Float64[np.ndarray, "matches 3"], camera: Any) -> Any:
+def _estimate_pose(
+    pixels: Float64[np.ndarray, "matches 2"], points: Float64[np.ndarray, "matches 3"], camera: Any
+) -> Any:
     """Returns the ``pycolmap.Rigid3d`` on which enough matches agree; None otherwise."""
     options = colmap().AbsolutePoseEstimationOptions()
     options.ransac.max_error, options.ransac.random_seed = _POSE_ERROR_PX, 0
@@ -142,12 +132,7 @@ def visible_features(
     camera: Any,
     pose: Any,
 ) -> list[tuple[int, int]]:
-    """Returns rows of features and points that match for a pose: near each other in the image, and similar.
-
-    Args:
-        camera: a ``pycolmap.Camera``.
-        pose: world to camera, a ``pycolmap.Rigid3d``.
-    """
+    """Returns rows of features and points that match for a pose: near each other in the image, and similar."""
     from scipy.spatial import KDTree
 
     local = pose * cloud.xyz
@@ -168,7 +153,7 @@ def visible_features(
     return sorted((row, point) for point, (_, row) in of_point.items())
 
 
-def _add(model: Any, image: Any, pixels: np.ndarray, pose: Any, seen: Sequence[tuple[int, int]]) -> None:
+def _add_photo(model: Any, image: Any, pixels: np.ndarray, pose: Any, seen: Sequence[tuple[int, int]]) -> None:
     """Adds a photo with its pose and the points that it sees."""
     pycolmap = colmap()
     if not model.exists_image(image.image_id):

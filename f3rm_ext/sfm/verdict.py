@@ -65,7 +65,6 @@ def epipolar_fit(
 
     Args:
         first: positions in the first photo on the plane at depth 1, without distortion.
-        second: the same in the second photo.
         pose: from the first camera to the second, OpenCV axes.
         tolerance: largest Sampson distance, on the plane at depth 1.
     """
@@ -110,11 +109,7 @@ def turn_errors(
 
 
 class PointVisibility:
-    """Points of a model and the photos that see them.
-
-    Args:
-        model: a ``pycolmap.Reconstruction``.
-    """
+    """Points of a model and the photos that see them."""
 
     def __init__(self, model: Any) -> None:
         points = list(model.points3D.values())
@@ -130,13 +125,9 @@ class PointVisibility:
         """Rows of the points that each photo sees."""
         self._centers = {number: model.image(number).projection_center() for number in rows}
 
-    def expected(self, number: int, camera: Any, pose: Any) -> Int64[np.ndarray, " points"]:
+    def expected_points(self, number: int, camera: Any, pose: Any) -> Int64[np.ndarray, " points"]:
         """Returns a sample of the points of a photo that another camera should see, too: those inside its picture that
         it views from nearly the same side and distance.
-
-        Args:
-            camera: the other one, a ``pycolmap.Camera``.
-            pose: world to camera, a ``pycolmap.Rigid3d``.
         """
         rows = self.rows_by_photo[number]
         rows = rows[:: max(1, len(rows) // _SAMPLE)]
@@ -152,11 +143,7 @@ class PointVisibility:
 
 
 def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
-    """Compares the poses of a model with the verified matches of its photos.
-
-    Args:
-        model: a ``pycolmap.Reconstruction``.
-    """
+    """Compares the poses of a model with the verified matches of its photos."""
     pycolmap = colmap()
     photos = {number: model.image(number) for number in model.reg_image_ids()}
     cameras = {number: model.camera(photo.camera_id) for number, photo in photos.items()}
@@ -172,7 +159,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         plane = {number: np.asarray(cameras[number].cam_from_img(pixels[number])) for number in photos}
         for a, b in itertools.permutations(photos, 2):
             if opened.exists_two_view_geometry(a, b):
-                expected = points.expected(a, cameras[b], poses[b])
+                expected = points.expected_points(a, cameras[b], poses[b])
                 if len(expected) >= _LEAST_EXPECTED:
                     blind.append(bool(np.isin(expected, points.rows_by_photo[b]).mean() < _FEW))
         for pair, geometry in zip(*opened.read_two_view_geometries(), strict=True):

@@ -30,7 +30,6 @@ def sharpest_frames(
 
     Args:
         path: the video, in any format of FFmpeg's libraries.
-        progress: called with the number of frames read and about how many there are.
 
     Raises:
         CaptureError: the file is not a video, or is damaged before its first frame.
@@ -53,7 +52,7 @@ def sharpest_frames(
                     part = (frame.pts - (stream.start_time or 0)) * stream.time_base / duration
                 now = min(int(part * num_frames), num_frames - 1)
                 if best is not None and now > stretch:
-                    yield _upright(best)
+                    yield _turn_upright(best)
                     best, best_sharpness = None, -1.0
                 stretch = max(now, stretch)
                 scale = max(1.0, max(frame.width, frame.height) / _SHARPNESS_PX)
@@ -69,7 +68,7 @@ def sharpest_frames(
             reason = reason_of(error)
             raise CaptureError(f"The video {path} cannot be read ({reason}): convert it to MP4 (H.264).") from error
     if best is not None:
-        yield _upright(best)
+        yield _turn_upright(best)
 
 
 def _duration(container: Any, stream: Any) -> Fraction | None:
@@ -92,7 +91,7 @@ def _frame_count(container: Any, stream: Any) -> int:
     return max(1, count)
 
 
-def _upright(frame: Any) -> Image.Image:
+def _turn_upright(frame: Any) -> Image.Image:
     image = frame.to_image()
     turn = getattr(frame, "rotation", 0) or 0
     return image.rotate(turn, expand=True) if turn else image

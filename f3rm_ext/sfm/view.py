@@ -46,13 +46,6 @@ def count_shared_points(model: Any) -> dict[tuple[int, int], int]:
 def serve(capture: Path, port: int) -> Any:
     """Starts a viser server that shows the model of a capture, for this machine only.
 
-    Args:
-        capture: folder written by ``f3rm-ext sfm process``.
-        port: port of the page; the next free one is taken if it is in use.
-
-    Returns:
-        The ``viser.ViserServer``.
-
     Raises:
         CaptureError: the capture has no model.
         ConfigError: the port is out of range.

@@ -57,14 +57,14 @@ class _Result(TypedDict):
     doubt: str
 
 
-class _Begun(TypedDict):
+class _BaseState(TypedDict):
     """Keys that the state always has."""
 
     made_by: str
     photos: dict[str, _Photo]
 
 
-class _State(_Begun, total=False):
+class _State(_BaseState, total=False):
     """Content of ``sfm.json``."""
 
     options: dict[str, Any]
@@ -84,9 +84,6 @@ class WorkFolder:
     """A capture in the making, with its state in ``sfm.json``.
 
     ``out`` is where it is made, ``final`` where it belongs; they differ while an older capture is there.
-
-    Args:
-        out: the folder; created if needed.
 
     Raises:
         ConfigError: the folder holds something else, cannot be written, or another process works there.
@@ -140,6 +137,18 @@ class WorkFolder:
                 f"{path} cannot be written ({error.strerror or error}): {remedy}, then repeat the command to continue."
             ) from error
 
+    @property
+    def has_trusted_capture(self) -> bool:
+        """Whether the folder holds a capture whose poses are not doubtful."""
+        result = read_provenance(self.final / STATE).get("result")
+        return (self.final / TRANSFORMS).is_file() and result is not None and not result["doubt"]
+
+    def find_result(self, key: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns the figures of an earlier call with the same key, if its capture is complete."""
+        result = self.state.get("result")
+        is_complete = all((self.out / name).is_file() for name in (TRANSFORMS, POINTS))
+        return result if is_complete and result is not None and result["key"] == key else None
+
     def begin(
         self, options: Mapping[str, Any], stamps: Mapping[str, str] | None = None, start_over: bool = False
     ) -> str:
@@ -152,7 +161,6 @@ class WorkFolder:
             options: the options that features depend on.
             stamps: stamps of the original photos and their masks, by name without suffix; None for frames of a video,
                 which follow from the options.
-            start_over: keep nothing.
 
         Returns:
             The reason why earlier results cannot be kept; empty if they can.
@@ -179,13 +187,9 @@ class WorkFolder:
         self.save(options=dict(options), complete=False)
         return reason
 
-    def publish(self) -> None:
-        """Replaces the earlier capture by the complete one; other files of the folder stay.
-
-        Raises:
-            ConfigError: the folder cannot be written.
-        """
-        self.save(complete=True)
+    def publish(self, result: Mapping[str, Any]) -> None:
+        """Saves the figures of the complete capture and replaces the earlier one; other files of the folder stay."""
+        self.save(result=result, complete=True)
         if self.out != self.final:
             self._take_next()
 

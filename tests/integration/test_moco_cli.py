@@ -48,39 +48,18 @@ def test_table_of_pairs(f3rm_ext: Callable[..., Any]) -> None:
         "Multiples of 64 next to 70000: 69952 and 70016."
         in f3rm_ext("moco", "pairs", *accumulated, "--queue-size", 70_000).out
     )
-
-
-def test_the_table_tells_memory_and_time_as_a_plan_does(
-    f3rm_ext: Callable[..., Any], pictures: Path, tmp_path: Path
-) -> None:
-    asked = ("--architecture", "resnet18", "--image-size", 32, "--memory-gib", 2, "--images-per-s", 100)
-    given = ("moco", "pairs", "--images", 2000, "--batch-size", 16, *asked)
-    small, large = json.loads(f3rm_ext(*given, "--queue-size", 1000, 65_536, "--json").out)["pairs"]
-    assert small["hours"] == pytest.approx(2000 * 300 / 100 / 3600)
-    assert large["memory_gib"] - small["memory_gib"] == pytest.approx(64_536 * (128 * 4 + 8) / 2**30, rel=0.1)
-    assert small["memory_share"] == pytest.approx(small["memory_gib"] / 2)
-    plan = f3rm_ext("moco", "train", "--data", pictures, "--output", tmp_path / "run", "--image-size", 32, "--use-amp",
-                    True, "--batch-size", 4, "--gradient-accumulation-steps", 4, "--queue-size", 65_536,
-                    "--memory-gib", 2, "--device", "cuda", "--plan")  # fmt: skip
-    planned = re.search(r"Memory planned: ([\d.]+) of", plan.out)
-    assert planned is not None, plan.text
-    (again,) = json.loads(f3rm_ext(*given[:5], 4, *asked, "--queue-size", 65_536, "--json").out)["pairs"]
-    assert again["memory_gib"] == pytest.approx(float(planned[1]), rel=0.05)
-    told = f3rm_ext(*given, "--queue-size", 1000).out
-    assert "hours" in told and f"{small['memory_share']:.0%}" in told
-
-
-def test_the_table_of_any_numbers_takes_no_time(f3rm_ext: Callable[..., Any]) -> None:
-    def share(images: int, batch: int, queue: int) -> float:
-        seen = range(0, max(1, images - batch + 1), batch)
-        return sum(max(0, queue - keys) for keys in seen) / (len(seen) * images)
-
-    for images, batch, queue in ((2000, 96, 76_800), (100, 7, 13), (5, 8, 3), (64, 64, 640), (10**7, 3, 10**6)):
-        asked = ("--images", images, "--batch-size", batch, "--queue-size", queue, "--json")
-        (row,) = json.loads(f3rm_ext("moco", "pairs", *asked).out)["pairs"]
-        assert row["same_image_keys"] == pytest.approx(share(images, batch, queue))
-    assert f3rm_ext("moco", "pairs", "--images", 10**12, "--batch-size", 2).code == 0
+    assert f3rm_ext("moco", "pairs", "--images", 10**12, "--batch-size", 2).code == 0, "it takes no time"
     assert "--images" in f3rm_ext("moco", "pairs", "--images", 10**20).refuses()
+
+
+def test_the_table_tells_memory_and_time(f3rm_ext: Callable[..., Any]) -> None:
+    given = ("moco", "pairs", "--images", 2000, "--batch-size", 16, "--queue-size", 1000)
+    (row,) = json.loads(f3rm_ext(*given, "--images-per-s", 100, "--json").out)["pairs"]
+    assert row["hours"] == pytest.approx(2000 * 300 / 100 / 3600) and "memory_gib" not in row
+    told = f3rm_ext(*given, "--images-per-s", 100, "--architecture", "resnet18", "--image-size", 32, "--memory-gib", 2)
+    assert "hours" in told.out
+    (gib, share) = next(line.split()[-3:-1] for line in told.out.splitlines() if line.split()[:2] == ["16", "1000"])
+    assert float(share[:-1]) == pytest.approx(100 * float(gib) / 2, abs=0.6)
 
 
 def test_a_plan_trains_and_writes_nothing(f3rm_ext: Callable[..., Any], pictures: Path, tmp_path: Path) -> None:
@@ -101,10 +80,12 @@ def test_only_a_folder_of_its_own_is_written_to(
     f3rm_ext: Callable[..., Any], remember: Callable[[Path], Any], pictures: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "README.md").write_text("mine")
-    for folder, named in ((tmp_path, "README.md"), (pictures, "00.png")):
+    (tmp_path / "checkpoints").mkdir()  # as somebody would copy it
+    (tmp_path / "checkpoints" / "step-000000001.ckpt").write_bytes(b"copied")
+    for folder, named, more in ((tmp_path, "README.md", ("--resume",)), (pictures, "00.png", ())):
         before = remember(folder)
         given = ("--data", pictures, "--output", folder, "--batch-size", 8, "--image-size", 32, "--epochs", 1)
-        said = f3rm_ext("moco", "train", *given).refuses()
+        said = f3rm_ext("moco", "train", *given, *more).refuses()
         assert named in said and "--output" in said and before.is_as_it_was()
 
 

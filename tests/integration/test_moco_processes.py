@@ -157,4 +157,3 @@ def test_options_of_the_original_start_torchrun(
     done = run_command(*words, 1, "--rank", 0)
     assert done.code == 0 and last(tmp_path / "out")["step"] == 2, done.text[-3000:]
     assert "--rank is 2" in run_command(*words, 2, "--rank", 2).text
-    assert "tcp://HOST:PORT" in run_command(*words, 2, "--dist-url", "env://").text

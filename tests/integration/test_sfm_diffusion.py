@@ -17,9 +17,8 @@ from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.cameras import CameraSet
 from f3rm_ext.sfm.capture_cameras import read_capture_cameras
 from f3rm_ext.sfm.diffusion import estimator
-from f3rm_ext.sfm.diffusion.encoder import Encoded
+from f3rm_ext.sfm.diffusion.encoder import EncodedImages
 from f3rm_ext.sfm.diffusion.model import ModelSize, RayDiffuser
-from f3rm_ext.sfm.diffusion.plan import encoder_state
 from f3rm_ext.sfm.metrics import compare_poses
 from f3rm_ext.sfm.rays import render_maps
 
@@ -33,11 +32,11 @@ class KnowsThePhotos(RayDiffuser):
     """Predicts the true maps plus noise, whatever it sees."""
 
     def __init__(self, maps: Tensor) -> None:
-        vit = VisionTransformer.from_state_dict(encoder_state(width=64, depth=2, side=3))
+        vit = VisionTransformer.sized(64, 2, 3, 14)
         super().__init__(vit, ModelSize(width=64, depth=4, heads=1, head_width=16), "sparse")
         self.maps = maps + NOISE * torch.randn(maps.shape, generator=torch.Generator().manual_seed(0))
 
-    def forward(self, noisy: Tensor, steps: Tensor, encoded: Encoded, ndc: Tensor, known: Any = None) -> Tensor:
+    def forward(self, noisy: Tensor, steps: Tensor, encoded: EncodedImages, ndc: Tensor, known: Any = None) -> Tensor:
         return self.maps[None]
 
 
@@ -65,7 +64,7 @@ def test_predicted_poses_are_refined(
         principals_px=sizes / 2,
         sizes_px=sizes,
     )
-    crops = true.cropped((sizes - HEIGHT) / 2, sizes.amin(dim=1), 42)
+    crops = true.crop((sizes - HEIGHT) / 2, sizes.amin(dim=1), 42)
     # The scene is around the origin; a plane through it is good enough, since endpoints only give directions.
     depth = true.centers.norm(dim=1)[:, None, None].expand(-1, 3, 3)
     maps = render_maps(crops, depth, 1 / float(depth[0, 0, 0])).float()
@@ -83,11 +82,3 @@ def test_predicted_poses_are_refined(
         (found.rotations.numpy(), found.centers.numpy()), (true.rotations.numpy(), true.centers.numpy())
     )
     assert metrics.rra["5"] == 1 and metrics.rta["5"] == 1 and metrics.auc_30 > 0.96, metrics
-
-
-def test_missing_weights_are_one_sentence(
-    f3rm_ext: Callable[..., Any], tiny_capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(estimator.WEIGHTS, raising=False)
-    words = ("--images", tiny_capture / "images", "--output", tmp_path / "out", "--method", "diffusionsfm")
-    assert estimator.WEIGHTS in f3rm_ext("sfm", "process", *words).refuses()

@@ -164,6 +164,21 @@ class VisionTransformer(nn.Module):
         self.norm = nn.LayerNorm(self.width, eps=NORM_EPS)
 
     @classmethod
+    def sized(
+        cls, width: int, depth: int, side: int, patch_px: int, *, layer_scale: bool = False
+    ) -> "VisionTransformer":
+        """Builds a model of this size with initial weights, for images of side x side patches."""
+        shapes = {
+            "patch_embed.proj.weight": (width, 3, patch_px, patch_px),
+            "pos_embed": (1, 1 + side**2, width),
+            "blocks.0.attn.qkv.bias": (3 * width,),
+            "blocks.0.mlp.fc1.weight": (4 * width, width),
+            f"blocks.{depth - 1}.norm1.weight": (width,),
+            **({"blocks.0.ls1.gamma": (width,), "blocks.0.ls2.gamma": (width,)} if layer_scale else {}),
+        }
+        return cls({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
+
+    @classmethod
     def from_state_dict(cls, weights: Mapping[str, Tensor], heads: int | None = None) -> "VisionTransformer":
         """Builds the model that these weights belong to, in float32 on the CPU, for inference.
 

@@ -97,11 +97,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def image_side_px(path: Path) -> int:
-    """Returns the side of the images that a checkpoint was trained on; released ones do not tell it.
-
-    Args:
-        path: of a checkpoint that :func:`read_weights` reads.
-    """
+    """Returns the side of the images that a checkpoint was trained on; released ones do not tell it."""
     if path.suffix == ".safetensors":
         return IMAGE_SIDE_PX
     content = torch.load(path, map_location="cpu", weights_only=True)
@@ -136,11 +132,7 @@ def build_model(state: Mapping[str, Tensor], vit: VisionTransformer | None = Non
 
 
 def load_exactly(model: RayDiffuser, state: Mapping[str, Tensor]) -> None:
-    """Gives a model these weights.
-
-    Raises:
-        CheckpointError: parameters are missing, unknown or of other shapes.
-    """
+    """Gives a model these weights."""
     expected = model.state_dict()
     missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     misfits = [name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape]

@@ -67,13 +67,6 @@ class SceneSample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Sequence:
-    category: str
-    name: str
-    frames: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
 class _Cut:
     """A square of an image."""
 
@@ -94,11 +87,7 @@ def depth_path(image: Path) -> Path:
 
 
 def read_depth(path: Path) -> Float[np.ndarray, "h w"]:
-    """Reads a depth map of CO3D: a 16-bit PNG whose bits are float16.
-
-    Raises:
-        CaptureError: it is missing or damaged.
-    """
+    """Reads a depth map of CO3D: a 16-bit PNG whose bits are float16."""
     try:
         with Image.open(path) as image:
             bits = np.asarray(image, dtype=np.uint16)
@@ -118,7 +107,6 @@ class Co3dScenes(Dataset[SceneSample]):
     Args:
         root: folder with ``co3d`` and ``co3d_annotations``.
         categories: names; ``all_train`` for all that are there but the unseen ones.
-        split: which list.
         cells: rays along each side.
         patches: patches along each side.
 
@@ -151,12 +139,13 @@ class Co3dScenes(Dataset[SceneSample]):
                 f"No sequence in {root / ANNOTATIONS} ({split}) has {num_images} images with usable cameras: download "
                 "more of CO3D, or lower model.num_images."
             )
-        frames = [frame for sequence in self.sequences for frame in sequence.frames]
+        frames = [frame for sequence in self.sequences for frame in sequence]
         for number, frame in enumerate(frames):
             frame["number"] = number
         self.num_frames = len(frames)
 
-    def _read(self, category: str) -> list[_Sequence]:
+    def _read(self, category: str) -> list[list[dict[str, Any]]]:
+        """Returns the frames of each sequence."""
         path = self.root / ANNOTATIONS / f"{category}_{self.split}.jgz"
         try:
             with gzip.open(path, "rt", encoding="utf-8") as stream:
@@ -164,7 +153,7 @@ class Co3dScenes(Dataset[SceneSample]):
         except (OSError, EOFError, ValueError) as error:
             raise CaptureError(f"The list {path} cannot be read ({error}): prepare the data again.") from error
         return [
-            _Sequence(category, name, frames)
+            frames
             for name, frames in sorted(annotation.items())
             if len(frames) >= self.num_images and name not in BAD_DEPTH and _has_sane_cameras(frames)
         ]
@@ -178,15 +167,11 @@ class Co3dScenes(Dataset[SceneSample]):
         order = np.random.default_rng([self.seed, 0, epoch]).permutation(len(self.sequences))
         rng = np.random.default_rng([self.seed, 1, number])
         sequence = self.sequences[order[place]]
-        chosen = rng.choice(len(sequence.frames), self.num_images, replace=False)
-        return self.load([sequence.frames[index] for index in chosen], rng)
+        chosen = rng.choice(len(sequence), self.num_images, replace=False)
+        return self.load([sequence[index] for index in chosen], rng)
 
     def load(self, frames: Sequence[dict[str, Any]], rng: np.random.Generator) -> SceneSample:
-        """Reads frames and renders their ray maps.
-
-        Raises:
-            CaptureError: a file is missing or damaged.
-        """
+        """Reads frames and renders their ray maps."""
         cuts = [self._cut(frame, rng) for frame in frames]
         sizes, corners, sides = ([getattr(cut, name) for cut in cuts] for name in ("size", "corner", "side"))
         depth = torch.from_numpy(np.stack([cut.depth for cut in cuts])).double()
@@ -197,7 +182,7 @@ class Co3dScenes(Dataset[SceneSample]):
             )
         )
         whole = CameraSet.from_pytorch3d(annotated, torch.tensor(sizes, dtype=torch.float64))
-        cameras = whole.cropped(
+        cameras = whole.crop(
             torch.tensor(corners, dtype=torch.float64), torch.tensor(sides, dtype=torch.float64), self.image_size_px
         )
         scale = scene_scale(cameras, depth)

@@ -45,9 +45,6 @@ def _list_path(root: Path, category: str, split: Split) -> Path:
     return root / ANNOTATIONS / f"{category}_{split}.jgz"
 
 
-# --- from captures ---------------------------------------------------------------------------------------------------
-
-
 def convert_captures(
     captures: Sequence[Path], root: Path, category: str, on_image: Callable[[int], None] = lambda done: None
 ) -> dict[Split, int]:
@@ -56,10 +53,6 @@ def convert_captures(
     Args:
         captures: nerfstudio captures whose frames have depth maps, without distortion.
         root: folder that training gets as ``dataset.path``.
-        on_image: called with the number of images done.
-
-    Returns:
-        Number of images in each list.
 
     Raises:
         CaptureError: a capture has no depth, or is distorted.
@@ -109,11 +102,8 @@ def _require_depth_and_pinholes(capture: CaptureCameras, data: Path) -> None:
             raise CaptureError(f"{data} has lens distortion, but CO3D's cameras have none: undistort its images first.")
 
 
-# --- from CO3D -------------------------------------------------------------------------------------------------------
-
-
 class FrameLists(NamedTuple):
-    """What came of a category."""
+    """The lists of a category."""
 
     counts: dict[Split, int]
     """Number of images in each list."""
@@ -121,12 +111,8 @@ class FrameLists(NamedTuple):
     """The first missing file of each sequence that lacks some; its frames with missing files are left out."""
 
 
-def downloaded(root: Path) -> list[str]:
-    """Returns the categories of CO3D in ``root/co3d``, sorted.
-
-    Raises:
-        ConfigError: there are none.
-    """
+def find_downloads(root: Path) -> list[str]:
+    """Returns the categories of CO3D in ``root/co3d``, sorted."""
     found = sorted(path.parent.name for path in (root / IMAGES).glob("*/frame_annotations.jgz"))
     if not found:
         raise ConfigError(f"There are no categories of CO3D in {root / IMAGES}: download them there.")
@@ -141,7 +127,6 @@ def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambd
 
     Args:
         root: folder that holds ``co3d`` with the category as downloaded, or some of its sequences.
-        on_frame: called with the number of frames done.
 
     Raises:
         ConfigError: a list of the category is missing, all images are, its cameras are those of CO3D v1, or another

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from f3rm_ext.sfm.diffusion.encoder import Encoded
+from f3rm_ext.sfm.diffusion.encoder import EncodedImages
 from f3rm_ext.sfm.diffusion.transformer import StepEmbedding
 
 UPSAMPLING = 16
@@ -84,7 +84,7 @@ class DenseHead(nn.Module):
         self, encoder_width: int, transformer_width: int, width: int, outputs: int, residual: bool = False
     ) -> None:
         super().__init__()
-        self.normed = residual
+        self.has_norm = residual
         self.readouts = nn.ModuleList(Readout(encoder_width) for _ in range(2))
         inputs = (encoder_width, encoder_width, transformer_width, transformer_width)
         self.inputs = nn.ModuleList(nn.Conv2d(channels, width, 3, padding=1, bias=False) for channels in inputs)
@@ -102,7 +102,7 @@ class DenseHead(nn.Module):
 
     def forward(
         self,
-        encoded: Encoded,
+        encoded: EncodedImages,
         taps: list[Float[Tensor, "batch images width rows cols"]],
         steps: Int64[Tensor, " batch"],
     ) -> Float[Tensor, "batch images outputs h w"]:
@@ -110,7 +110,7 @@ class DenseHead(nn.Module):
         batch, images, _, rows, cols = taps[0].shape
         steps = steps.repeat_interleave(images)
         middle, last = encoded.middle, encoded.last
-        if self.normed:
+        if self.has_norm:
             middle, last = (functional.layer_norm(tokens, tokens.shape[-1:]) for tokens in (middle, last))
             taps = [functional.layer_norm(tap.movedim(2, -1), tap.shape[2:3]).movedim(-1, 2) for tap in taps]
         maps = [

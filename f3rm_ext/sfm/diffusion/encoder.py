@@ -18,7 +18,7 @@ _PARTS = ("patches", "middle", "last")
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedImages:
     """What the network sees of the images."""
 
     patches: Float[Tensor, "batch images feat rows cols"]
@@ -28,21 +28,17 @@ class Encoded:
     last: Float[Tensor, "batch images tokens feat"]
     """The same after the last block."""
 
-    def of(self, images: list[int]) -> "Encoded":
+    def select(self, images: list[int]) -> "EncodedImages":
         """Returns some of the images."""
-        return Encoded(self.patches[:, images], self.middle[:, images], self.last[:, images])
+        return EncodedImages(self.patches[:, images], self.middle[:, images], self.last[:, images])
 
-    def patches_only(self) -> "Encoded":
+    def patches_only(self) -> "EncodedImages":
         """Returns what a sparse model sees: no tokens of the middle and the last block."""
-        return Encoded(self.patches, self.middle[:, :, :0], self.last[:, :, :0])
+        return EncodedImages(self.patches, self.middle[:, :, :0], self.last[:, :, :0])
 
 
 class ImageEncoder(nn.Module):
-    """DINOv2 at patch resolution.
-
-    Args:
-        vit: a ViT with a class token and without registers; the published model has ViT-S/14.
-    """
+    """DINOv2 at patch resolution."""
 
     def __init__(self, vit: VisionTransformer) -> None:
         super().__init__()
@@ -63,7 +59,7 @@ class ImageEncoder(nn.Module):
             grid = image.flatten(2).mT.to(grid.dtype)
         return torch.cat([self.vit.pos_embed[:, :1], grid], dim=1)
 
-    def forward(self, images: Float[Tensor, "batch images 3 h w"]) -> Encoded:
+    def forward(self, images: Float[Tensor, "batch images 3 h w"]) -> EncodedImages:
         """Encodes images of values 0 to 1, whose sides are multiples of the patch size."""
         batch, count = images.shape[:2]
         pixels = normalise(images.flatten(0, 1), IMAGENET_MEAN, IMAGENET_STD)
@@ -78,7 +74,7 @@ class ImageEncoder(nn.Module):
                 middle = x
         final = self.vit.norm(x)[:, 1:].mT.unflatten(2, (rows, cols))
         made = (tensor.unflatten(0, (batch, count)) for tensor in (final, middle, x))
-        return Encoded(*made)
+        return EncodedImages(*made)
 
 
 class FeatureCache:
@@ -87,13 +83,12 @@ class FeatureCache:
     Images are encoded one by one, so that their features do not depend on the others in a batch.
 
     Args:
-        encoder: of the images; it must not change.
         dense: keep the tokens of the middle and the last block, too.
     """
 
     def __init__(self, encoder: ImageEncoder, dense: bool) -> None:
         self.encoder, self.dense = encoder, dense
-        self._known: dict[int, Encoded] = {}
+        self._known: dict[int, EncodedImages] = {}
 
     @staticmethod
     def bytes_per_image(width: int, patches: int, dense: bool) -> int:
@@ -102,7 +97,9 @@ class FeatureCache:
         return 4 * width * tokens
 
     @torch.no_grad()
-    def encode(self, images: Float[Tensor, "batch images 3 h w"], numbers: Int64[Tensor, "batch images"]) -> Encoded:
+    def encode(
+        self, images: Float[Tensor, "batch images 3 h w"], numbers: Int64[Tensor, "batch images"]
+    ) -> EncodedImages:
         """Returns the features of images; those of a number that was seen before come from memory."""
         scenes = []
         for scene, of_scene in zip(images, numbers.tolist(), strict=True):
@@ -112,4 +109,4 @@ class FeatureCache:
                     self._known[number] = encoded if self.dense else encoded.patches_only()
             parts = [self._known[number] for number in of_scene]
             scenes.append([torch.cat([getattr(part, name) for part in parts], dim=1) for name in _PARTS])
-        return Encoded(*(torch.cat(part) for part in zip(*scenes, strict=True)))
+        return EncodedImages(*(torch.cat(part) for part in zip(*scenes, strict=True)))

@@ -22,10 +22,6 @@ def predict(images: Sequence[Path], /) -> PredictedPoses:
     """Predicts the cameras of photos; the first is the frame, and its median point has distance 1.
 
     Focal lengths are those of the model where EXIF has none.
-
-    Raises:
-        ConfigError: no weights are given.
-        CheckpointError: the weights cannot be used.
     """
     path = os.environ.get(WEIGHTS)
     if not path:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.diffusion.dense_head import UPSAMPLING, DenseHead
-from f3rm_ext.sfm.diffusion.encoder import Encoded, ImageEncoder
+from f3rm_ext.sfm.diffusion.encoder import EncodedImages, ImageEncoder
 from f3rm_ext.sfm.diffusion.transformer import RayTransformer
 from f3rm_ext.sfm.rays import CHANNELS
 
@@ -78,16 +78,13 @@ class RayDiffuser(nn.Module):
         self,
         noisy: Float[Tensor, "batch images 8 h w"],
         steps: Int64[Tensor, " batch"],
-        encoded: Encoded,
+        encoded: EncodedImages,
         ndc: Float[Tensor, "batch images 2 rows cols"],
         known: Float[Tensor, "batch images h w"] | None = None,
     ) -> Float[Tensor, "batch images 8 h w"]:
         """Predicts clean maps.
 
         Args:
-            noisy: noisy maps, 0 where the depth is not known.
-            steps: step of the schedule of each scene.
-            encoded: the images; see :attr:`encoder`.
             ndc: x and y of the patches in PyTorch3D's NDC of the uncropped image.
             known: 1 where the depth is known; by default everywhere.
         """

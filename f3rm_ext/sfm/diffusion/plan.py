@@ -1,7 +1,5 @@
 """Plans a training: its steps, its parameters, and the memory of a step on each GPU."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -13,107 +11,54 @@ from f3rm_ext.sfm.diffusion.model import SIZES, RayDiffuser, Stage, masked_loss
 from f3rm_ext.sfm.diffusion.settings import Settings
 from f3rm_ext.sfm.rays import CHANNELS
 
-ENCODER_WIDTH, ENCODER_DEPTH, ENCODER_SIDE = 384, 12, 37
-"""DINOv2 ViT-S/14: width, blocks, and patches along each side of its own images."""
 _MIB = 2**20
 
 
-def encoder_state(width: int, depth: int, side: int, patch_px: int = 14) -> dict[str, torch.Tensor]:
-    """Returns random weights of a ViT like DINOv2's, on torch's default device."""
-    state = {
-        "cls_token": torch.zeros(1, 1, width),
-        "pos_embed": 0.02 * torch.randn(1, side * side + 1, width),
-        "patch_embed.proj.weight": 0.02 * torch.randn(width, 3, patch_px, patch_px),
-        "patch_embed.proj.bias": torch.zeros(width),
-        "norm.weight": torch.ones(width),
-        "norm.bias": torch.zeros(width),
-    }
-    for index in range(depth):
-        block = f"blocks.{index}."
-        for name, rows, cols in (
-            ("attn.qkv", 3 * width, width),
-            ("attn.proj", width, width),
-            ("mlp.fc1", 4 * width, width),
-            ("mlp.fc2", width, 4 * width),
-        ):
-            state[f"{block}{name}.weight"] = torch.randn(rows, cols) / cols**0.5
-            state[f"{block}{name}.bias"] = torch.zeros(rows)
-        for name in ("norm1", "norm2"):
-            state[f"{block}{name}.weight"], state[f"{block}{name}.bias"] = torch.ones(width), torch.zeros(width)
-        state[f"{block}ls1.gamma"] = state[f"{block}ls2.gamma"] = torch.ones(width)
-    return state
+def build_encoder() -> VisionTransformer:
+    """Returns a model like DINOv2 ViT-S/14 with initial weights, on torch's default device."""
+    return VisionTransformer.sized(width=384, depth=12, side=37, patch_px=14, layer_scale=True)
 
 
-@dataclass(frozen=True)
-class TrainingPlan:
-    """What a training will do."""
-
-    stage: Stage
-    """Which model."""
-    processes: int
-    """Processes, one for each GPU."""
-    batch: int
-    """Scenes per process and step."""
-    iterations: int
-    """Steps."""
-    parameters: int
-    """All parameters."""
-    trained: int
-    """Parameters that are trained from the beginning."""
-    trained_later: int
-    """Parameters that are trained after encoder and transformer are unfrozen."""
-
-    @property
-    def total_batch(self) -> int:
-        """Scenes per step."""
-        return self.batch * self.processes
-
-    def lines(self, settings: Settings) -> list[str]:
-        """Returns the plan as text."""
-        model = settings.model
-        images = f"2 to {model.num_images}" if model.random_num_images else str(model.num_images)
-        said = [
-            f"{self.stage.capitalize()} model ({model.size}): {self.parameters / 1e6:.1f} M parameters, "
-            f"{self.trained / 1e6:.1f} M of them trained.",
-            f"Batch: {self.batch} scenes on each of {self.processes} processes, {self.total_batch} in total; "
-            f"{images} images a scene.",
-            f"Steps: {self.iterations:,}; {self.iterations * self.total_batch:,} scenes in all.",
-        ]
-        if settings.freezes_random_weights:
-            said.append("The weights of the frozen transformer are missing: train with training.pretrain_path=….")
-        if settings.has_residual:
-            said.append(
-                "The dense head adds to the upsampled sparse prediction, and begins with 0 (model.residual); the "
-                "published models have no such sum."
-            )
-        if self.trained_later != self.trained:
-            said.append(
-                f"After {settings.training.reinit_after:,} steps encoder and transformer are unfrozen: "
-                f"{self.trained_later / 1e6:.1f} M trained."
-            )
-        said.append(f"Folder: {settings.folder}. Data: {settings.dataset.path} ({settings.dataset.shape}).")
-        return said
+def _build_model(settings: Settings) -> RayDiffuser:
+    stage: Stage = "dense" if settings.training.dpt_head else "sparse"
+    return RayDiffuser(build_encoder(), SIZES[settings.model.size], stage, settings.has_residual)
 
 
-def make_plan(settings: Settings, processes: int) -> TrainingPlan:
-    """Counts the parameters of the model without allocating it."""
+def count_parameters(settings: Settings) -> tuple[int, int, int]:
+    """Returns the numbers of all parameters, of those trained at first, and of those trained in the end."""
     with torch.device("meta"):
-        vit = VisionTransformer(encoder_state(ENCODER_WIDTH, ENCODER_DEPTH, ENCODER_SIDE))
-        stage: Stage = "dense" if settings.training.dpt_head else "sparse"
-        model = RayDiffuser(vit, SIZES[settings.model.size], stage, settings.has_residual)
-    everything = sum(parameter.numel() for parameter in model.parameters())
-    later = settings.training.reinit
-    now = set_trained(model, settings.training.freeze_encoder, settings.model.freeze_transformer)
-    then = set_trained(model, False, False) if later else now
-    return TrainingPlan(
-        stage=stage,
-        processes=processes,
-        batch=settings.training.batch_size,
-        iterations=settings.training.max_iterations,
-        parameters=everything,
-        trained=now,
-        trained_later=then,
-    )
+        model = _build_model(settings)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    first = set_trained(model, settings.training.freeze_encoder, settings.model.freeze_transformer)
+    return total, first, set_trained(model, False, False) if settings.training.reinit else first
+
+
+def plan_lines(settings: Settings, processes: int) -> list[str]:
+    """Returns what a training will do as text."""
+    training, model = settings.training, settings.model
+    total, first, later = count_parameters(settings)
+    images = f"2 to {model.num_images}" if model.random_num_images else str(model.num_images)
+    batch = training.batch_size * processes
+    lines = [
+        f"{'Dense' if training.dpt_head else 'Sparse'} model ({model.size}): {total / 1e6:.1f} M parameters, "
+        f"{first / 1e6:.1f} M of them trained.",
+        f"Batch: {training.batch_size} scenes on each of {processes} processes, {batch} in total; {images} images a "
+        "scene.",
+        f"Steps: {training.max_iterations:,}; {training.max_iterations * batch:,} scenes in all.",
+    ]
+    if settings.freezes_random_weights:
+        lines.append("The weights of the frozen transformer are missing: train with training.pretrain_path=….")
+    if settings.has_residual:
+        lines.append(
+            "The dense head adds to the upsampled sparse prediction, and begins with 0 (model.residual); the "
+            "published models have no such sum."
+        )
+    if later != first:
+        lines.append(
+            f"After {training.reinit_after:,} steps encoder and transformer are unfrozen: {later / 1e6:.1f} M trained."
+        )
+    lines.append(f"Folder: {settings.folder}. Data: {settings.dataset.path} ({settings.dataset.shape}).")
+    return lines
 
 
 def set_trained(model: RayDiffuser, freeze_encoder: bool, freeze_transformer: bool) -> int:
@@ -153,9 +98,7 @@ def step_memory(
     Two steps of the real network run on tensors without values.
 
     Args:
-        settings: checked settings.
         processes: number of processes; several keep their gradients in buckets, too.
-        unfrozen: whether encoder and transformer are unfrozen already.
         device_type: type of the device. On CPUs convolutions take more, and Adam's step less, as it goes parameter by
             parameter.
     """
@@ -166,8 +109,7 @@ def step_memory(
 
 def _trace(settings: Settings, processes: int, unfrozen: bool, tracker: AllocationTracker, foreach: bool) -> Bytes:
     training, model, data = settings.training, settings.model, settings.dataset
-    vit = VisionTransformer(encoder_state(ENCODER_WIDTH, ENCODER_DEPTH, ENCODER_SIDE))
-    network = RayDiffuser(vit, SIZES[model.size], "dense" if training.dpt_head else "sparse", settings.has_residual)
+    network = _build_model(settings)
     set_trained(network, training.freeze_encoder and not unfrozen, model.freeze_transformer and not unfrozen)
     tracker.label(network.parameters(), "parameters")
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]

@@ -29,17 +29,15 @@ def predict_maps(
     """Predicts the ray maps of images of one scene, in the frame of the first.
 
     Args:
-        model: on the device of the images, in evaluation mode.
         images: square crops, 0 to 1.
         ndc: where their patches lie in the uncropped images.
-        generator: of the noise, on the same device.
         most_images: images that the model takes at once; more go in groups with the first.
     """
     with torch.no_grad():
         encoded = model.encoder(images[None])
 
     def predict(maps: Tensor, steps: Tensor, chosen: list[int]) -> Tensor:
-        return model(maps, steps, encoded.of(chosen), ndc[None, chosen]).float()
+        return model(maps, steps, encoded.select(chosen), ndc[None, chosen]).float()
 
     cells = ndc.shape[-1] * model.cells
     return sample(predict_in_chunks(predict, most_images), (1, len(images), cells, cells), generator, stop)[0]
@@ -57,7 +55,6 @@ def predict_photos(
     The square in the middle of each photo is used, as in training.
 
     Args:
-        model: put into evaluation mode.
         focals_px: focal lengths in pixels; None predicts them, too. Principal points are in the middle.
         side_px: side of the images that the model was trained on.
     """
@@ -93,13 +90,7 @@ def evaluate(
     stop: int = PUBLISHED_STOP,
     on_set: Callable[[int], None] = lambda done: None,
 ) -> list[PoseMetrics]:
-    """Compares the predicted cameras of image sets with the true ones, with known intrinsics.
-
-    Args:
-        model: the network; put into evaluation mode.
-        scenes: where sets come from, the first ``count`` of them.
-        on_set: called with the number of sets done.
-    """
+    """Compares the predicted cameras of image sets with the true ones, with known intrinsics."""
     model.eval()
     device = next(model.parameters()).device
     found = []
@@ -110,10 +101,6 @@ def evaluate(
         sizes = torch.full((len(maps), 2), float(scene.images.shape[-1]))
         cameras = recover_cameras(maps, sizes, (scene.focals_px, scene.principals_px))
         true = (scene.rotations.double().numpy(), scene.centers.double().numpy())
-        found.append(compare_poses(_poses(cameras), true))
+        found.append(compare_poses((cameras.rotations.numpy(), cameras.centers.numpy()), true))
         on_set(number + 1)
     return found
-
-
-def _poses(cameras: CameraSet) -> tuple[np.ndarray, np.ndarray]:
-    return cameras.rotations.numpy(), cameras.centers.numpy()

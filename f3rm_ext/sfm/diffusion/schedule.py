@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.sfm.rays import CHANNELS, normalized
+from f3rm_ext.sfm.rays import CHANNELS, normalize_maps
 
 if TYPE_CHECKING:
     from diffusers.schedulers.scheduling_ddim import DDIMScheduler
@@ -74,8 +74,6 @@ def sample(
     which nothing is kept: sampling is a regression followed by refinements.
 
     Args:
-        shape: batch, images, rows, cols.
-        generator: of the noise; on the device of the maps.
         stop: number of steps, after which one more prediction is the result, 0 to 99.
     """
     scheduler = make_scheduler()
@@ -85,10 +83,10 @@ def sample(
     for done, step in enumerate(scheduler.timesteps.tolist()):
         clean = predict(maps, torch.full((batch,), step, dtype=torch.long, device=device))
         if done == stop:
-            return normalized(clean)
+            return normalize_maps(clean)
         still = torch.zeros_like(maps)
         (after, *_) = scheduler.step(clean, step, maps, eta=1.0, variance_noise=still, return_dict=False)
-        maps = normalized(after)
+        maps = normalize_maps(after)
     raise ValueError(f"stop is {stop}, but the schedule has {STEPS} steps")
 
 
@@ -110,7 +108,6 @@ def predict_in_chunks(predict: Callable[[Maps, Int64[Tensor, " batch"], list[int
     """Returns a prediction for any number of images from one for a few: image 0 is in every group and is averaged.
 
     Args:
-        predict: also gets the indices of the images.
         most: the number of images that it takes at once, 2 or more.
     """
     generator = torch.Generator().manual_seed(0)  # of the groups, which are other ones at every step

@@ -261,7 +261,7 @@ def _set(settings: Settings, key: str, value: str) -> None:
     *group, name = key.split(".")
     owner = getattr(settings, group[0]) if group else settings
     kind = next(entry.type for entry in fields(owner) if entry.name == name)
-    setattr(owner, name, _converted(key, value, kind))
+    setattr(owner, name, _parse_value(key, value, kind))
 
 
 def _check_fixed(key: str, value: str, published: bool | int | float | str | None) -> None:
@@ -270,13 +270,13 @@ def _check_fixed(key: str, value: str, published: bool | int | float | str | Non
     if isinstance(published, str):
         is_published = value.lower() == published
     else:  # 1 and 1.0 are one number
-        is_published = _converted(key, value, bool if isinstance(published, bool) else float) == published
+        is_published = _parse_value(key, value, bool if isinstance(published, bool) else float) == published
     if not is_published:
         has = "none" if published == "" else published
         raise ConfigError(f"{key}={value} is not built: the published models have {has}, the only value here.")
 
 
-def _converted(key: str, value: str, kind: Any) -> bool | int | float | str:
+def _parse_value(key: str, value: str, kind: Any) -> bool | int | float | str:
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise ConfigError(f"{key} is {value}: choose from {', '.join(get_args(kind))}.")
@@ -302,11 +302,7 @@ def flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def scale_steps(settings: Settings, processes: int) -> Settings:
-    """Returns settings whose steps are those for their batch; see ``training.iterations_for_batch``.
-
-    Args:
-        processes: that train.
-    """
+    """Returns settings whose steps are those for their batch; see ``training.iterations_for_batch``."""
     training = settings.training
     if not training.iterations_for_batch:
         return settings
@@ -316,11 +312,7 @@ def scale_steps(settings: Settings, processes: int) -> Settings:
 
 
 def check_settings(settings: Settings) -> None:
-    """Checks that values fit each other.
-
-    Raises:
-        ConfigError: some do not.
-    """
+    """Checks that values fit each other."""
     training, model, data = settings.training, settings.model, settings.dataset
     for key, value, least in (
         ("training.batch_size", training.batch_size, 1),
@@ -358,11 +350,7 @@ def find_checkpoints(folder: Path) -> list[Path]:
 
 
 def check_folder(settings: Settings) -> None:
-    """Checks that a training that begins anew does so in a folder without checkpoints.
-
-    Raises:
-        ConfigError: there are some, of this training or of another.
-    """
+    """Checks that a training that begins anew does so in a folder without checkpoints."""
     found = find_checkpoints(settings.folder)
     if found and not settings.training.resume:
         raise ConfigError(
@@ -372,11 +360,7 @@ def check_folder(settings: Settings) -> None:
 
 
 def check_weights(settings: Settings) -> None:
-    """Checks that a training has the weights that it freezes; a plan needs none.
-
-    Raises:
-        ConfigError: it would freeze random ones.
-    """
+    """Checks that a training has the weights that it freezes; a plan needs none."""
     if settings.freezes_random_weights:
         stage = "dense" if settings.training.dpt_head else "sparse"
         raise ConfigError(

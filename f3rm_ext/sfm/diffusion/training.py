@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from f3rm_ext import compat
 from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError, MemoryShortageError, reason_of
@@ -29,7 +29,7 @@ from f3rm_ext.memory.shortage import report_shortage, shortage_error
 from f3rm_ext.sfm.diffusion import checkpoint as files
 from f3rm_ext.sfm.diffusion.co3d import Co3dScenes, SceneSample
 from f3rm_ext.sfm.diffusion.dense_head import UPSAMPLING
-from f3rm_ext.sfm.diffusion.encoder import Encoded, FeatureCache
+from f3rm_ext.sfm.diffusion.encoder import EncodedImages, FeatureCache
 from f3rm_ext.sfm.diffusion.model import SIZES, RayDiffuser, masked_loss
 from f3rm_ext.sfm.diffusion.plan import set_trained
 from f3rm_ext.sfm.diffusion.prediction import evaluate
@@ -60,7 +60,7 @@ ReportMetrics = Callable[[int, dict[str, float]], None]
 
 @runtime_checkable
 class Scenes(Protocol):
-    """What a training needs of its data; see :class:`Co3dScenes`."""
+    """The data of a training; see :class:`Co3dScenes`."""
 
     augment: bool
     """Whether an image is cut in another way each time."""
@@ -75,22 +75,6 @@ class Scenes(Protocol):
         ...
 
 
-class SampleNumbers(Sampler[list[int]]):
-    """Numbers of samples for one process: those of step s are s·total + rank·batch onwards."""
-
-    def __init__(self, first: int, last: int, batch: int, rank: int, processes: int) -> None:
-        self.steps = range(first, last)
-        self.batch, self.rank, self.processes = batch, rank, processes
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for step in self.steps:
-            start = (step * self.processes + self.rank) * self.batch
-            yield list(range(start, start + self.batch))
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-
 class EncodeAndPredict(nn.Module):
     """Encoder and network in one call, so that gradients of both are averaged over processes."""
 
@@ -100,13 +84,13 @@ class EncodeAndPredict(nn.Module):
 
     def forward(
         self,
-        images: Float[Tensor, "batch images 3 h w"] | Encoded,
+        images: Float[Tensor, "batch images 3 h w"] | EncodedImages,
         noisy: Float[Tensor, "batch images 8 cells cells"],
         steps: Int64[Tensor, " batch"],
         ndc: Float[Tensor, "batch images 2 patches patches"],
         known: Float[Tensor, "batch images cells cells"],
     ) -> Float[Tensor, "batch images 8 cells cells"]:
-        encoded = images if isinstance(images, Encoded) else self.model.encoder(images)
+        encoded = images if isinstance(images, EncodedImages) else self.model.encoder(images)
         return self.model(noisy, steps, encoded, ndc, known)
 
 
@@ -140,12 +124,11 @@ def derive_seed(*numbers: int) -> int:
 
 
 class Training:
-    """A run.
+    """A training run.
 
     ``notice`` says why nothing is evaluated, if the test list cannot be used.
 
     Args:
-        accelerator: devices and processes.
         scenes: what to train on; by default the training split of the settings' data set.
 
     Raises:
@@ -253,24 +236,21 @@ class Training:
             MemoryShortageError: memory ran out.
         """
         training = self.settings.training
-        numbers = SampleNumbers(
-            self.iteration,
-            training.max_iterations,
-            training.batch_size,
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-        )
+        # The samples of a step are numbered over all processes: step * processes * batch + rank * batch onwards.
+        own, batch = self.accelerator.process_index * training.batch_size, training.batch_size
+        total = batch * self.accelerator.num_processes
+        starts = range(self.iteration * total + own, training.max_iterations * total + own, total)
         loader = DataLoader(
             cast("Dataset[SceneSample]", self.dataset),
-            batch_sampler=numbers,
+            batch_sampler=(list(range(start, start + batch)) for start in starts),
             num_workers=training.num_workers,
             pin_memory=self.device.type != "cpu",
             collate_fn=_collate,
         )
-        for batch in loader:
+        for samples in loader:
             start = time.perf_counter()
             with report_shortage(self._shortage):
-                loss = self.step(SceneSample(*(values.to(self.device, non_blocking=True) for values in batch)))
+                loss = self.step(SceneSample(*(values.to(self.device, non_blocking=True) for values in samples)))
             self.iteration += 1
             if self.accelerator.is_main_process:
                 self._log(loss, time.perf_counter() - start)
@@ -306,11 +286,7 @@ class Training:
         )
 
     def step(self, sample: SceneSample) -> float:
-        """Does one step of the optimiser. Returns the loss, averaged over processes.
-
-        Raises:
-            ConfigError: the loss is not a number.
-        """
+        """Does one step of the optimiser. Returns the loss, averaged over processes."""
         training, model = self.settings.training, self.settings.model
         shared = torch.Generator().manual_seed(derive_seed(training.seed, 0, self.iteration))
         count = model.num_images
@@ -319,7 +295,7 @@ class Training:
         clean, known = sample.maps[:, :count], sample.known[:, :count]
         noisy, steps = self._noisy(clean, known)
         self.optimizer.zero_grad(set_to_none=True)  # before activations come
-        images: Tensor | Encoded = sample.images[:, :count]
+        images: Tensor | EncodedImages = sample.images[:, :count]
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.amp):
             if self.features is not None:
                 images = self.features.encode(sample.images[:, :count], sample.numbers[:, :count])

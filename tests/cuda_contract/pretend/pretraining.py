@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
+from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.moco.options import TrainConfig, make_plan
 from f3rm_ext.moco.training import Training as MocoTraining
 from f3rm_ext.sfm.diffusion.co3d import SceneSample
-from f3rm_ext.sfm.diffusion.plan import encoder_state
 from f3rm_ext.sfm.diffusion.settings import parse_settings
 from f3rm_ext.sfm.diffusion.training import Training as PoseTraining
 from pretend.ledger import counted
@@ -40,7 +40,7 @@ def pose_step(preset: Any, folder: Path, *words: str) -> Counts:
     """
     cells = PATCHES * (16 if preset == "dense" else 1)
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save(encoder_state(width=64, depth=2, side=2), folder / "vit.pth")
+    torch.save(VisionTransformer.sized(64, 2, 2, 14).state_dict(), folder / "vit.pth")
     settings = parse_settings(
         [
             *(f"model.encoder_weights={folder / 'vit.pth'}", "model.size=tiny", f"dataset.image_size={SIDE_PX}"),

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue, listed_queues, nearest_multiples
+from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue, listed_queues
 
 
 def test_presets_are_the_four_rows_of_the_guide() -> None:
@@ -13,20 +13,9 @@ def test_presets_are_the_four_rows_of_the_guide() -> None:
     assert rows == [(64, 65_536, 300), (96, 76_800, 600), (80, 64_000, 300), (128, 65_536, 300)]
     pairs = [Pair(batch, queue, 2000, 2, 4, epochs) for batch, queue, epochs in rows]
     assert [pair.effective_batch for pair in pairs] == [512, 768, 640, 1024]
-    assert all(pair.is_multiple for pair in pairs)
+    assert all(pair.is_multiple for pair in pairs) and not Pair(88, 76_800).is_multiple
+    assert pairs[1].optimizer_steps == 1500 and pairs[1].time_constants == pytest.approx(1.5)
     assert [pair.batches_in_queue for pair in pairs] == [512, 400, 400, 256]
-
-
-@pytest.mark.parametrize("batch", [72, 88, 104])
-def test_batches_that_the_guide_advises_do_not_divide_its_queue(batch: int) -> None:
-    assert not Pair(batch, 76_800).is_multiple
-    below, above = nearest_multiples(76_800, batch)
-    assert below % batch == above % batch == 0 and below < 76_800 < above < below + 2 * batch
-
-
-def test_steps_against_the_time_constant() -> None:
-    pair = Pair(96, 76_800, 2000, 2, 4, 600)
-    assert pair.optimizer_steps == 1500 and pair.time_constants == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(("images", "batch", "queue"), [(40, 4, 20), (40, 8, 100), (60, 6, 54)])

@@ -10,7 +10,8 @@ import torch
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.devices import GIB
 from f3rm_ext.moco.options import Plan, TrainConfig, make_plan
-from f3rm_ext.moco.plan import memory_line, plan_memory, step_bytes
+from f3rm_ext.moco.pairs import Pair
+from f3rm_ext.moco.plan import memory_line, memory_of_pairs, plan_memory, step_bytes
 from f3rm_ext.moco.training import Training
 
 CPU = torch.device("cpu")
@@ -65,6 +66,9 @@ def test_memory_is_a_line_over_the_batch() -> None:
     planned = step_bytes(make_plan(config(batch_size=96, queue_size=500), 1000))
     assert line.fixed_bytes + 96 * line.image_bytes == pytest.approx(planned, rel=0.02)
     assert line.largest_batch(line.fixed_bytes + 33.5 * line.image_bytes) == 33 and line.largest_batch(0.0) == 0
+    accumulated = config(batch_size=8, queue_size=500, use_amp=True, gradient_accumulation_steps=2)
+    (listed,) = memory_of_pairs([Pair(8, 500)], "resnet18", 64, "cpu")
+    assert listed == pytest.approx(plan_memory(accumulated, 1000, CPU, 8.0).peak_bytes, rel=0.05)
 
 
 def test_auto_takes_the_largest_batch_that_fits_with_an_advised_queue() -> None:

@@ -1,11 +1,10 @@
-"""The ring of keys: order, lengths that divide nothing, state, and the momentum encoder."""
+"""The ring of keys: order, lengths that divide nothing, and state."""
 
 import io
 
 import pytest
 import torch
 
-from f3rm_ext.moco.encoder import cosine_momentum, update_momentum
 from f3rm_ext.moco.queue import KeyQueue, restore_queue
 
 
@@ -20,16 +19,12 @@ def fill(queue: KeyQueue, batches: int, batch: int) -> list[int]:
 @pytest.mark.parametrize(("size", "batch", "batches"), [(10, 4, 1), (10, 4, 7), (7, 3, 9), (8, 4, 5), (3, 5, 4)])
 def test_the_ring_holds_the_newest_keys_whatever_divides(size: int, batch: int, batches: int) -> None:
     queue = KeyQueue(size, 2)
+    assert queue.negatives()[0].shape == (0, 2)
     newest = fill(queue, batches, batch)
     keys, ids = queue.negatives()
     assert sorted(ids.tolist()) == newest and len(queue) == len(newest)
     assert keys[:, 0].tolist() == ids.tolist()
     assert int(queue.filled) == len(newest)
-
-
-def test_an_empty_ring_has_no_negatives() -> None:
-    keys, ids = KeyQueue(4, 3).negatives()
-    assert keys.shape == (0, 3) and ids.shape == (0,)
 
 
 def test_state_goes_on_with_the_same_keys_pointer_and_images() -> None:
@@ -55,21 +50,3 @@ def test_another_length_keeps_the_newest_in_order(size: int) -> None:
     other.enqueue(torch.zeros(1, 2), torch.tensor([77]))
     kept = [*newest[-size:], 77][-size:]
     assert sorted(other.negatives()[1].tolist()) == sorted(kept)
-
-
-def test_key_encoder_follows_and_keeps_its_statistics() -> None:
-    query = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
-    key = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
-    query(torch.randn(8, 3))
-    expected = [
-        0.9 * old.double() + 0.1 * new.double() for old, new in zip(key.parameters(), query.parameters(), strict=True)
-    ]
-    update_momentum(key, query, 0.9)
-    for value, wanted in zip(key.parameters(), expected, strict=True):
-        torch.testing.assert_close(value.detach().double(), wanted.detach())
-    assert key.state_dict()["1.running_mean"].tolist() == [0, 0, 0]
-
-
-def test_momentum_rises_to_one() -> None:
-    values = [cosine_momentum(0.99, step / 10) for step in range(11)]
-    assert values == sorted(values) and values[0] == pytest.approx(0.99) and values[-1] == 1

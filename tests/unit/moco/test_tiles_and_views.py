@@ -9,11 +9,11 @@ from PIL import Image
 from torchvision.transforms.v2 import functional
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN as MEAN
+from f3rm_ext.features.extractors.preprocess import IMAGENET_STD as STD
 from f3rm_ext.moco.pictures import PictureOptions, read_tiles
 from f3rm_ext.moco.tiles import prepare
 from f3rm_ext.moco.views import (
-    MEAN,
-    STD,
     BatchSampler,
     ViewPairs,
     Views,

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.extractors.moco import MocoConfig, MocoExtractor
 from f3rm_ext.moco.encoder import Encoder, predictor
 from f3rm_ext.moco.evaluation import open_backbone
-from f3rm_ext.moco.options import TrainConfig
 from f3rm_ext.moco.vit import VitBackbone, position_code
 from f3rm_ext.moco.weights import export
 
@@ -39,10 +37,6 @@ def test_class_token_is_that_of_timm(backbone: VitBackbone) -> None:
 def test_patches_and_positions_are_not_trained(backbone: VitBackbone) -> None:
     fixed = {name for name, value in backbone.named_parameters() if not value.requires_grad}
     assert fixed == {"network.pos_embed", "network.patch_embed.proj.weight", "network.patch_embed.proj.bias"}
-    code = position_code(4, 384)
-    torch.testing.assert_close(code @ code[0], code @ code[0])
-    assert torch.allclose(code[1, :96], torch.sin(1 / 10_000 ** (torch.arange(96) / 96)))  # one column further
-    assert torch.equal(code[4, :192], code[0, :192]) and not torch.equal(code[4], code[0])  # one row further
 
 
 def test_heads_are_those_of_the_paper() -> None:
@@ -70,8 +64,3 @@ def test_dense_features_at_any_size(backbone: VitBackbone, tmp_path: Path) -> No
     grid = extractor.patch_grid(60, 100)
     assert found.shape == (6, 10, 384) == (grid.rows, grid.cols, extractor.dim)
     assert grid.origin_px == (5.0, 5.0) and "timm" in (tmp_path / "README.md").read_text()
-
-
-def test_sides_that_are_no_whole_patches_are_refused() -> None:
-    with pytest.raises(ConfigError, match="use 64"):
-        TrainConfig(data=Path("data"), output=Path("out"), architecture="vit_small", image_size=70)

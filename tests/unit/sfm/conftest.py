@@ -1,12 +1,18 @@
-"""Cameras around an object, with a depth that varies over the image."""
+"""Cameras around an object with a depth that varies over the image, and COLMAP's made-up scenes."""
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.cameras import CameraSet
-from f3rm_ext.sfm.diffusion.plan import encoder_state
+from f3rm_ext.sfm.database import FeatureDatabase
 
 
 def random_rotations(count: int, generator: torch.Generator) -> Tensor:
@@ -40,4 +46,51 @@ def depth() -> Tensor:
 def small_vit() -> VisionTransformer:
     """A ViT of two blocks with random weights, trained on images of 3 × 3 patches, as it were."""
     torch.manual_seed(0)
-    return VisionTransformer.from_state_dict(encoder_state(width=64, depth=2, side=3))
+    return VisionTransformer.sized(64, 2, 3, 14)
+
+
+class MadeUp(NamedTuple):
+    """A made-up scene with 200 points that every photo sees."""
+
+    truth: Any
+    """``pycolmap.Reconstruction``."""
+    database: FeatureDatabase
+    """Its features and matches."""
+
+    def write_images(self) -> list[str]:
+        """Writes a plain picture for each photo. Returns their names."""
+        for image in self.truth.images.values():
+            camera = self.truth.camera(image.camera_id)
+            Image.new("RGB", (camera.width, camera.height), (10, 200, 30)).save(self.database.images / image.name)
+        return sorted(image.name for image in self.truth.images.values())
+
+    def centre_error(self, model: Any) -> float:
+        """The largest error of the camera centres of a model, by the extent of the true ones."""
+        import pycolmap
+
+        names = sorted(model.image(number).name for number in model.reg_image_ids())
+        ours, true = (
+            np.array([each.find_image_with_name(name).projection_center() for name in names])
+            for each in (model, self.truth)
+        )
+        similarity = pycolmap.estimate_sim3d(ours, true)
+        assert similarity is not None
+        matrix = similarity.matrix()
+        return float(np.abs(ours @ matrix[:, :3].T + matrix[:, 3] - true).max() / np.ptp(true))
+
+
+@pytest.fixture
+def make_scene(tmp_path: Path) -> Callable[..., MadeUp]:
+    """Makes a scene without pictures; keywords are ``pycolmap.SyntheticDatasetOptions``."""
+    pycolmap = pytest.importorskip("pycolmap")
+
+    def make(**options: Any) -> MadeUp:
+        pycolmap.set_random_seed(0)
+        given = {"num_rigs": 1, "num_cameras_per_rig": 1, "num_frames_per_rig": 8, "num_points3D": 200}
+        path, images = tmp_path / "database.db", tmp_path / "images"
+        images.mkdir()
+        with pycolmap.Database.open(path) as opened:
+            truth = pycolmap.synthesize_dataset(pycolmap.SyntheticDatasetOptions(**given | options), opened)
+        return MadeUp(truth, FeatureDatabase(path, images, tmp_path / "none", 1000, 1000))
+
+    return make

@@ -79,6 +79,6 @@ def test_a_crop_sees_its_part_larger(cameras: CameraSet) -> None:
     sides = torch.full((5,), 150.0, dtype=torch.float64)
     points = visible_features(cameras)
     pixels = cameras.project(points)[0]
-    cropped = cameras.cropped(corners, sides, 300)
+    cropped = cameras.crop(corners, sides, 300)
     torch.testing.assert_close(cropped.project(points)[0], (pixels - corners[:, None]) * 2)
     assert cropped.sizes_px.unique().tolist() == [300]

@@ -7,7 +7,7 @@ from torch import Tensor
 pytest.importorskip("diffusers")
 
 from f3rm_ext.sfm.diffusion import schedule
-from f3rm_ext.sfm.rays import normalized
+from f3rm_ext.sfm.rays import normalize_maps
 
 
 def test_the_schedule_is_the_published_one() -> None:
@@ -27,7 +27,7 @@ def test_noise_hides_the_map_at_the_last_step_only() -> None:
 def test_sampling_follows_the_published_recursion() -> None:
     """Written down from the formula: x' = √ᾱ' x̂ + √(1 - ᾱ' - σ²) ε̂, no noise added, vectors of length 1."""
     alphas_bar = schedule.make_scheduler().alphas_cumprod.double()
-    target = normalized(torch.randn(1, 2, 8, 3, 3, generator=torch.Generator().manual_seed(5)))
+    target = normalize_maps(torch.randn(1, 2, 8, 3, 3, generator=torch.Generator().manual_seed(5)))
     calls: list[int] = []
 
     def predict(maps: Tensor, steps: Tensor) -> Tensor:
@@ -42,8 +42,8 @@ def test_sampling_follows_the_published_recursion() -> None:
         clean = target.double() + 0.1 * x
         epsilon = (x - now.sqrt() * clean) / (1 - now).sqrt()
         variance = (1 - after) / (1 - now) * (1 - now / after)
-        x = normalized(after.sqrt() * clean + (1 - after - variance).clamp_min(0).sqrt() * epsilon)
-    torch.testing.assert_close(made.double(), normalized(target.double() + 0.1 * x), atol=1e-4, rtol=0)
+        x = normalize_maps(after.sqrt() * clean + (1 - after - variance).clamp_min(0).sqrt() * epsilon)
+    torch.testing.assert_close(made.double(), normalize_maps(target.double() + 0.1 * x), atol=1e-4, rtol=0)
 
 
 def test_many_images_go_in_groups_with_the_first() -> None:

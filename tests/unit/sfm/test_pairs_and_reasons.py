@@ -1,12 +1,14 @@
 """Pairs to compare; and every photo without a pose has a reason."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from f3rm_ext.sfm.database import FeatureDatabase
-from f3rm_ext.sfm.pairs import choose_matching, exhaustive_pairs, sequential_pairs, similar_pairs, vlad_signatures
+from f3rm_ext.sfm.pairs import choose_pairs, similar_pairs, vlad_signatures
 from f3rm_ext.sfm.quality import missing_pose_reasons
 
 
@@ -38,8 +40,11 @@ def test_without_any_group_all_photos_have_reasons() -> None:
 
 def test_pairs_are_complete_and_without_repeats() -> None:
     names = [f"{i}" for i in range(40)]
-    assert len(set(exhaustive_pairs(names))) == 40 * 39 / 2
-    pairs = sequential_pairs(names)
+    database = FeatureDatabase(Path(), Path(), Path(), 500, 500)  # not needed for these pairs
+    matching, pairs = choose_pairs("auto", database, names)
+    assert matching == "exhaustive" and len(set(pairs)) == 40 * 39 / 2
+    matching, pairs = choose_pairs("auto", database, names, is_video=True)
+    assert matching == "sequential"
     gaps = {int(b) - int(a) for a, b in pairs}
     assert gaps == {*range(1, 11), 16, 32} and len(pairs) == len(set(pairs))
 
@@ -60,18 +65,14 @@ def test_photos_of_the_same_things_have_similar_signatures() -> None:
     assert np.isfinite(signatures).all() and not signatures[12].any()
 
 
-def test_more_than_200_photos_are_compared_with_the_most_similar_ones(tmp_path: Path) -> None:
+def test_more_than_200_photos_are_compared_with_the_most_similar_ones(make_scene: Callable[..., Any]) -> None:
     """210 photos of 21 places: all pairs of a place are there, and far fewer than all pairs."""
     pycolmap = pytest.importorskip("pycolmap")
-    settings = pycolmap.SyntheticDatasetOptions(
-        num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=210, num_points3D=5, num_points2D_without_point3D=0,
-        match_config=pycolmap.SyntheticDatasetMatchConfig.CHAINED,
-    )  # fmt: skip
+    options = {"num_frames_per_rig": 210, "num_points3D": 5, "num_points2D_without_point3D": 0}
+    _, database = make_scene(**options, match_config=pycolmap.SyntheticDatasetMatchConfig.CHAINED)
     rng = np.random.default_rng(0)
     places = rng.integers(0, 200, (21, 60, 128))
-    path = tmp_path / "database.db"
-    with pycolmap.Database.open(path) as opened, pycolmap.DatabaseTransaction(opened):
-        pycolmap.synthesize_dataset(settings, opened)
+    with database.open() as opened, pycolmap.DatabaseTransaction(opened):
         opened.clear_descriptors()
         images = sorted(opened.read_all_images(), key=lambda image: image.name)
         for number, image in enumerate(images):
@@ -79,8 +80,9 @@ def test_more_than_200_photos_are_compared_with_the_most_similar_ones(tmp_path: 
             type_ = pycolmap.FeatureExtractorType.SIFT
             opened.write_descriptors(image.image_id, pycolmap.FeatureDescriptors(type_, seen.astype(np.uint8)))
     names = [image.name for image in images]
-    assert choose_matching(len(names), is_video=False) == "vocabulary"
-    pairs = similar_pairs(FeatureDatabase(path, tmp_path, tmp_path / "none", 500, 500), names, similar=12)
+    matching, many = choose_pairs("auto", database, names)
+    pairs = similar_pairs(database, names, similar=12)
+    assert matching == "vocabulary" and set(pairs) < set(many)
     number_of = {name: number for number, name in enumerate(names)}
     same = sum((number_of[a] - number_of[b]) % 21 == 0 for a, b in pairs)
     assert same == 21 * 10 * 9 / 2 and len(pairs) < 210 * 12 and len(set(pairs)) == len(pairs)

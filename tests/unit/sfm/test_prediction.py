@@ -12,7 +12,7 @@ from f3rm_ext.sfm.cameras import CameraSet
 
 pytest.importorskip("diffusers")
 
-from f3rm_ext.sfm.diffusion.encoder import Encoded
+from f3rm_ext.sfm.diffusion.encoder import EncodedImages
 from f3rm_ext.sfm.diffusion.model import ModelSize, RayDiffuser
 from f3rm_ext.sfm.diffusion.prediction import predict_photos
 from f3rm_ext.sfm.rays import render_maps
@@ -27,7 +27,7 @@ class Oracle(RayDiffuser):
         self.seen: list[Tensor] = []
         self.encoder.register_forward_hook(lambda module, inputs, output: self.seen.append(inputs[0]))
 
-    def forward(self, noisy: Tensor, steps: Tensor, encoded: Encoded, ndc: Tensor, known: Any = None) -> Tensor:
+    def forward(self, noisy: Tensor, steps: Tensor, encoded: EncodedImages, ndc: Tensor, known: Any = None) -> Tensor:
         assert encoded.patches.shape[1] == noisy.shape[1] == ndc.shape[1]
         return self.maps[None]
 
@@ -44,7 +44,7 @@ def test_cameras_are_those_of_the_whole_photos(
         cameras.sizes_px,
     )
     sides = cameras.sizes_px.amin(dim=1)
-    crops = middle.cropped((cameras.sizes_px - sides[:, None]) / 2, sides, 224)
+    crops = middle.crop((cameras.sizes_px - sides[:, None]) / 2, sides, 224)
     oracle = Oracle(small_vit, render_maps(crops, depth))
     photos = [np.zeros((int(height), int(width), 3), np.uint8) for width, height in cameras.sizes_px]
     photos[0][:, 80:560] = 255  # the square in the middle of the first, 640 × 480

@@ -51,6 +51,8 @@ def two_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Features and matches of a made-up scene, without those between the first eight photos and the last four."""
 
     def add_photos(self: FeatureDatabase, *_: object) -> None:
+        if self.path.exists():
+            return
         pycolmap.set_random_seed(0)
         settings = pycolmap.SyntheticDatasetOptions(
             num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=len(NAMES), num_points3D=200
@@ -71,8 +73,18 @@ def two_places(monkeypatch: pytest.MonkeyPatch) -> None:
                     opened.delete_matches(ids[first], ids[second])
                     opened.delete_two_view_geometry(ids[first], ids[second])
 
+    def match(self: FeatureDatabase, pairs: list[Any], _: object) -> None:
+        """Adds wrong matches for other features or pairs than by default."""
+        if self.feature_size == 2000 and len(pairs) == 66:
+            return
+        with self.open() as opened:
+            for number, geometry in zip(*opened.read_two_view_geometries(), strict=True):
+                wrong = geometry.inlier_matches[::5] + np.array([[0, 7]], np.uint32)
+                geometry.inlier_matches = np.concatenate([geometry.inlier_matches, wrong % 200])
+                opened.update_two_view_geometry(*pycolmap.pair_id_to_image_pair(number), geometry)
+
     monkeypatch.setattr(FeatureDatabase, "add_photos", add_photos)
-    monkeypatch.setattr(FeatureDatabase, "match", lambda *_: None)
+    monkeypatch.setattr(FeatureDatabase, "match", match)
 
 
 @pytest.mark.usefixtures("two_places")
@@ -100,16 +112,37 @@ def test_a_capture_stays_where_other_options_or_photos_find_none(
         make(tmp_path / "none", start_over=True)
     assert all(path.read_bytes() == content for path, content in before.items())
     assert make(photos) == first
+    for name in ("transforms.json", f"images/{NAMES[0]}"):
+        (out / name).unlink()
+    with pytest.raises(CaptureError):  # it is made again
+        make(photos)
+    assert (out / "images" / NAMES[0]).is_file()
 
 
-def test_copies_of_one_photo_are_no_scene(photos: Path, make: Make) -> None:
+@pytest.mark.usefixtures("two_places")
+@pytest.mark.parametrize("options", [{"feature_size": 500}, {"matching": "sequential"}])
+def test_a_doubtful_capture_does_not_replace_a_good_one_unless_asked(
+    photos: Path, make: Make, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    def content() -> list[bytes]:
+        return [(tmp_path / "out" / name).read_bytes() for name in ("transforms.json", "sparse_pc.ply")]
+
+    first = make(photos)
+    before = content()
+    assert not first["doubt"]
+    for _ in range(2):
+        with pytest.raises(CaptureError, match=r"doubtful.*--start-over"):
+            make(photos, **options)
+    assert content() == before and make(photos) == first
+    assert make(photos, **options, start_over=True)["doubt"] and content() != before
+    assert make(photos, **options, max_features=600)["doubt"], "one doubtful capture replaces another"
+
+
+def test_photos_that_make_no_scene(photos: Path, make: Make) -> None:
     for name in NAMES[1:]:
         shutil.copy(photos / NAMES[0], photos / name)
     with pytest.raises(CaptureError, match=r"12 photos.*same picture"):
         make(photos)
-
-
-def test_one_camera_for_photos_of_several_sizes(photos: Path, make: Make) -> None:
     Image.new("RGB", (48, 64)).save(photos / NAMES[3])
     with pytest.raises(CaptureError, match=r"--cameras one.* 2 sizes"):
         make(photos, cameras="one")

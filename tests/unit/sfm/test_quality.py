@@ -19,9 +19,6 @@ def test_blur_grows_with_blur_whatever_the_picture_shows(scene: np.ndarray) -> N
     values = [measure_blur(gaussian_filter(scene, sigma)) for sigma in (0, 1, 2, 4)]
     assert values == sorted(values) and values[-1] - values[0] > 0.2
     assert measure_blur(np.full((50, 50), 0.5)) >= 0.5
-
-
-def test_only_what_is_more_blurred_than_the_others_is_named(scene: np.ndarray) -> None:
     photos = {f"{i}": scene[i * 5 : 200 + i * 5, i * 8 : 300 + i * 8] for i in range(8)}
     photos["soft"] = gaussian_filter(photos["3"], 4)
     assert find_blurred({name: measure_blur(photo) for name, photo in photos.items()}) == ["soft"]

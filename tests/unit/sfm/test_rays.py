@@ -53,7 +53,7 @@ def test_the_median_point_of_the_first_camera_gets_distance_one(cameras: CameraS
 def test_normalized_maps_mean_the_same_points(cameras: CameraSet, depth: Tensor) -> None:
     maps = rays.render_maps(cameras, depth)
     scaled = torch.cat([2 * maps[:, :4], -0.1 * maps[:, 4:]], dim=1)
-    again = rays.normalized(scaled)
+    again = rays.normalize_maps(scaled)
     torch.testing.assert_close(again[:, :4], maps[:, :4])
     torch.testing.assert_close(again[:, 4:], -maps[:, 4:])
 

@@ -1,13 +1,11 @@
 """Whether poses are wrong is seen from matches, without the true poses."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from f3rm_ext.sfm.database import FeatureDatabase
 from f3rm_ext.sfm.verdict import Evidence, collect_evidence, epipolar_fit, find_doubt, turn_errors
 
 pycolmap = pytest.importorskip("pycolmap")
@@ -46,22 +44,6 @@ def test_photos_from_one_place_fit_by_their_turn_alone() -> None:
     assert not epipolar_fit(first, -rays[:, :2] / rays[:, 2:] + 1, pose, 1e-3).any()
 
 
-@pytest.fixture
-def made_up(tmp_path: Path) -> Callable[..., tuple[Any, FeatureDatabase]]:
-    """Makes a model with its matches; keywords are ``pycolmap.SyntheticDatasetOptions``."""
-
-    def make(**options: Any) -> tuple[Any, FeatureDatabase]:
-        pycolmap.set_random_seed(0)
-        settings = pycolmap.SyntheticDatasetOptions(
-            num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=10, num_points3D=200, **options
-        )
-        with pycolmap.Database.open(tmp_path / "database.db") as opened:
-            truth = pycolmap.synthesize_dataset(settings, opened)
-        return truth, FeatureDatabase(tmp_path / "database.db", tmp_path, tmp_path, 1000, 1000)
-
-    return make
-
-
 def turn(model: Any, angle_deg: float, numbers: list[int]) -> None:
     """Turns some cameras about their own centres."""
     for number in numbers:
@@ -70,8 +52,8 @@ def turn(model: Any, angle_deg: float, numbers: list[int]) -> None:
         model.frame(image.frame_id).set_cam_from_world(image.camera_id, away * image.cam_from_world())
 
 
-def test_true_poses_are_not_doubted(made_up: Callable[..., Any]) -> None:
-    evidence = collect_evidence(*made_up())
+def test_true_poses_are_not_doubted(make_scene: Callable[..., Any]) -> None:
+    evidence = collect_evidence(*make_scene(num_frames_per_rig=10))
     assert evidence.pairs == 45 and evidence.pairs_fit == evidence.matches_fit == 1
     assert evidence.points_per_photo == 200 and 0 < evidence.turn_fit < 0.5
     assert find_doubt(evidence) == ""
@@ -79,18 +61,18 @@ def test_true_poses_are_not_doubted(made_up: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("angle_deg", [5, 90])
 def test_wrong_poses_are_doubted_though_the_solver_would_not_know(
-    made_up: Callable[..., Any], angle_deg: float
+    make_scene: Callable[..., Any], angle_deg: float
 ) -> None:
     """Three of ten cameras are turned. Their own error is not looked at: a solver makes that small in any case."""
-    model, database = made_up()
+    model, database = make_scene(num_frames_per_rig=10)
     turn(model, angle_deg, model.reg_image_ids()[:3])
     evidence = collect_evidence(model, database)
     assert evidence.pairs_fit == pytest.approx(24 / 45, abs=0.07)
     assert "24 of 45" in find_doubt(evidence)
 
 
-def test_points_that_only_two_photos_see_confirm_nothing(made_up: Callable[..., Any]) -> None:
-    model, database = made_up()
+def test_points_that_only_two_photos_see_confirm_nothing(make_scene: Callable[..., Any]) -> None:
+    model, database = make_scene(num_frames_per_rig=10)
     spare = [
         (element.image_id, element.point2D_idx)
         for number in list(model.points3D)[:100]
@@ -101,9 +83,9 @@ def test_points_that_only_two_photos_see_confirm_nothing(made_up: Callable[..., 
     assert collect_evidence(model, database).points_per_photo == 100
 
 
-def test_two_places_over_each_other_are_told(made_up: Callable[..., Any]) -> None:
+def test_two_places_over_each_other_are_told(make_scene: Callable[..., Any]) -> None:
     """Cameras see what others do not, though they stand and look alike."""
-    model, database = made_up()
+    model, database = make_scene(num_frames_per_rig=10)
     assert collect_evidence(model, database).blind == 0
     first, *_ = numbers = list(model.reg_image_ids())
     for number in numbers[1:]:  # all cameras near the first one
@@ -121,13 +103,13 @@ def test_two_places_over_each_other_are_told(made_up: Callable[..., Any]) -> Non
     assert collect_evidence(model, database).blind > 0.3
 
 
-def test_photos_without_a_pose_do_not_count(made_up: Callable[..., Any]) -> None:
-    model, database = made_up()
+def test_photos_without_a_pose_do_not_count(make_scene: Callable[..., Any]) -> None:
+    model, database = make_scene(num_frames_per_rig=10)
     model.deregister_frame(model.image(model.reg_image_ids()[0]).frame_id)
     assert collect_evidence(model, database).pairs == 36
 
 
-def test_a_turn_on_the_spot_is_told_whatever_focal_length_the_solver_made_up() -> None:
+def test_a_turn_on_the_spot_is_told_whatever_focal_length_the_solver_make_scene(num_frames_per_rig=10) -> None:
     first, moved, pose = two_views(np.random.default_rng(3))
     turned = np.c_[first, np.ones(len(first))] @ pose[:, :3].T
     second = turned[:, :2] / turned[:, 2:]

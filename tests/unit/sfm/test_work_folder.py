@@ -37,24 +37,12 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_same_call_keeps_everything(tmp_path: Path, source: Path) -> None:
+def test_the_same_call_and_new_photos_keep_what_is_there(tmp_path: Path, source: Path) -> None:
     begun(tmp_path / "out", source)
-    again = WorkFolder(tmp_path / "out")
-    assert (
-        again.begin(OPTIONS, {"a": file_stamp(source)}) == ""
-        and again.database.exists()
-        and list(again.photos) == ["a.jpg"]
-    )
-
-
-def test_a_new_photo_keeps_the_others(tmp_path: Path, source: Path) -> None:
-    begun(tmp_path / "out", source)
-    other = tmp_path / "b.jpg"
-    other.write_bytes(b"new")
-    again = WorkFolder(tmp_path / "out")
-    assert again.begin(OPTIONS, {"a": file_stamp(source), "b": file_stamp(other)}) == "" and list(again.photos) == [
-        "a.jpg"
-    ]
+    stamps = {"a": file_stamp(source)}
+    for more in ({}, {"b": "1 2"}):
+        again = WorkFolder(tmp_path / "out")
+        assert again.begin(OPTIONS, stamps | more) == "" and again.database.exists() and list(again.photos) == ["a.jpg"]
 
 
 @pytest.mark.parametrize("change", ["options", "content", "removed"])
@@ -82,16 +70,18 @@ def finished(out: Path, source: Path) -> WorkFolder:
     (out / "sparse_pc.ply").write_bytes(b"points")
     (out / "mine.txt").write_bytes(b"mine")
     work.save(result=RESULT)
-    work.publish()
+    work.publish(RESULT)
     return work
 
 
 def test_a_capture_stays_until_another_is_whole(tmp_path: Path, source: Path) -> None:
     out = tmp_path / "out"
     finished(out, source)
+    WorkFolder(out).begin(OPTIONS | {"feature_size": 600}, {"a": file_stamp(source)})
+    assert WorkFolder(out).begin(OPTIONS, {"a": file_stamp(source)}) == "" and not (out / NEXT).exists()
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     options = OPTIONS | {"feature_size": 500}
-    for _ in range(2):  # the second call goes on where the first was stopped
+    for _ in range(2):  # the second call resumes where the first was stopped
         again = WorkFolder(out)
         assert "--feature-size" in again.begin(options, {"a": file_stamp(source)})
         assert all(path.read_bytes() == content for path, content in before.items())
@@ -103,7 +93,7 @@ def test_a_capture_stays_until_another_is_whole(tmp_path: Path, source: Path) ->
         (again.out / name).write_bytes(b"new")
     (out / "colmap" / "database.db-wal").write_bytes(b"of the old one")
     again.save(result=RESULT)
-    again.publish()
+    again.publish(RESULT)
     assert (out / "images" / "a.jpg").read_bytes() == b"new copy" and (out / "mine.txt").read_bytes() == b"mine"
     assert {(out / name).read_bytes() for name in ("transforms.json", "colmap/database.db")} == {b"new"}
     assert not (out / "colmap" / "database.db-wal").exists() and not (out / NEXT).exists()
@@ -129,19 +119,11 @@ def test_a_kill_while_the_new_capture_takes_its_place(
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(work_folder.os, "replace", replace)
-        again.publish()
+        again.publish(RESULT)
     assert WorkFolder(out).begin(options, {"a": file_stamp(source)}) == ""
     for name in ("transforms.json", "sparse_pc.ply", "colmap/database.db", "images/a.jpg"):
         assert (out / name).read_bytes() == b"new", name
     assert not (out / NEXT).exists()
-
-
-def test_the_old_options_again_forget_what_was_begun_with_others(tmp_path: Path, source: Path) -> None:
-    out = tmp_path / "out"
-    finished(out, source)
-    WorkFolder(out).begin(OPTIONS | {"feature_size": 500}, {"a": file_stamp(source)})
-    assert (out / NEXT).exists()
-    assert WorkFolder(out).begin(OPTIONS, {"a": file_stamp(source)}) == "" and not (out / NEXT).exists()
 
 
 def test_starting_over_keeps_the_capture_and_nothing_else(tmp_path: Path, source: Path) -> None:
@@ -183,23 +165,6 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(
     assert not list(work.images.iterdir())
 
 
-def test_photos_and_capture_may_not_lie_in_each_other(tmp_path: Path) -> None:
-    for images, out in ((tmp_path, tmp_path / "out"), (tmp_path, tmp_path), (tmp_path, tmp_path.parent)):
-        with pytest.raises(ConfigError, match="--output"):
-            ProcessConfig(output=out, images=images).check()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({}, "--images and --video"), ({"num_frames": 1}, "--num-frames is 1"), ({"masks": Path()}, "--masks")],
-)
-def test_impossible_options_are_one_sentence(tmp_path: Path, options: dict[str, object], words: str) -> None:
-    (tmp_path / "v.mp4").write_bytes(b"")
-    video = {} if not options else {"video": tmp_path / "v.mp4"}
-    with pytest.raises(ConfigError, match=words):
-        ProcessConfig(output=tmp_path / "out", **video, **options).check()  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -216,3 +181,21 @@ def test_a_state_of_another_shape_is_refused(tmp_path: Path, source: Path, chang
     (tmp_path / "out" / STATE).write_text(json.dumps(state | change))
     with pytest.raises(ConfigError, match=STATE):
         WorkFolder(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"images": ""}, "--output"),
+        ({"images": "out/photos"}, "--output"),
+        ({"video": "v.mp4", "num_frames": 1}, "--num-frames is 1"),
+        ({"video": "v.mp4", "masks": "masks"}, "--masks"),
+        ({"video": "v.mp4", "images": "photos"}, "--images and --video"),
+    ],
+)
+def test_impossible_options_are_refused(tmp_path: Path, options: dict[str, object], words: str) -> None:
+    (tmp_path / "out" / "photos").mkdir(parents=True)
+    (tmp_path / "v.mp4").write_bytes(b"")
+    given = {name: tmp_path / value if isinstance(value, str) else value for name, value in options.items()}
+    with pytest.raises(ConfigError, match=words):
+        ProcessConfig(output=tmp_path / "out", **given).check()  # type: ignore[arg-type]
