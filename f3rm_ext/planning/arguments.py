@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tyro
 from nerfstudio.plugins.registry import discover_methods
 
+from f3rm_ext.engine.arguments import parse_arguments, without_options
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.bound.model import BoundModelConfig
@@ -42,9 +42,7 @@ def parse(method: str, arguments: Sequence[str]) -> F3rmTrainerConfig:
     known = methods()
     if method not in known:
         raise ConfigError(f"There is no method {method!r} to plan: choose from {', '.join(sorted(known))}.")
-    default = copy.deepcopy(known[method])
-    markers = tyro.conf.SuppressFixed[tyro.conf.FlagConversionOff[type(default)]]  # as nerfstudio has it
-    config: F3rmTrainerConfig = tyro.cli(markers, default=default, prog=f"ns-train {method}", args=list(arguments))
+    config = parse_arguments(method, copy.deepcopy(known[method]), arguments)
     if config.load_config is not None:
         raise ConfigError("A plan is made from options, not from --load-config: give the options themselves.")
     config.check_steps()
@@ -105,8 +103,8 @@ def replace_options(method: str, arguments: Sequence[str], options: Sequence[tup
     kept = list(arguments)
     for name, value in options:
         names = names_of(methods()[method], name)
-        kept = _without(kept, names)
-        added = [*_without(added, names), f"--{min(names, key=len)}", *value.split()]
+        kept = without_options(kept, names)
+        added = [*without_options(added, names), f"--{min(names, key=len)}", *value.split()]
     return (*added, *kept)
 
 
@@ -144,19 +142,3 @@ def _member(owner: Any, name: str) -> tuple[Any, Any]:
 
 def _aliases(hint: Any) -> Sequence[str]:
     return [alias for mark in typing.get_args(hint)[1:] for alias in getattr(mark, "aliases", None) or ()]
-
-
-def _without(arguments: Sequence[str], names: set[str]) -> list[str]:
-    """Arguments without an option of one value."""
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip:
-            skip = False
-            continue
-        name, equals, _ = argument.partition("=")
-        if name.startswith("--") and name[2:].replace("_", "-") in names:
-            skip = not equals
-            continue
-        kept.append(argument)
-    return kept

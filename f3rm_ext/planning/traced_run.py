@@ -18,8 +18,8 @@ from f3rm_ext.data.config_checks import flag, parse_count
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.placement import fits
 from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
+from f3rm_ext.engine.protocols import FitsOptimizers, GathersGradients
 from f3rm_ext.engine.ranks import Ranks
-from f3rm_ext.engine.synchronization import GathersGradients
 from f3rm_ext.features.base import FeatureSize
 from f3rm_ext.features.extractors.registry import feature_size
 from f3rm_ext.features.options import FeatureOptions
@@ -163,9 +163,8 @@ def make_optimizers(config: TrainerConfig, model: Model, *, foreach: bool) -> Op
     for group in groups.values():
         if isinstance(group["scheduler"], RunDecaySchedulerConfig):
             group["scheduler"].fit(schedule_length(config))
-    fit: Callable[..., None] | None = getattr(config.pipeline.model, "fit_optimizers", None)
-    if fit is not None:
-        fit(groups)
+    if isinstance(config.pipeline.model, FitsOptimizers):
+        config.pipeline.model.fit_optimizers(groups)
     optimizers = Optimizers(groups, model.get_param_groups())
     for optimizer in optimizers.optimizers.values():
         for group in optimizer.param_groups:

@@ -111,7 +111,7 @@ class TensorProfiler:
         if self._sampler is not None:
             peaks["device"] = max(peaks.get("device", 0), self._sampler.take_peak())
 
-    def before_step(self) -> None:
+    def step_pre_backward(self) -> None:
         """To be called before a training step."""
         self.ends(self._between)
 
@@ -133,7 +133,7 @@ class TensorProfiler:
         yield
         self.ends("evaluation")
 
-    def after_step(self, step: int) -> None:
+    def step_post_backward(self, step: int) -> None:
         """To be called after a training step; takes a snapshot if one is due."""
         if self._is_due(step):
             self._take(step)

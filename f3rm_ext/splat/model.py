@@ -144,7 +144,7 @@ class SplatModel(QueryableSplats, GaussianModel):
         clearing = CacheCleaner(config.memory.clear_every)
 
         def begin_step(step: int) -> None:
-            self.cost.before_step(self.device)
+            self.cost.step_pre_backward(self.device)
             self.step = step
             if self.sharded and not self._total:
                 self._total = self.count_gaussians()
@@ -165,7 +165,7 @@ class SplatModel(QueryableSplats, GaussianModel):
             self._rasterization = None
             if self.sharded and schedule.position(step) % self.densifier.options.every == 0:
                 self._total = self.count_gaussians()
-            self.cost.after_step(step, self.device)
+            self.cost.step_post_backward(step, self.device)
             clearing.clear(step, self.device)
             if step == last_step and hasattr(manager, "train_feature_source") and is_first():
                 self.lift_features(manager.train_dataset, manager.train_feature_source())
