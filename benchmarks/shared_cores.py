@@ -10,7 +10,6 @@ docs/make_benchmarks.py makes a table of medians. For Linux, and for a machine t
 """
 
 import contextlib
-import copy
 import datetime
 import json
 import os
@@ -83,17 +82,13 @@ class Once:
         """Measures, and prints the result as one line of JSON."""
         from nerfstudio.configs.method_configs import all_methods
         from nerfstudio.scripts.train import _set_random_seed
+        from train_once import measured_config
 
-        config = copy.deepcopy(all_methods[self.method])
+        method = all_methods[self.method]
         with tempfile.TemporaryDirectory() as folder:
-            config.output_dir, config.timestamp, config.data = Path(folder), "run", self.data
-            config.max_num_iterations, config.vis = 100_000, "tensorboard"
-            config.machine.device_type, config.machine.seed = "cpu", self.seed
-            config.logging.local_writer.enable = False
-            config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
-            config.steps_per_save = 10**9
-            config.pipeline.datamanager.camera_res_scale_factor = self.scale
-            config.pipeline.datamanager.data = self.data
+            config = measured_config(
+                method, self.data, Path(folder), steps=100_000, scale=self.scale, device="cpu", seed=self.seed
+            )
             _set_random_seed(self.seed)
             trainer = config.setup(local_rank=0, world_size=1)
             trainer.setup()

@@ -9,7 +9,6 @@ trainer does around them; evaluation, viewer and checkpoints are off.
 """
 
 import argparse
-import copy
 import datetime
 import json
 import platform
@@ -24,6 +23,7 @@ import torch
 from peers import tolerate_missing_lpips
 from processes import report_result
 from step_watch import StepWatch
+from train_once import measured_config
 
 RESULTS = Path(__file__).parent / "results"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -49,17 +49,13 @@ def make_config(variant: dict[str, Any], options: argparse.Namespace, folder: Pa
 
     from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 
-    config = copy.deepcopy(all_methods[variant.get("method", "sugar-ext")])
+    method = all_methods[variant.get("method", "sugar-ext")]
+    config = measured_config(
+        method, options.data, folder, steps=options.steps, scale=options.scale, device=options.device
+    )
     ours = config.method_name != "splatfacto"
     manager, model = config.pipeline.datamanager, config.pipeline.model
-    manager.dataparser = CaptureDataParserConfig()
-    manager.data = manager.dataparser.data = config.data = options.data
-    manager.camera_res_scale_factor = options.scale
-    config.output_dir, config.timestamp, config.vis = folder, "run", "tensorboard"
-    config.max_num_iterations, config.steps_per_save = options.steps, 10**9
-    config.logging.local_writer.enable = False
-    config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
-    config.machine.device_type, config.machine.seed = options.device, 42
+    manager.dataparser = CaptureDataParserConfig(data=options.data)
     model.num_random, model.sh_degree = options.count, 3
     if not ours:
         model.num_downscales, model.sh_degree_interval, model.stop_split_at = 0, 1, 0

@@ -13,9 +13,7 @@ def parse_arguments(method: str, default: Config, arguments: Sequence[str]) -> C
     """Returns the options of a run, as ``ns-train METHOD ARGUMENTS`` would have them.
 
     Args:
-        method: name of the method.
         default: its options; not changed.
-        arguments: all words after the method.
 
     Raises:
         ConfigError: an option cannot work.
@@ -32,7 +30,6 @@ def without_options(arguments: Sequence[str], names: Collection[str]) -> list[st
     ['--vis', 'viewer']
 
     Args:
-        arguments: words of a command line.
         names: names of the options, without dashes before them.
     """
     kept: list[str] = []

@@ -38,11 +38,7 @@ class RunDecaySchedulerConfig(ExponentialDecaySchedulerConfig):
     That length is --schedule-steps, or --max-num-iterations if --schedule-steps is 0."""
 
     def fit(self, num_steps: int) -> None:
-        """Fills in the length of the schedule if none was given.
-
-        Args:
-            num_steps: steps of the whole schedule, :func:`schedule_length`.
-        """
+        """Fills in the length of the schedule if none was given."""
         self.max_steps = self.max_steps or num_steps
 
 

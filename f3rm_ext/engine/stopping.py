@@ -139,10 +139,6 @@ class StoppableTrainer:
 def resume_command(argv: list[str], folder: Path) -> str:
     """Returns the command line that continues a run.
 
-    Args:
-        argv: command line of the training process.
-        folder: checkpoint folder to continue from.
-
     >>> resume_command(["/env/bin/ns-train", "f3rm-ext", "--vis", "viewer", "--load-dir", "old"], Path("new"))
     'ns-train f3rm-ext --load-dir new --vis viewer'
     """

@@ -27,9 +27,6 @@ class SynchronizedOptimizers(Optimizers):
     the mean over the batch of all ranks, see :class:`f3rm_ext.query.pipeline.FeaturePipeline`.
 
     Args:
-        config: optimiser and scheduler of each parameter group.
-        param_groups: parameters by group.
-        ranks: this process among the others.
         message: a number ≥ 0 for all ranks, such as the signal that asks for an end.
         sharded: whether every rank has parameters of its own, whose gradients are complete already.
     """

@@ -153,9 +153,7 @@ class F3rmTrainerConfig(TrainerConfig):
         """Builds the trainer.
 
         Args:
-            local_rank: of this process on its machine.
             world_size: number of processes. Nerfstudio knows of 1 where torchrun has started this one.
-            kwargs: passed on to the trainer.
         """
         place = launch.place()
         if place is not None:

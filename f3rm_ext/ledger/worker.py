@@ -147,10 +147,6 @@ def set_window(config: Any, job: TrainJob) -> int:
     """Shortens a run to the window that is measured, with its schedule unchanged, and turns off saving, evaluation and
     the viewer.
 
-    Args:
-        config: options of the run; they are changed.
-        job: the measurement.
-
     Returns:
         The number of steps of the window.
 

@@ -72,9 +72,6 @@ class ProposalField(nn.Module):
     """A small density field that decides where along a ray to sample (mip-NeRF 360, section 3).
 
     Args:
-        cube: map to the unit cube.
-        grid: size of the hash grid.
-        hidden_dim: width of the single hidden layer.
         init_density: initial density everywhere, per scene unit.
     """
 
@@ -99,10 +96,6 @@ class SceneField(nn.Module):
     """Density and view-dependent colour, as in nerfacto: hash grid → MLP → density and 15 values → MLP → RGB.
 
     Args:
-        cube: map to the unit cube.
-        grid: size of the hash grid.
-        hidden_dim: width of the density network.
-        color_hidden_dim: width of the colour network.
         appearance_dim: length of the per-image appearance code; 0 for none.
         init_density: initial density everywhere, per scene unit.
     """

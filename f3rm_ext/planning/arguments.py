@@ -31,10 +31,6 @@ def methods() -> dict[str, F3rmTrainerConfig]:
 def parse(method: str, arguments: Sequence[str]) -> F3rmTrainerConfig:
     """Returns the options of a run, as ``ns-train METHOD ARGUMENTS`` would have them.
 
-    Args:
-        method: name of the method.
-        arguments: all words after it.
-
     Raises:
         ConfigError: the method is unknown, or an option cannot work.
         SystemExit: from tyro, after help (0) or wrong options (2).
@@ -73,7 +69,6 @@ def split_arguments(arguments: Sequence[str], own: dict[str, bool]) -> tuple[lis
     (['--gpu', '4090'], ['f3rm-ext', '--vis', 'viewer'])
 
     Args:
-        arguments: words of the command line.
         own: names of the planner's options, and whether a value follows each.
     """
     mine: list[str] = []
@@ -95,8 +90,6 @@ def replace_options(method: str, arguments: Sequence[str], options: Sequence[tup
     """Returns arguments with other values for some options. Replaced options come first, before any dataparser.
 
     Args:
-        method: name of the method, which knows the options' aliases.
-        arguments: arguments of ``ns-train``, after the method.
         options: names without dashes, and values; several words of a value become several arguments.
     """
     added: list[str] = []
@@ -113,10 +106,6 @@ def names_of(config: object, option: str) -> set[str]:
 
     >>> sorted(names_of(methods()["sugar-ext"], "pipeline.model.sh-degree"))
     ['pipeline.model.sh-degree', 'sh-degree']
-
-    Args:
-        config: options of a run.
-        option: its full name.
     """
     names = {option}
     owner: Any = config

@@ -49,8 +49,6 @@ class TracedRun:
     """A model and its optimisers without values, as they are in training.
 
     Args:
-        config: options of the trainer; copied.
-        model: the model.
         tracker: counts the memory; it is entered.
         mixed: whether steps use mixed precision.
         foreach: whether Adam updates all parameters at once, as it does on CUDA by default.
@@ -215,13 +213,6 @@ class CachedImages:
     ) -> "CachedImages":
         """Computes what a datamanager caches of a split.
 
-        Args:
-            manager: configuration of the datamanager.
-            split: ``"train"`` or ``"eval"``.
-            num_images: number of images of the split.
-            capture: their sizes.
-            features: features of each image that are cached, too.
-
         Raises:
             ConfigError: an option of the cache is out of range.
         """
@@ -239,9 +230,6 @@ class CachedImages:
         """Returns whether a GPU keeps them, as :class:`~f3rm_ext.data.placement.Placement` decides.
 
         Args:
-            wanted: the option.
-            device_type: type of the training device.
-            memory_bytes: memory of the training device.
             tensor_bytes: bytes of tensors there when the first batch is made.
         """
         if device_type != "cuda" or not wanted:

@@ -43,11 +43,7 @@ def peak_bytes(device: torch.device) -> int:
 
 @contextmanager
 def observed_resets(observe: Callable[[torch.device], None]) -> Iterator[None]:
-    """Calls a function before every reset, so that its owner misses no peak.
-
-    Args:
-        observe: takes the device of the reset.
-    """
+    """Calls a function before every reset, so that its owner misses no peak."""
     _observers.append(observe)
     try:
         yield
@@ -98,11 +94,7 @@ def resident_bytes() -> int:
 
 
 def describe_use(device: torch.device) -> str:
-    """Says in a line how much memory is in use now and at the recent peak, and how much there is.
-
-    Args:
-        device: of the model.
-    """
+    """Says in a line how much memory is in use now and at the recent peak, and how much there is."""
     state, total = allocator_state(device), total_bytes(device)
     now = resident_bytes() if state is None else state.allocated
     text = f"{readable(now)} in use, {readable(peak_bytes(device))} at the last peak"

@@ -39,13 +39,9 @@ class TensorProfiler:
     """Writes a profile: see :mod:`f3rm_ext.profiling.profile_file`. A disk that is full ends the profile, not the run.
 
     Args:
-        path: file of the profile.
-        device: of training.
         parts: returns the parts of the run; called for every snapshot.
-        every: steps between two snapshots, 1 or more.
         last_step: gets a snapshot too.
         about: entries for the start of the file.
-        say: shows a sentence to the user.
         publish: passes scalars on to TensorBoard, by tag; with the step.
         between: phase that peaks between steps belong to.
     """

@@ -49,11 +49,7 @@ def require_writable(path: Path, option: str = "--out") -> None:
 
 
 class NpzWriter:
-    """Writes an uncompressed NPZ file array by array, and arrays too large for memory in chunks of rows.
-
-    Args:
-        stream: the file, at its start.
-    """
+    """Writes an uncompressed NPZ file array by array, and arrays too large for memory in chunks of rows."""
 
     def __init__(self, stream: BufferedIOBase) -> None:
         self._zip = zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED, allowZip64=True)
@@ -71,12 +67,6 @@ class NpzWriter:
 
     def rows(self, name: str, shape: tuple[int, int], dtype: np.dtype, chunks: Iterable[np.ndarray]) -> None:
         """Writes a matrix from chunks of its rows.
-
-        Args:
-            name: name of the array.
-            shape: shape of the whole matrix.
-            dtype: type of the whole matrix.
-            chunks: chunks of rows, in order.
 
         Raises:
             ValueError: together the chunks have another shape.

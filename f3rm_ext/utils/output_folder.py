@@ -34,7 +34,6 @@ def file_names(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
     ['blue_mug', 'blue_mug_2', 'labels_2']
 
     Args:
-        names: names of queries, for example.
         taken: file names that must not be used.
     """
     used = {name.casefold() for name in taken}
@@ -56,7 +55,6 @@ class OutputFolder:
     ``summary.json`` lists the files that this command wrote, now and before; only those are replaced.
 
     Args:
-        folder: the folder; created if needed.
         provenance: goes into every file that can hold it; includes :func:`made_by`.
 
     Raises:
@@ -97,9 +95,6 @@ class OutputFolder:
     def plan(self, names: Sequence[str]) -> None:
         """Announces the files to be written, and records them in summary.json.
 
-        Args:
-            names: relative to the folder.
-
         Raises:
             ConfigError: another program's file is in the place of one.
         """
@@ -136,12 +131,7 @@ class OutputFolder:
         self._write(name, stream.getvalue())
 
     def take(self, name: str, temporary: Path) -> None:
-        """Moves a finished temporary file of the same folder to its name.
-
-        Args:
-            name: name of the file.
-            temporary: the temporary file.
-        """
+        """Moves a finished temporary file of the same folder to its name."""
         try:
             temporary.replace(self.folder / name)
         except OSError as error:

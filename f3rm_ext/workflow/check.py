@@ -15,7 +15,6 @@ def check(method: str, arguments: Sequence[str]) -> None:
     """Parses the arguments of ``ns-train METHOD``.
 
     Args:
-        method: name of a splatting method.
         arguments: its options, without those that say where files are.
 
     Raises:
