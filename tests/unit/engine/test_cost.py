@@ -62,15 +62,6 @@ def test_steps_per_second_leave_the_first_step_out(monkeypatch: pytest.MonkeyPat
     assert found.peak_mib > 0
 
 
-def test_the_peak_of_training_is_that_of_its_worst_step(meter: Meter) -> None:
-    found = TrainingCost()
-    for step, taken in enumerate((10, 50, 20)):
-        found.step_pre_backward(CPU)
-        meter.use(taken)
-        found.step_post_backward(step, CPU)
-    assert found.peak_mib == 150
-
-
 def test_a_reset_within_a_step_hides_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     peak_bytes = 0
     for module in (cost, memory):

@@ -14,7 +14,6 @@ from f3rm_ext.profiling import memory, profiler
 from f3rm_ext.profiling.device import DeviceMemory, DeviceSampler
 from f3rm_ext.profiling.profile_file import NAME, read_profile
 from f3rm_ext.profiling.profiler import Parts, TensorProfiler, scalars
-from f3rm_ext.profiling.saved_tensors import SavedTensors
 
 CPU = torch.device("cpu")
 
@@ -121,31 +120,6 @@ def test_activations_are_what_autograd_keeps(make: Any) -> None:
     made.step_post_backward(0)
     # The input, the sigmoid's output (which the next layer keeps too) and what is squared; no weights.
     assert made.snapshots[0].activations == 4 * (100 * 8 + 100 * 16 + 100)
-
-
-def test_counting_what_is_saved_changes_no_value() -> None:
-    layer, inputs = nn.Linear(4, 4), torch.rand(3, 4)
-    gradients = []
-    for saved in (None, SavedTensors(layer.parameters())):
-        layer.zero_grad()
-        if saved is None:
-            layer(inputs).exp().sum().backward()
-        else:
-            with saved.counted():
-                layer(inputs).exp().sum().backward()
-        assert layer.weight.grad is not None
-        gradients.append(layer.weight.grad.clone())
-    assert torch.equal(*gradients)
-
-
-def test_a_planted_leak_is_reported_once(make: Any, said: list[str]) -> None:
-    made, kept = make(every=1), []
-    for step in range(8):
-        kept.append(torch.zeros(1 << 20, dtype=torch.uint8))
-        made.step_post_backward(step)
-    made.close("finished")
-    (leak,) = (text for text in said if text.startswith("Memory leaks"))
-    assert "unnamed uint8 [1048576]" in leak
 
 
 def test_a_steady_run_has_nothing_to_report(make: Any, said: list[str]) -> None:
