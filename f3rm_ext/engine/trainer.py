@@ -21,10 +21,10 @@ from f3rm_ext import compat, events
 from f3rm_ext.engine import checkpoint, launch
 from f3rm_ext.engine.config_file import read_config
 from f3rm_ext.engine.ns_export import export_command
-from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
+from f3rm_ext.engine.optimizers import fit_optimizers
 from f3rm_ext.engine.options import LocalViewerConfig
 from f3rm_ext.engine.profiled import ProfiledTrainer
-from f3rm_ext.engine.protocols import ChecksExport, FitsOptimizers, FitsTrainer, HasChoices
+from f3rm_ext.engine.protocols import ChecksExport, FitsTrainer, HasChoices
 from f3rm_ext.engine.ranks import CHECK_EVERY, is_first
 from f3rm_ext.engine.resumable import ResumableTrainer
 from f3rm_ext.engine.synchronization import SynchronizedOptimizers, named_parameters
@@ -294,12 +294,7 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
 
     def setup_optimizers(self) -> Optimizers:
         """Builds the optimizers, after decays over the whole run got its length."""
-        for group in self.config.optimizers.values():
-            if isinstance(group["scheduler"], RunDecaySchedulerConfig):
-                group["scheduler"].fit(schedule_length(self.config))
-        model = getattr(self.config.pipeline, "model", None)
-        if isinstance(model, FitsOptimizers):
-            model.fit_optimizers(self.config.optimizers)
+        fit_optimizers(self.config.optimizers, self.config)
         if self.ranks is None:
             return super().setup_optimizers()
         groups = self.pipeline.get_param_groups()

@@ -35,14 +35,7 @@ class GridOptions:
 
     def build(self, backend: Backend) -> HashGrid:
         """Returns a hash grid of this size."""
-        return HashGrid(
-            num_levels=self.num_levels,
-            features_per_level=self.features_per_level,
-            base_res=self.base_res,
-            max_res=self.max_res,
-            log2_hashmap_size=self.log2_hashmap_size,
-            backend=backend,
-        )
+        return HashGrid(**vars(self), backend=backend)
 
 
 class UnitCube(nn.Module):

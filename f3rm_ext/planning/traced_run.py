@@ -17,8 +17,8 @@ from torch import Tensor
 from f3rm_ext.data.config_checks import flag, parse_count
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.placement import fits
-from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
-from f3rm_ext.engine.protocols import FitsOptimizers, GathersGradients
+from f3rm_ext.engine.optimizers import fit_optimizers
+from f3rm_ext.engine.protocols import GathersGradients
 from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.features.base import FeatureSize
 from f3rm_ext.features.extractors.registry import feature_size
@@ -158,11 +158,7 @@ def tracing_run(device_type: str, *, arrays: bool = True) -> Iterator[Allocation
 def make_optimizers(config: TrainerConfig, model: Model, *, foreach: bool) -> Optimizers:
     """Returns the optimisers of a run, without schedules, which take no memory."""
     groups: dict[str, Any] = copy.deepcopy(config.optimizers)
-    for group in groups.values():
-        if isinstance(group["scheduler"], RunDecaySchedulerConfig):
-            group["scheduler"].fit(schedule_length(config))
-    if isinstance(config.pipeline.model, FitsOptimizers):
-        config.pipeline.model.fit_optimizers(groups)
+    fit_optimizers(groups, config)
     optimizers = Optimizers(groups, model.get_param_groups())
     for optimizer in optimizers.optimizers.values():
         for group in optimizer.param_groups:

@@ -62,16 +62,6 @@ class AllocatorState:
     gaps: int
     """Unused parts of segments that are partly in use (``inactive_split``): the real fragmentation."""
 
-    @property
-    def cache(self) -> int:
-        """Whole unused segments. They are used again, so they are no loss."""
-        return max(0, self.reserved - self.allocated - self.gaps)
-
-    @property
-    def fragmentation_percent(self) -> float:
-        """Share of gaps in what is reserved; the cache does not count."""
-        return 100 * self.gaps / self.reserved if self.reserved else 0.0
-
 
 def allocator_state(device: torch.device) -> AllocatorState | None:
     """Returns what torch's allocator holds now; None on devices other than CUDA, which have no such allocator."""

@@ -28,9 +28,14 @@ def replace_file(path: Path, option: str = "--out") -> Iterator[BufferedWriter]:
         with open_atomic(path) as stream:
             yield stream
     except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error.strerror or error}): free some space or choose another {option}."
-        ) from error
+        raise write_error(path, error, option) from error
+
+
+def write_error(path: Path, error: OSError, option: str = "--out") -> ConfigError:
+    """Returns the error for a file that cannot be written."""
+    return ConfigError(
+        f"{path} cannot be written ({error.strerror or error}): free some space or choose another {option}."
+    )
 
 
 def require_writable(path: Path, option: str = "--out") -> None:

@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from f3rm_ext import __version__
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.utils.output_file import replace_file, write_error
 from f3rm_ext.utils.provenance import PNG_KEY
 
 SUMMARY = "summary.json"
@@ -135,15 +135,11 @@ class OutputFolder:
         try:
             temporary.replace(self.folder / name)
         except OSError as error:
-            raise _write_error(self.folder / name, error) from error
+            raise write_error(self.folder / name, error) from error
 
     def _write(self, name: str, data: bytes) -> None:
-        path = self.folder / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, data)
-        except OSError as error:
-            raise _write_error(path, error) from error
+        with replace_file(self.folder / name) as stream:
+            stream.write(data)
 
 
 def png_bytes(image: UInt8[np.ndarray, "h w 3"], provenance: str) -> bytes:
@@ -153,9 +149,3 @@ def png_bytes(image: UInt8[np.ndarray, "h w 3"], provenance: str) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(image)).save(stream, "PNG", pnginfo=text)
     return stream.getvalue()
-
-
-def _write_error(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"{path} cannot be written ({error.strerror or error}): free some space or choose another --out."
-    )
