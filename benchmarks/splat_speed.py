@@ -13,7 +13,6 @@ import datetime
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import torch
 from peers import tolerate_missing_lpips
-from processes import report_result
+from processes import report_result, require_result
 from step_watch import StepWatch
 from train_once import measured_config
 
@@ -153,12 +152,7 @@ def accounted_mib(name: str, count: int, samples: int) -> float | None:
 
 def in_process(name: str, arguments: list[str]) -> dict[str, Any]:
     """The result of :func:`run_one` in a process of its own."""
-    command = [sys.executable, __file__, *arguments, "--one", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    results = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not results:
-        raise SystemExit(f"{name} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return json.loads(results[-1])
+    return require_result([sys.executable, __file__, *arguments, "--one", name])
 
 
 def make_parser() -> argparse.ArgumentParser:

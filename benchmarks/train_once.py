@@ -6,7 +6,6 @@ Used by the other benchmarks, each run in a process of its own so that neither m
 import ast
 import copy
 import functools
-import json
 import resource
 import statistics
 import time
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 import tyro
+from processes import report_result
 
 
 def measured_config(
@@ -135,26 +135,23 @@ class TrainOnce:
         first = min(20, len(durations) // 2)
         q1, median, q3 = statistics.quantiles(durations[first:], n=4)
         cpu_median = statistics.median(cpu_durations[first:])
-        print(
-            "RESULT "
-            + json.dumps(
-                {
-                    "method": self.method,
-                    "steps": len(durations),
-                    "rays_per_step": rays,
-                    "train_s": round(wall, 2),
-                    "step_ms_median": round(1e3 * median, 2),
-                    "step_ms_q1": round(1e3 * q1, 2),
-                    "step_ms_q3": round(1e3 * q3, 2),
-                    "rays_per_s": round(rays / median, 1),
-                    "step_cpu_ms_median": round(1e3 * cpu_median, 2),
-                    "train_cpu_s": round(sum(cpu_durations), 2),
-                    "rays_per_cpu_s": round(rays / cpu_median, 1),
-                    "peak_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-                    "threads": torch.get_num_threads(),
-                    "config": str(config.get_base_dir() / "config.yml"),
-                }
-            )
+        report_result(
+            {
+                "method": self.method,
+                "steps": len(durations),
+                "rays_per_step": rays,
+                "train_s": round(wall, 2),
+                "step_ms_median": round(1e3 * median, 2),
+                "step_ms_q1": round(1e3 * q1, 2),
+                "step_ms_q3": round(1e3 * q3, 2),
+                "rays_per_s": round(rays / median, 1),
+                "step_cpu_ms_median": round(1e3 * cpu_median, 2),
+                "train_cpu_s": round(sum(cpu_durations), 2),
+                "rays_per_cpu_s": round(rays / cpu_median, 1),
+                "peak_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+                "threads": torch.get_num_threads(),
+                "config": str(config.get_base_dir() / "config.yml"),
+            }
         )
 
 

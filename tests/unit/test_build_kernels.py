@@ -2,13 +2,12 @@
 
 import base64
 import hashlib
-import importlib
 import re
 import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -19,11 +18,9 @@ SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
 @pytest.fixture(scope="module")
-def build() -> Iterator[ModuleType]:
+def build(load: Callable[[str], ModuleType]) -> ModuleType:
     """The program."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    yield importlib.import_module("build_kernels")
-    sys.path.remove(str(ROOT / "benchmarks"))
+    return load("build_kernels")
 
 
 @pytest.fixture

@@ -2,11 +2,10 @@
 
 import argparse
 import doctest
-import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,16 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def load() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a benchmark by its name, as its siblings do."""
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path.remove(str(BENCHMARKS))
 
 
 @pytest.mark.parametrize("rehearse", [False, True])

@@ -1,10 +1,8 @@
 """Measurements of the pose estimator's training and of MoCo: plans, memory, times, batches that do not fit."""
 
 import doctest
-import importlib
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,17 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CPU = torch.device("cpu")
 QUICK = ["--tiny", "--device", "cpu", "--warm-up", "0", "--steps", "2", "--seconds", "0"]
-
-
-@pytest.fixture(scope="module")
-def load() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a benchmark by its name, as its siblings do."""
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path.remove(str(BENCHMARKS))
 
 
 @pytest.fixture(scope="module")
