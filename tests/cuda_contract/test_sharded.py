@@ -28,7 +28,7 @@ class Scene:
 
     @classmethod
     def make(cls, cameras: int, count: int = 41) -> "Scene":
-        """Some of the Gaussians are on screen; cameras stand side by side."""
+        """Some of the Gaussians are on screen; cameras stand side by side and see different numbers of them."""
         generator = torch.Generator().manual_seed(3)
         means = torch.rand(count, 3, generator=generator) * 2 - 1
         means[::4, 0] *= 12.0
@@ -42,7 +42,7 @@ class Scene:
         }
         viewmats = torch.eye(4).repeat(cameras, 1, 1)
         viewmats[:, 2, 3] = 3.0
-        viewmats[:, 0, 3] = torch.arange(cameras) * 0.3
+        viewmats[:, 0, 3] = torch.arange(cameras) * 0.9
         return cls(leaves, viewmats, torch.rand(cameras, 3, generator=generator))
 
 
