@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from processes import require_result, write_report
 
 HERE = Path(__file__).parent
 MODEL = "pipeline.model."
@@ -85,11 +86,13 @@ class CpuTraining:
                 steps = self.steps
                 if same_time:
                     # How many steps the time allows has to be known beforehand: the learning rate decays over them.
-                    trial = run_once(
+                    trial = require_result(
                         [*command, "--steps", "30", "--output-dir", f"{folder}/{index}-trial"], environment
                     )
                     steps = int(1e3 * rows[0]["train_cpu_s"] / trial["step_cpu_ms_median"])
-                row = run_once([*command, "--steps", str(steps), "--output-dir", f"{folder}/{index}"], environment)
+                row = require_result(
+                    [*command, "--steps", str(steps), "--output-dir", f"{folder}/{index}"], environment
+                )
                 config = Path(row.pop("config"))
                 row |= {"label": label, "metrics": {} if self.speed_only else evaluate(config, environment)}
                 rows.append(row)
@@ -101,18 +104,8 @@ class CpuTraining:
             "options": {"scale": self.scale, "steps": self.steps, "seed": self.seed},
             "rows": rows,
         }
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, self.out)
         print(table(report))
-
-
-def run_once(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    """Runs train_once.py and returns its result."""
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    for line in reversed(done.stdout.splitlines()):
-        if line.startswith("RESULT "):
-            return json.loads(line.removeprefix("RESULT "))
-    raise SystemExit(f"The run failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
 
 
 def evaluate(config: Path, environment: dict[str, str]) -> dict[str, float]:

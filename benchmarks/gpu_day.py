@@ -27,6 +27,8 @@ from typing import Any
 
 from processes import attempt, last_words, result_of, run, write_report
 
+from f3rm_ext.html.tables import Table
+
 HERE = Path(__file__).parent
 CALL_S = 585
 """Seconds of a call without its start-up."""
@@ -208,13 +210,14 @@ def tables(report: dict[str, Any]) -> str:
     rows = {row["label"]: row for row in report["rows"]}
     parts = [", ".join(f"{key} {value}" for key, value in {"date": report["date"], **report["machine"]}.items())]
     found = [(name, ratio(rows, label, key, peer)) for name, label, key, peer in TARGETS]
-    parts.append(table(["target", "found"], [[name, cell(value)] for name, value in found]))
+    parts.append(Table(["target", "found"], [[name, cell(value)] for name, value in found]).markdown())
     for section, columns in COLUMNS.items():
         here = [row for row in report["rows"] if row["section"] == section and "problem" not in row]
         if here:
             keys = columns.split()
             body = [[row["label"], *(cell(row.get(key)) for key in keys), cell(row["seconds"])] for row in here]
-            parts.append(table([section, *(key.replace("_", " ") for key in keys), "seconds"], body))
+            head = [section, *(key.replace("_", " ") for key in keys), "seconds"]
+            parts.append(Table(head, body).markdown())
     for row in report["rows"]:
         said = [row[key] for key in ("problem", "problem_of_all", "said") if key in row] + row.get("refused", [])
         parts += [f"{row['label']}: {sentence}".replace("|", "/") for sentence in said]
@@ -225,11 +228,6 @@ def ratio(rows: dict[str, dict[str, Any]], label: str, key: str, peer: str) -> f
     """Returns a figure, divided by that of a peer if there is one; None if one of them was not measured."""
     value, other = (rows.get(name, {}).get(key) for name in (label, peer))
     return value if value is None or not peer else value / other if other else None
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Returns a Markdown table whose columns but the first are aligned to the right."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] + ["--:"] * (len(head) - 1), *rows])
 
 
 def cell(value: float | None) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from f3rm_ext.utils.atomic_files import write_atomic
+
 MARK = "RESULT "
 """Begins the line with which a process hands over its result as JSON."""
 
@@ -27,11 +29,9 @@ class MeasurementError(Exception):
 
 
 def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """Writes JSON under a temporary name and renames it, so that the file is whole whenever the program ends."""
+    """Writes JSON so that the file is whole whenever the program ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    os.replace(temporary, path)
+    write_atomic(path, (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def report_result(result: Mapping[str, Any]) -> None:
@@ -39,12 +39,12 @@ def report_result(result: Mapping[str, Any]) -> None:
     print(MARK + json.dumps(result), flush=True)
 
 
-def run(command: Sequence[object], timeout_s: float, environment: Mapping[str, str]) -> tuple[int, str]:
+def run(command: Sequence[object], timeout_s: float | None, environment: Mapping[str, str]) -> tuple[int, str]:
     """Runs a command to its end, or ends it with all its children when the time is over.
 
     Args:
         command: program and arguments.
-        timeout_s: seconds it may take.
+        timeout_s: seconds it may take; None for as long as it takes.
         environment: its environment variables.
 
     Returns:
@@ -61,7 +61,7 @@ def run(command: Sequence[object], timeout_s: float, environment: Mapping[str, s
             start_new_session=True,
         )
         try:
-            code = process.wait(timeout=max(timeout_s, 0.1))
+            code = process.wait(timeout=None if timeout_s is None else max(timeout_s, 0.1))
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -70,6 +70,15 @@ def run(command: Sequence[object], timeout_s: float, environment: Mapping[str, s
             code = 124
         said.seek(0)
         return code, said.read()
+
+
+def require_result(command: Sequence[object], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Runs a command, and returns the last result it handed over; ends this program if it fails."""
+    code, said = run(command, None, environment)
+    results = [line.removeprefix(MARK) for line in said.splitlines() if line.startswith(MARK)]
+    if code or not results:
+        raise SystemExit(f"{' '.join(map(str, command))} failed:\n{said[-6000:]}")
+    return json.loads(results[-1])
 
 
 def result_of(command: Sequence[object], timeout_s: float, environment: Mapping[str, str]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ import datetime
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -24,8 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-
-RESULT = "result: "
+from processes import report_result, require_result
 
 
 @dataclass
@@ -48,7 +46,7 @@ class QueryMemory:
     def main(self) -> None:
         """Measures all, or one."""
         if self.one is not None:
-            print(RESULT + json.dumps(self._measure(*self.one)), flush=True)
+            report_result(self._measure(*self.one))
             return
         wanted = [("chunked", dim, rows) for rows in (self.naive_rows, self.height) for dim in self.dims]
         wanted += [("naive", dim, self.naive_rows) for dim in self.dims]
@@ -73,9 +71,7 @@ class QueryMemory:
         command = [sys.executable, __file__, "--width", str(self.width), "--one", way, str(dim), str(rows)]
         # Freed memory goes back at once, so that the peak is that of what was in use.
         environment = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-        line = next(line for line in done.stdout.splitlines() if line.startswith(RESULT))
-        return json.loads(line.removeprefix(RESULT))
+        return require_result(command, environment)
 
     def _measure(self, way: str, dim: int, rows: int) -> dict[str, Any]:
         import torch

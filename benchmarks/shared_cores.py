@@ -10,7 +10,6 @@ docs/make_benchmarks.py makes a table of medians. For Linux, and for a machine t
 """
 
 import contextlib
-import copy
 import datetime
 import json
 import os
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from processes import report_result, require_result, write_report
 
 HERE = Path(__file__).parent
 WAITING = {"sleeping": {}, "spinning": {"GOMP_SPINCOUNT": "300000"}}
@@ -83,17 +83,13 @@ class Once:
         """Measures, and prints the result as one line of JSON."""
         from nerfstudio.configs.method_configs import all_methods
         from nerfstudio.scripts.train import _set_random_seed
+        from train_once import measured_config
 
-        config = copy.deepcopy(all_methods[self.method])
+        method = all_methods[self.method]
         with tempfile.TemporaryDirectory() as folder:
-            config.output_dir, config.timestamp, config.data = Path(folder), "run", self.data
-            config.max_num_iterations, config.vis = 100_000, "tensorboard"
-            config.machine.device_type, config.machine.seed = "cpu", self.seed
-            config.logging.local_writer.enable = False
-            config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
-            config.steps_per_save = 10**9
-            config.pipeline.datamanager.camera_res_scale_factor = self.scale
-            config.pipeline.datamanager.data = self.data
+            config = measured_config(
+                method, self.data, Path(folder), steps=100_000, scale=self.scale, device="cpu", seed=self.seed
+            )
             _set_random_seed(self.seed)
             trainer = config.setup(local_rank=0, world_size=1)
             trainer.setup()
@@ -103,7 +99,7 @@ class Once:
                 trainer.train()
         import torch
 
-        print("RESULT " + json.dumps({"companies": found, "threads": torch.get_num_threads()}))
+        report_result({"companies": found, "threads": torch.get_num_threads()})
 
     def _watch(self, inner: Any, found: dict[str, list[dict[str, float]]], context: contextlib.ExitStack) -> Any:
         """A training step that counts, and changes the company when its time is over."""
@@ -166,18 +162,13 @@ class SharedCores:
             "options": {"scale": self.scale, "seconds": self.seconds, "windows": self.windows},
             "rows": rows,
         }
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, self.out)
 
     def _once(self, method: str, said: dict[str, str]) -> dict[str, Any]:
         environment = {name: value for name, value in os.environ.items() if name not in GIVEN} | said
         command = [sys.executable, __file__, "--once", "--method", method, "--data", str(self.data.resolve())]
         command += ["--scale", str(self.scale), "--seconds", str(self.seconds), "--windows", str(self.windows)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        for line in reversed(done.stdout.splitlines()):
-            if line.startswith("RESULT "):
-                return json.loads(line.removeprefix("RESULT "))
-        raise SystemExit(f"The run failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        return require_result(command, environment)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,10 @@ trainer does around them; evaluation, viewer and checkpoints are off.
 """
 
 import argparse
-import copy
 import datetime
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,8 +20,9 @@ from typing import Any
 
 import torch
 from peers import tolerate_missing_lpips
-from processes import report_result
+from processes import report_result, require_result
 from step_watch import StepWatch
+from train_once import measured_config
 
 RESULTS = Path(__file__).parent / "results"
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -49,17 +48,13 @@ def make_config(variant: dict[str, Any], options: argparse.Namespace, folder: Pa
 
     from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 
-    config = copy.deepcopy(all_methods[variant.get("method", "sugar-ext")])
+    method = all_methods[variant.get("method", "sugar-ext")]
+    config = measured_config(
+        method, options.data, folder, steps=options.steps, scale=options.scale, device=options.device
+    )
     ours = config.method_name != "splatfacto"
     manager, model = config.pipeline.datamanager, config.pipeline.model
-    manager.dataparser = CaptureDataParserConfig()
-    manager.data = manager.dataparser.data = config.data = options.data
-    manager.camera_res_scale_factor = options.scale
-    config.output_dir, config.timestamp, config.vis = folder, "run", "tensorboard"
-    config.max_num_iterations, config.steps_per_save = options.steps, 10**9
-    config.logging.local_writer.enable = False
-    config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
-    config.machine.device_type, config.machine.seed = options.device, 42
+    manager.dataparser = CaptureDataParserConfig(data=options.data)
     model.num_random, model.sh_degree = options.count, 3
     if not ours:
         model.num_downscales, model.sh_degree_interval, model.stop_split_at = 0, 1, 0
@@ -157,12 +152,7 @@ def accounted_mib(name: str, count: int, samples: int) -> float | None:
 
 def in_process(name: str, arguments: list[str]) -> dict[str, Any]:
     """The result of :func:`run_one` in a process of its own."""
-    command = [sys.executable, __file__, *arguments, "--one", name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    results = [line.removeprefix("RESULT ") for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    if done.returncode or not results:
-        raise SystemExit(f"{name} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-    return json.loads(results[-1])
+    return require_result([sys.executable, __file__, *arguments, "--one", name])
 
 
 def make_parser() -> argparse.ArgumentParser:

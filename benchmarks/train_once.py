@@ -6,7 +6,6 @@ Used by the other benchmarks, each run in a process of its own so that neither m
 import ast
 import copy
 import functools
-import json
 import resource
 import statistics
 import time
@@ -16,6 +15,33 @@ from typing import Any, Literal
 
 import torch
 import tyro
+from processes import report_result
+
+
+def measured_config(
+    config: Any, data: Path, folder: Path, *, steps: int, scale: float, device: str, seed: int = 42
+) -> Any:
+    """Returns a copy of a method's options for a run that only trains: no evaluation, viewer, log or checkpoint.
+
+    Args:
+        config: options of the method.
+        data: a capture.
+        folder: for the run folder.
+        steps: of the run.
+        scale: factor on the image size.
+        device: where to train.
+        seed: random seed.
+    """
+    config = copy.deepcopy(config)
+    config.output_dir, config.timestamp = folder, "run"
+    config.data = config.pipeline.datamanager.data = data
+    config.max_num_iterations, config.vis = steps, "tensorboard"
+    config.machine.device_type, config.machine.seed = device, seed
+    config.logging.local_writer.enable = False
+    config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
+    config.steps_per_save = 10**9
+    config.pipeline.datamanager.camera_res_scale_factor = scale
+    return config
 
 
 @dataclass
@@ -53,19 +79,15 @@ class TrainOnce:
         from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 
         peer = self.method == "nerfacto-f3rm"
-        config: Any = copy.deepcopy(all_methods["nerfacto" if peer else self.method])
+        config: Any = all_methods["nerfacto" if peer else self.method]
         ours = self.method.startswith("f3rm-ext")
         if peer:
             from peers import f3rm_peer
 
-            config = f3rm_peer(config)
-        config.output_dir, config.timestamp, config.data = self.output_dir, "run", self.data
-        config.max_num_iterations, config.vis = self.steps, "tensorboard"
-        config.machine.device_type, config.machine.seed = self.device, self.seed
-        config.logging.local_writer.enable = False
-        config.steps_per_eval_batch = config.steps_per_eval_image = config.steps_per_eval_all_images = 0
-        config.steps_per_save = 10**9
-        config.pipeline.datamanager.camera_res_scale_factor = self.scale
+            config = f3rm_peer(copy.deepcopy(config))
+        config = measured_config(
+            config, self.data, self.output_dir, steps=self.steps, scale=self.scale, device=self.device, seed=self.seed
+        )
         if self.rays:
             config.pipeline.datamanager.train_num_rays_per_batch = self.rays
         if not ours:
@@ -74,7 +96,6 @@ class TrainOnce:
             config.pipeline.datamanager.dataparser = NerfstudioDataParserConfig()
         elif self.extractors is not None:
             config.pipeline.datamanager.features.extractors = self.extractors
-        config.pipeline.datamanager.data = self.data
         for change in self.change:
             path, value = change.split("=", 1)
             *parents, last = path.split(".")
@@ -114,26 +135,23 @@ class TrainOnce:
         first = min(20, len(durations) // 2)
         q1, median, q3 = statistics.quantiles(durations[first:], n=4)
         cpu_median = statistics.median(cpu_durations[first:])
-        print(
-            "RESULT "
-            + json.dumps(
-                {
-                    "method": self.method,
-                    "steps": len(durations),
-                    "rays_per_step": rays,
-                    "train_s": round(wall, 2),
-                    "step_ms_median": round(1e3 * median, 2),
-                    "step_ms_q1": round(1e3 * q1, 2),
-                    "step_ms_q3": round(1e3 * q3, 2),
-                    "rays_per_s": round(rays / median, 1),
-                    "step_cpu_ms_median": round(1e3 * cpu_median, 2),
-                    "train_cpu_s": round(sum(cpu_durations), 2),
-                    "rays_per_cpu_s": round(rays / cpu_median, 1),
-                    "peak_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-                    "threads": torch.get_num_threads(),
-                    "config": str(config.get_base_dir() / "config.yml"),
-                }
-            )
+        report_result(
+            {
+                "method": self.method,
+                "steps": len(durations),
+                "rays_per_step": rays,
+                "train_s": round(wall, 2),
+                "step_ms_median": round(1e3 * median, 2),
+                "step_ms_q1": round(1e3 * q1, 2),
+                "step_ms_q3": round(1e3 * q3, 2),
+                "rays_per_s": round(rays / median, 1),
+                "step_cpu_ms_median": round(1e3 * cpu_median, 2),
+                "train_cpu_s": round(sum(cpu_durations), 2),
+                "rays_per_cpu_s": round(rays / cpu_median, 1),
+                "peak_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+                "threads": torch.get_num_threads(),
+                "config": str(config.get_base_dir() / "config.yml"),
+            }
         )
 
 

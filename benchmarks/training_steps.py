@@ -7,7 +7,6 @@ import itertools
 import json
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from processes import MARK, write_report
+from processes import require_result, write_report
 from step_watch import SyncWarnings, tally
 
 MIB = 1 << 20
@@ -212,11 +211,7 @@ def in_processes(names: Sequence[str], arguments: Sequence[str]) -> list[Row]:
     rows: list[Row] = []
     for name in names:
         command = [sys.executable, sys.argv[0], *arguments, "--one", name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        said = [line.removeprefix(MARK) for line in done.stdout.splitlines() if line.startswith(MARK)]
-        if done.returncode or not said:
-            raise SystemExit(f"{name} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-        rows.append({"label": name, **json.loads(said[-1])})
+        rows.append({"label": name, **require_result(command)})
         print(json.dumps(rows[-1]), flush=True)
     return rows
 

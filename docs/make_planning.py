@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from f3rm_ext.html.tables import Table
 from f3rm_ext.memory.devices import GIB
 from f3rm_ext.memory.estimate import MemoryEstimate
 from f3rm_ext.moco.options import Architecture, TrainConfig
@@ -79,16 +80,16 @@ def gib(size: int) -> str:
     return f"{size / GIB:.2f}"
 
 
-def cards() -> Iterator[str]:
+def cards() -> Table:
     """Commands for the card classes."""
-    yield "| Card | As it is, GiB | Type | GiB then | The guide said |"
-    yield "|--:|--:|---|--:|---|"
+    rows = []
     for memory, said in CARDS.items():
         asked = question("sugar-ext", "--sh-degree 3", memory, GARDEN)
         before, found = ESTIMATE(asked.request()).peak("train"), answer(asked)
         command = shlex.join(asked.command(found.options))
         after = gib(found.estimate.peak("train")) if found.fits else "does not fit"
-        yield f"| {memory} GiB | {gib(before)} | `{command}` | {after} | {said} |"
+        rows.append([f"{memory} GiB", gib(before), f"`{command}`", after, said])
+    return Table(["Card", "As it is, GiB", "Type", "GiB then", "The guide said"], rows, "rrlrl")
 
 
 def tree() -> Iterator[str]:
@@ -108,21 +109,21 @@ def tree() -> Iterator[str]:
             before = options
 
 
-def recipes() -> Iterator[str]:
+def recipes() -> Table:
     """The guide's recipes."""
-    yield "| Recipe | Training step, GiB | Picture, GiB | Images and features in main memory, GiB |"
-    yield "|---|--:|--:|--:|"
+    rows = []
     for name, options in RECIPES.items():
         memory = ESTIMATE(question("f3rm-ext", options, 16, GUIDE).request())
         picture = max(memory.peak("evaluation"), memory.peak("query"))
-        yield f"| {name} | {gib(memory.peak('train'))} | {gib(picture)} | {gib(sum(memory.host.values()))} |"
+        rows.append([name, gib(memory.peak("train")), gib(picture), gib(sum(memory.host.values()))])
+    head = ["Recipe", "Training step, GiB", "Picture, GiB", "Images and features in main memory, GiB"]
+    return Table(head, rows)
 
 
-def pretraining() -> Iterator[str]:
+def pretraining() -> Table:
     """Tensors of a MoCo step on CUDA by batch, at the guide's image size and queue."""
     backbones: tuple[tuple[Architecture, str], ...] = (("resnet50", "ResNet-50"), ("vit_base", "ViT-B"))
-    yield "| Network | AMP | Checkpointing | Tensors | with a batch of 96, GiB |"
-    yield "|---|---|---|---|--:|"
+    rows = []
     for architecture, name in backbones:
         for amp in (True, False):
             for saving in (False, True):
@@ -130,25 +131,24 @@ def pretraining() -> Iterator[str]:
                 config = replace(config, queue_size=65_536, use_amp=amp, use_grad_checkpointing=saving)
                 line = memory_line(config, 2000, "cuda")
                 size = (line.fixed_bytes + 96 * line.image_bytes) / GIB
-                words = " | ".join("yes" if on else "no" for on in (amp, saving))
-                yield f"| {name} | {words} | {line} | {size:.1f} |"
+                rows.append([name, *("yes" if on else "no" for on in (amp, saving)), str(line), f"{size:.1f}"])
+    return Table(["Network", "AMP", "Checkpointing", "Tensors", "with a batch of 96, GiB"], rows, "llllr")
 
 
-def refinement() -> Iterator[str]:
+def refinement() -> Table:
     """Memory of a refinement's step by option."""
-    yield "| `sugar-ext-refine` | Training step, MiB |"
-    yield "|---|--:|"
+    rows = []
     for label, options in ARGUMENTS["sugar-ext"][:2] + ARGUMENTS["sugar-ext"][3:4]:
         memory = ESTIMATE(question("sugar-ext-refine", options, 8, {**GARDEN, "gaussians": 400_000}).request())
-        yield f"| {label} | {memory.peak('train') / MIB:,.0f} |"
+        rows.append([label, f"{memory.peak('train') / MIB:,.0f}"])
+    return Table(["`sugar-ext-refine`", "Training step, MiB"], rows)
 
 
-def arguments(method: str) -> Iterator[str]:
+def arguments(method: str) -> Table:
     """What each argument costs."""
     sizes = GARDEN if method == "sugar-ext" else GUIDE
     categories = ("parameters", "gradients", "optimizer", "images", "features", "activations", "workspace")
-    yield f"| `{method}` | Training step, MiB | Change | of that, what changes most | Picture, MiB |"
-    yield "|---|--:|--:|---|--:|"
+    rows = []
     first: MemoryEstimate | None = None
     for label, options in ARGUMENTS[method]:
         memory = ESTIMATE(question(method, options, 16, sizes).request())
@@ -160,10 +160,12 @@ def arguments(method: str) -> Iterator[str]:
         change = (memory.peak("train") - first.peak("train")) / MIB
         picture = max(memory.peak("evaluation"), memory.peak("query")) / MIB
         difference = f"{change:+,.0f}" if abs(change) >= 1 else ""
-        yield f"| {label} | {memory.peak('train') / MIB:,.0f} | {difference} | {what} | {picture:,.0f} |"
+        rows.append([label, f"{memory.peak('train') / MIB:,.0f}", difference, what, f"{picture:,.0f}"])
+    head = [f"`{method}`", "Training step, MiB", "Change", "of that, what changes most", "Picture, MiB"]
+    return Table(head, rows, "lrrlr")
 
 
-TABLES: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
+TABLES: dict[str, dict[str, Callable[[], Table | Iterator[str]]]] = {
     "planning.md": {
         "cards": cards,
         "tree": tree,
@@ -183,7 +185,9 @@ def main() -> None:
         for name, made in tables.items():
             begin, end = f"<!-- {name}: generated by docs/make_planning.py -->\n", f"<!-- end {name} -->"
             start, stop = fresh.index(begin) + len(begin), fresh.index(end)
-            fresh = fresh[:start] + "\n" + "\n".join(made()) + "\n\n" + fresh[stop:]
+            part = made()
+            body = part.markdown() if isinstance(part, Table) else "\n".join(part)
+            fresh = f"{fresh[:start]}\n{body}\n\n{fresh[stop:]}"
         if "--check" not in sys.argv:
             (DOCS / page).write_text(fresh)
         elif fresh != text:

@@ -159,10 +159,6 @@ def default_device_type() -> str:
 def check_device(device_type: str, num_devices: int = 1) -> None:
     """Checks that this machine has the requested devices.
 
-    Args:
-        device_type: ``cpu``, ``cuda`` or ``mps``.
-        num_devices: number of devices.
-
     Raises:
         ConfigError: the machine has no such device, or not that many.
     """

@@ -29,7 +29,6 @@ def import_later(
     """Has a module import nothing before it is used, unless it is imported already or is not there.
 
     Args:
-        name: of the module.
         names: what may be imported from it, or called, without importing the rest; see :func:`_defer`.
         submodule: of a package, imported at once without the rest of the package.
         path: whether other submodules may be imported without the package, too. ``from package import name`` asks for

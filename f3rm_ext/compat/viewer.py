@@ -68,7 +68,6 @@ def end_viewer_threads_at_exit(viewer: "Viewer", patience_s: float = 10.0) -> No
     They are daemons. Python would stop them amid torch's C++ code, which aborts the process.
 
     Args:
-        viewer: the viewer.
         patience_s: how long each thread is given to drop the picture at which it is.
     """
 

@@ -67,7 +67,6 @@ def is_intact(path: Path, read_all: bool = True) -> bool:
     """Returns whether a checkpoint file is complete.
 
     Args:
-        path: the file.
         read_all: compare the checksum of every part. Otherwise only look for the table of contents at the end, which
             a truncated file lacks.
     """
@@ -122,7 +121,6 @@ def newest_intact(folder: Path, warn: Callable[[str], None]) -> Path:
     """Returns the newest intact checkpoint of a folder.
 
     Args:
-        folder: the folder.
         warn: called with a sentence about newer checkpoints that are damaged, if there are any.
 
     Raises:
@@ -163,10 +161,6 @@ def find_folder(given: Path, relative_model_dir: Path) -> Path:
 
 def load(path: Path, needed: Collection[str] = ("step", "pipeline", "optimizers")) -> dict[str, Any]:
     """Reads a checkpoint to the CPU without running any code in it.
-
-    Args:
-        path: the file.
-        needed: keys that the checkpoint must have.
 
     Raises:
         CheckpointError: the file is missing, damaged, or not a nerfstudio checkpoint.

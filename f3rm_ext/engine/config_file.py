@@ -62,9 +62,6 @@ def read_config(path: Path) -> "TrainerConfig":
     Options that the file lacks, as files of older runs do, get their defaults. Options that no longer exist are left
     out.
 
-    Args:
-        path: a config.yml as nerfstudio writes it.
-
     Raises:
         ConfigError: the file is not such a config, or names what belongs to no config of nerfstudio or of an installed
             method.

@@ -33,7 +33,7 @@ class TrainingCost:
         self._first: tuple[int, float] | None = None
         self._step = ExitStack()
 
-    def before_step(self, device: torch.device) -> None:
+    def step_pre_backward(self, device: torch.device) -> None:
         """Resets the peak; call it before every step, so that renders between steps do not count."""
         self._step.close()  # of a step that failed
         reset_peak(device)
@@ -42,7 +42,7 @@ class TrainingCost:
     def _note_peak(self, device: torch.device) -> None:
         self.peak_mib = max(self.peak_mib, peak_mib(device))
 
-    def after_step(self, step: int, device: torch.device) -> None:
+    def step_post_backward(self, step: int, device: torch.device) -> None:
         """Records a step; call it after every step. The first one compiles and loads, so its speed does not count."""
         self._note_peak(device)
         self._step.close()

@@ -45,9 +45,6 @@ def processes(machine: MachineConfig) -> int:
 def check_machines(machine: MachineConfig) -> None:
     """Checks the options of a run on several devices.
 
-    Args:
-        machine: options of nerfstudio.
-
     Raises:
         ConfigError: the devices are not there, or the options contradict each other.
     """

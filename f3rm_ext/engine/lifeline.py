@@ -34,8 +34,6 @@ class Lifeline:
         """Starts the thread. Every rank must do so.
 
         Args:
-            rank: of this process.
-            size: number of processes.
             how_to_resume: a sentence for the user, without the full stop.
 
         Raises:

@@ -10,9 +10,6 @@ from f3rm_ext.errors import ConfigError
 def export_command(argv: Sequence[str]) -> str | None:
     """Returns the command of ``ns-export`` that is running; None in every other program.
 
-    Args:
-        argv: command line of the process.
-
     >>> export_command(["/env/bin/ns-export", "pointcloud", "--load-config", "config.yml"])
     'pointcloud'
     """
@@ -70,10 +67,7 @@ def check_export(command: str, argv: Sequence[str], *, splats: bool, normals: bo
     """Checks that a command of ns-export can export a run.
 
     Args:
-        command: of ns-export.
-        argv: the whole command line.
         splats: True for a run with splats, False for a field.
-        normals: whether a field renders normals.
 
     Raises:
         ConfigError: it cannot; the message names the command to use instead.

@@ -39,11 +39,9 @@ def open_run(
     """Opens the newest intact checkpoint of a run, or that of a step; warns of damaged ones and skips them.
 
     Args:
-        load_config: the config.yml of the run.
         usable: returns whether a run with these options can be used.
         lacking: end of the error if it cannot, after "is of the method X, ": for instance "which has no splats: give
             a run of sugar-ext".
-        change: changes options before the run is opened.
         step: last training step in the checkpoint; by default that of the newest.
 
     Raises:

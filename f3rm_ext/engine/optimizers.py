@@ -7,6 +7,8 @@ import torch
 from nerfstudio.engine.optimizers import AdamOptimizerConfig
 from nerfstudio.engine.schedulers import ExponentialDecaySchedulerConfig
 
+from f3rm_ext.engine.protocols import FitsOptimizers
+
 
 @dataclass
 class FusedAdamOptimizerConfig(AdamOptimizerConfig):
@@ -38,12 +40,23 @@ class RunDecaySchedulerConfig(ExponentialDecaySchedulerConfig):
     That length is --schedule-steps, or --max-num-iterations if --schedule-steps is 0."""
 
     def fit(self, num_steps: int) -> None:
-        """Fills in the length of the schedule if none was given.
-
-        Args:
-            num_steps: steps of the whole schedule, :func:`schedule_length`.
-        """
+        """Fills in the length of the schedule if none was given."""
         self.max_steps = self.max_steps or num_steps
+
+
+def fit_optimizers(groups: dict[str, Any], config: Any) -> None:
+    """Completes the configurations of optimisers and schedulers, in place, by the options of the run.
+
+    Args:
+        groups: of each parameter group, ``optimizer`` and ``scheduler``.
+        config: of the trainer.
+    """
+    for group in groups.values():
+        if isinstance(group["scheduler"], RunDecaySchedulerConfig):
+            group["scheduler"].fit(schedule_length(config))
+    model = getattr(config.pipeline, "model", None)
+    if isinstance(model, FitsOptimizers):
+        model.fit_optimizers(groups)
 
 
 def schedule_length(config: Any) -> int:

@@ -12,6 +12,7 @@ from nerfstudio.utils.misc import step_check
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import __version__
+from f3rm_ext.engine.protocols import SavesMemory
 from f3rm_ext.engine.ranks import is_first
 from f3rm_ext.memory.options import MemoryOption
 from f3rm_ext.memory.shortage import is_out_of_memory
@@ -53,10 +54,12 @@ class ProfiledTrainer:
 
         def after(step: int) -> None:
             profiler.ends("densify" if hasattr(self.pipeline.model, "densifier") else "train")
-            profiler.after_step(step)
+            profiler.step_post_backward(step)
 
         self.callbacks = [
-            TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], lambda step: profiler.before_step()),
+            TrainingCallback(
+                [TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], lambda step: profiler.step_pre_backward()
+            ),
             *self.callbacks,
             TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], after),
         ]
@@ -68,7 +71,7 @@ class ProfiledTrainer:
     def memory_options(self) -> list[MemoryOption]:
         """Returns the options that lower the memory of training, in any order."""
         parts = (self.pipeline.datamanager, self.pipeline.model)
-        return [option for part in parts for option in getattr(part, "memory_options", tuple)()]
+        return [option for part in parts if isinstance(part, SavesMemory) for option in part.memory_options()]
 
     def train(self) -> None:
         """Trains, and ends the profile however training ends."""

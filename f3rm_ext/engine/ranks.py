@@ -113,7 +113,6 @@ class Ranks:
         """Returns the rows of all ranks, by rank, on the device of these rows.
 
         Args:
-            rows: of this rank.
             counts: number of rows of each rank, see :meth:`share`.
         """
         most = max(counts)
@@ -128,7 +127,6 @@ class Ranks:
         """Returns the rows of all ranks, by rank, in the CPU's memory on rank 0; None on the others.
 
         Args:
-            rows: of this rank, on any device.
             counts: number of rows of each rank, see :meth:`share`.
         """
         own = rows.detach().cpu().contiguous()

@@ -11,6 +11,7 @@ from nerfstudio.utils import comms
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.engine import checkpoint, random_state
+from f3rm_ext.engine.protocols import GathersStatistics, HasCycle, ShardsParameters
 from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.engine.stopping import StoppableTrainer
 from f3rm_ext.engine.synchronization import named_parameters
@@ -35,9 +36,9 @@ class ResumableTrainer(StoppableTrainer, Trainer):
 
     @property
     def _sharded(self) -> bool:
-        """Whether each rank has parameters of its own. A model says so by ``sharded``, with ``collect`` and
-        ``deal_out`` for checkpoints."""
-        return self.ranks is not None and getattr(self.pipeline.model, "sharded", False)
+        """Whether each rank has parameters of its own."""
+        model = self.pipeline.model
+        return self.ranks is not None and isinstance(model, ShardsParameters) and model.sharded
 
     def _load_checkpoint(self) -> None:
         path = self.config.resume_path()
@@ -64,8 +65,9 @@ class ResumableTrainer(StoppableTrainer, Trainer):
         self._completed_step = state["step"]
         extra = state.get(EXTRA_KEY, {})
         extra |= self._rank_part(extra)
-        if "datamanager" in extra and hasattr(self.pipeline.datamanager, "load_cycle_state"):
-            self.pipeline.datamanager.load_cycle_state(extra["datamanager"])  # type: ignore[operator]
+        manager = self.pipeline.datamanager
+        if "datamanager" in extra and isinstance(manager, HasCycle):
+            manager.load_cycle_state(extra["datamanager"])
         self._random_state = extra.get("random")
         self._random_state_rank = extra.get("rank", 0)
         CONSOLE.print(f"Resuming after step {state['step']} from {path}")
@@ -113,8 +115,8 @@ class ResumableTrainer(StoppableTrainer, Trainer):
             # Saving must not change the run, even if it draws random numbers.
             random = random_state.capture(torch.device(self.device))
             extra = {"format": EXTRA_FORMAT, "random": random, "rank": comms.get_rank()}
-            manager: Any = self.pipeline.datamanager
-            if hasattr(manager, "cycle_state"):
+            manager = self.pipeline.datamanager
+            if isinstance(manager, HasCycle):
                 extra["datamanager"] = manager.cycle_state()
             if self.ranks is not None and in_main_thread:  # the other ranks do not know of a button in the viewer
                 extra["ranks"] = self._gather(self.ranks, step, extra)
@@ -135,9 +137,8 @@ class ResumableTrainer(StoppableTrainer, Trainer):
         """Returns on rank 0 what differs between ranks, after they have added up what each holds a part of."""
         if not self._sharded:
             ranks.require_same(named_parameters(self.optimizers), f"after step {step}")
-            gather_statistics = getattr(self.pipeline.model, "gather_statistics", None)
-            if gather_statistics is not None:
-                gather_statistics()
+            if isinstance(self.pipeline.model, GathersStatistics):
+                self.pipeline.model.gather_statistics()
         return ranks.gather(own)
 
     def _state(self, step: int, extra: dict[str, Any]) -> dict[str, Any]:

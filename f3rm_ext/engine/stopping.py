@@ -15,6 +15,7 @@ from nerfstudio.utils import writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.engine import checkpoint, launch
+from f3rm_ext.engine.arguments import without_options
 from f3rm_ext.engine.lifeline import Lifeline
 from f3rm_ext.engine.ranks import Ranks, world_size
 from f3rm_ext.engine.synchronization import SynchronizedOptimizers
@@ -138,22 +139,11 @@ class StoppableTrainer:
 def resume_command(argv: list[str], folder: Path) -> str:
     """Returns the command line that continues a run.
 
-    Args:
-        argv: command line of the training process.
-        folder: checkpoint folder to continue from.
-
     >>> resume_command(["/env/bin/ns-train", "f3rm-ext", "--vis", "viewer", "--load-dir", "old"], Path("new"))
     'ns-train f3rm-ext --load-dir new --vis viewer'
     """
     program, *arguments = [Path(argv[0]).name, *argv[1:]] if argv else ["ns-train"]
     if program != "ns-train" or not arguments or arguments[0].startswith("-"):
         return f"the same command and --load-dir {shlex.quote(str(folder))}"
-    method, *rest = arguments
-    kept: list[str] = []
-    skip = False
-    for argument in rest:
-        name = argument.split("=", 1)[0].replace("_", "-")
-        if not skip and name not in ("--load-dir", "--load-step", "--load-checkpoint"):
-            kept.append(argument)
-        skip = not skip and name in ("--load-dir", "--load-step", "--load-checkpoint") and "=" not in argument
-    return shlex.join(["ns-train", method, "--load-dir", str(folder), *kept])
+    kept = without_options(arguments[1:], ("load-dir", "load-step", "load-checkpoint"))
+    return shlex.join(["ns-train", arguments[0], "--load-dir", str(folder), *kept])

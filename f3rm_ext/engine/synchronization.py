@@ -1,33 +1,15 @@
 """Optimisers of a data-parallel run: they add up the gradients of all ranks before each step."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from nerfstudio.engine.optimizers import Optimizers
 from torch.cuda.amp.grad_scaler import GradScaler
 from torch.nn import Parameter
 
+from f3rm_ext.engine.protocols import GathersGradients
 from f3rm_ext.engine.ranks import Ranks
-
-
-@runtime_checkable
-class GathersGradients(Protocol):
-    """An optimiser whose gradients are not all dense."""
-
-    def gather_gradients(self, parameter: Parameter, ranks: Ranks) -> bool:
-        """Gives a parameter the gradients of all ranks, unless they are dense.
-
-        Every rank calls it for the same parameters, which have a gradient on at least one rank.
-
-        Args:
-            parameter: one of this optimiser's.
-            ranks: this process among the others.
-
-        Returns:
-            Whether it did; False for a dense gradient.
-        """
-        ...
 
 
 def named_parameters(optimizers: Optimizers) -> Iterator[tuple[str, Parameter]]:
@@ -45,9 +27,6 @@ class SynchronizedOptimizers(Optimizers):
     the mean over the batch of all ranks, see :class:`f3rm_ext.query.pipeline.FeaturePipeline`.
 
     Args:
-        config: optimiser and scheduler of each parameter group.
-        param_groups: parameters by group.
-        ranks: this process among the others.
         message: a number ≥ 0 for all ranks, such as the signal that asks for an end.
         sharded: whether every rank has parameters of its own, whose gradients are complete already.
     """

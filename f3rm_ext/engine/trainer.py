@@ -21,9 +21,10 @@ from f3rm_ext import compat, events
 from f3rm_ext.engine import checkpoint, launch
 from f3rm_ext.engine.config_file import read_config
 from f3rm_ext.engine.ns_export import export_command
-from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
+from f3rm_ext.engine.optimizers import fit_optimizers
 from f3rm_ext.engine.options import LocalViewerConfig
 from f3rm_ext.engine.profiled import ProfiledTrainer
+from f3rm_ext.engine.protocols import ChecksExport, FitsTrainer, HasChoices
 from f3rm_ext.engine.ranks import CHECK_EVERY, is_first
 from f3rm_ext.engine.resumable import ResumableTrainer
 from f3rm_ext.engine.synchronization import SynchronizedOptimizers, named_parameters
@@ -110,14 +111,14 @@ class F3rmTrainerConfig(TrainerConfig):
             )
 
     def fit_model(self) -> None:
-        """Lets the model's options check and adapt these options, if they have a method ``fit_trainer``.
+        """Lets the model's options check and adapt these options.
 
         Raises:
             ConfigError: the model cannot be trained with these options.
         """
-        fit_trainer = getattr(getattr(self.pipeline, "model", None), "fit_trainer", None)
-        if fit_trainer is not None:
-            fit_trainer(self)
+        model = getattr(self.pipeline, "model", None)
+        if isinstance(model, FitsTrainer):
+            model.fit_trainer(self)
 
     def resume_path(self) -> Path | None:
         """Returns the checkpoint to continue from; None to train from scratch.
@@ -152,9 +153,7 @@ class F3rmTrainerConfig(TrainerConfig):
         """Builds the trainer.
 
         Args:
-            local_rank: of this process on its machine.
             world_size: number of processes. Nerfstudio knows of 1 where torchrun has started this one.
-            kwargs: passed on to the trainer.
         """
         place = launch.place()
         if place is not None:
@@ -202,8 +201,8 @@ class F3rmTrainerConfig(TrainerConfig):
         if self._is_building:
             return folder
         command = export_command(sys.argv)
-        if command is not None and hasattr(self.pipeline.model, "check_export"):
-            self.pipeline.model.check_export(command, sys.argv)  # type: ignore[attr-defined]
+        if command is not None and isinstance(self.pipeline.model, ChecksExport):
+            self.pipeline.model.check_export(command, sys.argv)
         if not folder.is_dir():
             raise CheckpointError(
                 f"There is no checkpoint in {folder}: the run was stopped before its first one, or the command was "
@@ -232,17 +231,7 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
     A resumed run sees the same images, pixels and random numbers as one that was never interrupted, and stops at
     `max_num_iterations`. Ctrl-C finishes the current step, saves, prints how to resume and exits with code 130.
 
-    What parts of a run may have, for the trainer to use:
-
-    - Model options: ``fit_trainer(config)`` checks and adapts these options before anything is written;
-      ``fit_optimizers(optimizers)`` chooses how optimisers store their state; ``check_export(command, argv)`` refuses
-      commands of ns-export.
-    - Model: torch's ``get_extra_state()``; ``gather_statistics()`` adds up over ranks what a checkpoint holds;
-      ``sharded`` says that every rank has parameters of its own, which ``collect(state, ranks)`` brings to rank 0 and
-      ``deal_out(state)`` takes from a checkpoint.
-    - Datamanager: ``cycle_state()`` and ``load_cycle_state(state)``, made of nested dicts, lists, numbers, strings and
-      tensors; ``choices``, the values that its options that were ``auto`` resolve to.
-    - Model and datamanager: ``memory_options()``, the options that lower the memory of training.
+    What parts of a run may have for the trainer to use is in :mod:`f3rm_ext.engine.protocols`.
 
     With several processes (ranks), rank 0 evaluates, saves and speaks. What differs between ranks, their random numbers
     and image cycles, is gathered for the checkpoint. All end together, whichever of them is interrupted or fails.
@@ -285,9 +274,9 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
         except KeyboardInterrupt:
             self._leave("Stopped before training began: the same command continues the preparation.", 130)
         self.callbacks = [
-            TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], self._before_step),
+            TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], self._step_pre_backward),
             *self.callbacks,
-            TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], self._after_step),
+            TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], self._step_post_backward),
         ]
         self.prepare_profile()
         if comms.is_main_process():
@@ -296,22 +285,16 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
     def _keep_choices(self) -> None:
         """Writes into config.yml what options that are ``auto`` became, so that every later command has the same."""
         path = self.base_dir / "config.yml"
-        choices: dict[str, str] = getattr(self.pipeline.datamanager, "choices", {})
-        if choices and path.is_file():
+        manager = self.pipeline.datamanager
+        if isinstance(manager, HasChoices) and manager.choices and path.is_file():
             text = path.read_text("utf8")
-            for option, value in choices.items():
+            for option, value in manager.choices.items():
                 text = text.replace(f" {option}: auto\n", f" {option}: {value}\n")
             write_atomic(path, text.encode(errors="backslashreplace"))
 
     def setup_optimizers(self) -> Optimizers:
         """Builds the optimizers, after decays over the whole run got its length."""
-        for group in self.config.optimizers.values():
-            if isinstance(group["scheduler"], RunDecaySchedulerConfig):
-                group["scheduler"].fit(schedule_length(self.config))
-        # A model's options may choose how its optimisers store their state.
-        fit_optimizers = getattr(getattr(self.config.pipeline, "model", None), "fit_optimizers", None)
-        if fit_optimizers is not None:
-            fit_optimizers(self.config.optimizers)
+        fit_optimizers(self.config.optimizers, self.config)
         if self.ranks is None:
             return super().setup_optimizers()
         groups = self.pipeline.get_param_groups()
@@ -333,7 +316,7 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
             self.shutdown()
             return
         # Nerfstudio counts max_num_iterations from the step it starts at, and reads it once, before the first step.
-        # _before_step restores the true number as soon as that step begins.
+        # _step_pre_backward restores the true number as soon as that step begins.
         self.config.max_num_iterations = end - self._start_step
         self._end_step = end
         with self._together(), self._catch_signals():
@@ -348,7 +331,7 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
             finally:
                 self.config.max_num_iterations = end
 
-    def _before_step(self, step: int) -> None:
+    def _step_pre_backward(self, step: int) -> None:
         """Runs before all other callbacks of a step: the safe point between two steps."""
         self.config.max_num_iterations = self._end_step
         self.restore_random_state()  # not earlier, because setting up the viewer and the writers may draw numbers
@@ -356,7 +339,7 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
             self._stop(self._shared_signal())
         self._step_at_work = step
 
-    def _after_step(self, step: int) -> None:
+    def _step_post_backward(self, step: int) -> None:
         """Runs after all other callbacks of a step."""
         self._step_at_work = None
         if is_first():

@@ -56,11 +56,15 @@ def plural(count: int, noun: str) -> str:
 def duration(seconds: float) -> str:
     """Formats a duration.
 
-    >>> duration(42.0), duration(200.0)
-    ('42 s', '3 min 20 s')
+    >>> duration(42.0), duration(185.0), duration(9000.0)
+    ('42 s', '3 min 05 s', '2 h 30 min')
     """
     whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
 @cache

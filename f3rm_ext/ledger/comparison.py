@@ -57,8 +57,6 @@ def compare(base: Entry, new: Entry, tolerance: float = TOLERANCE) -> Comparison
     the tolerance and the interval does not reach zero. Memory is shown, and not part of the judgement.
 
     Args:
-        base: the baseline.
-        new: the entry to judge.
         tolerance: relative change of a quality figure that does not count; 0.005 is 0.5 %.
 
     Raises:

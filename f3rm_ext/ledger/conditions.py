@@ -17,11 +17,7 @@ PACKAGES = ("f3rm-ext", "nerfstudio", "torch", "gsplat", "numpy", "numba", "scip
 
 
 def hardware(device_type: str) -> str:
-    """Returns the name of a device, such as ``NVIDIA H100 80GB HBM3`` or ``AMD EPYC 7B13, 8 cores``.
-
-    Args:
-        device_type: ``"cuda"`` or ``"cpu"``.
-    """
+    """Returns the name of a device, such as ``NVIDIA H100 80GB HBM3`` or ``AMD EPYC 7B13, 8 cores``."""
     if device_type == "cuda":
         import torch
 

@@ -51,7 +51,6 @@ def paired_change(base: Sequence[float], new: Sequence[float]) -> Change:
 
     Args:
         base: positive values of the baseline.
-        new: as many values, in the same order.
     """
     ratios = [math.log(after / before) for before, after in zip(base, new, strict=True)]
     error = math.sqrt(variance(ratios) / len(ratios)) if len(ratios) > 1 else math.inf
@@ -59,12 +58,7 @@ def paired_change(base: Sequence[float], new: Sequence[float]) -> Change:
 
 
 def independent_change(base: Sequence[float], new: Sequence[float]) -> Change:
-    """Returns the change between groups of repeats that did not take turns: Welch's t on the logarithms.
-
-    Args:
-        base: positive values of the baseline.
-        new: positive values of the other group.
-    """
+    """Returns the change between groups of repeats that did not take turns: Welch's t on the logarithms."""
     before, after = ([math.log(value) for value in values] for values in (base, new))
     middle, mean = (statistic(after) - statistic(before) for statistic in (median, fmean))
     repeats = min(len(before), len(after))

@@ -147,11 +147,7 @@ class Ledger:
         Args:
             name: a new name, or that of an idea; if empty, the method's with a number.
             method: method that is trained; empty for an idea.
-            command: arguments of ns-train.
-            conditions: see :data:`~f3rm_ext.ledger.entry.CONDITIONS`.
-            origin: see :class:`~f3rm_ext.ledger.entry.Entry`.
             status: the outcome, if it is known already.
-            note: a first note.
 
         Returns:
             The name of the entry.
@@ -316,8 +312,6 @@ def throughput(
     """Returns the speed of a method on a machine, over all repeats of comparable entries that have not failed.
 
     Args:
-        method: such as ``f3rm-ext``.
-        hardware: name of the machine's device, see :func:`f3rm_ext.ledger.conditions.hardware`.
         ledger: file of the ledger; by default that of the user.
         conditions: values that an entry must have, such as ``width_px``; see
             :data:`~f3rm_ext.ledger.entry.CONDITIONS`.

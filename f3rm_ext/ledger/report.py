@@ -24,9 +24,7 @@ def markdown_report(entries: Sequence[Entry], baseline: Entry | None = None, tol
     """Returns the report as Markdown.
 
     Args:
-        entries: to report on.
         baseline: the entry to compare the others with that were measured alike.
-        tolerance: see :func:`~f3rm_ext.ledger.comparison.compare`.
     """
     parts = [f"# {TITLE}", f"{LEAD} {_signature()}"]
     for group in _groups(entries):

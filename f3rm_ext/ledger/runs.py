@@ -63,8 +63,6 @@ class Bench:
     """Measures runs and records each repeat as soon as it is finished.
 
     Args:
-        ledger: receives the repeats.
-        console: shows progress.
         keep_runs: folder in which run folders are kept; None deletes them.
     """
 
@@ -220,12 +218,9 @@ def add_runs(
     """Adds finished runs as repeats of a new entry: what their files say and an evaluation shows, and nothing else.
 
     Args:
-        bench: evaluates them, and has the ledger.
         runs: run folders, or their config.yml, alike in method, options and steps.
         name: name of the entry; if empty, the method's with a number.
-        train_views: number of training views to evaluate.
         trained_here: whether they were trained on this machine.
-        note: a first note.
 
     Returns:
         The entry's name.
@@ -274,7 +269,6 @@ def training_figures(
 
     Args:
         cost: ``train_it_per_s`` and ``train_peak_memory_mib`` as our models report them; empty for others.
-        curves: TensorBoard's scalars, (step, value) by tag.
     """
     figures = {}
     for key, name in (("train_it_per_s", "it_per_s"), ("train_peak_memory_mib", "train_peak_mib")):

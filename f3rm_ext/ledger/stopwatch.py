@@ -67,7 +67,7 @@ class Stopwatch:
 
     def before(self, step: int) -> None:
         """Runs at the very beginning of a step."""
-        self.cost.before_step(self.device)
+        self.cost.step_pre_backward(self.device)
         if step == self.first_step + self.warm_up:
             self._began = device_time(self.device)
 
@@ -75,7 +75,7 @@ class Stopwatch:
         """Runs at the very end of a step."""
         if step == self.last_step - 1:
             self.seconds = device_time(self.device) - self._began
-        self.cost.after_step(step, self.device)
+        self.cost.step_post_backward(step, self.device)
         now = time.perf_counter()
         if now - self._reported >= REPORT_EVERY_S or step == self.last_step - 1:
             self._reported = now

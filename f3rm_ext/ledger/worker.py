@@ -92,6 +92,7 @@ def train(job: TrainJob) -> dict[str, Any]:
     from nerfstudio.engine.trainer import Trainer
     from nerfstudio.scripts import train as ns_train
 
+    from f3rm_ext.engine.optimizers import schedule_length
     from f3rm_ext.ledger.conditions import commit, config_digest, hardware, versions
     from f3rm_ext.ledger.stopwatch import Stopwatch
 
@@ -138,18 +139,9 @@ def train(job: TrainJob) -> dict[str, Any]:
     return {"values": values, "conditions": conditions, **about}
 
 
-def schedule_length(config: Any) -> int:
-    """Returns the number of steps that a run's schedules are made for."""
-    return max(config.max_num_iterations, getattr(config, "schedule_steps", 0))
-
-
 def set_window(config: Any, job: TrainJob) -> int:
     """Shortens a run to the window that is measured, with its schedule unchanged, and turns off saving, evaluation and
     the viewer.
-
-    Args:
-        config: options of the run; they are changed.
-        job: the measurement.
 
     Returns:
         The number of steps of the window.
@@ -181,7 +173,7 @@ def set_window(config: Any, job: TrainJob) -> int:
             "take more steps (--steps)."
         )
     if hasattr(config, "schedule_steps"):  # our methods count from the first run and can cut a schedule short
-        config.schedule_steps, config.max_num_iterations = schedule_length(config), first + steps
+        config.schedule_steps, config.max_num_iterations = config.schedule_steps or whole, first + steps
     else:
         config.max_num_iterations = steps
     config.output_dir, config.experiment_name, config.timestamp = Path(job.out), "bench", "run"
@@ -235,10 +227,13 @@ def evaluate(job: EvalJob) -> dict[str, Any]:
     Returns:
         ``values``, ``conditions``, ``cost`` (figures of its training), ``method``, ``seed`` and ``origin``.
     """
+    from torch.utils._pytree import tree_leaves
+
     from f3rm_ext.engine import checkpoint
     from f3rm_ext.engine.config_file import read_config
     from f3rm_ext.engine.cost import MIB
     from f3rm_ext.engine.opening import open_run
+    from f3rm_ext.engine.optimizers import schedule_length
     from f3rm_ext.ledger.conditions import capture_conditions, config_digest
 
     path = Path(job.config)
@@ -254,8 +249,8 @@ def evaluate(job: EvalJob) -> dict[str, Any]:
     values |= _gaussians(model)
     sizes = [parameter.numel() * parameter.element_size() for parameter in model.parameters()]
     values["parameters_mib"] = sum(sizes) / MIB
-    moments = _bytes_of(checkpoint.load(run.checkpoint, needed=()).get("optimizers", {}))
-    values["persistent_mib"] = (sum(sizes) + moments) / MIB
+    moments = tree_leaves(checkpoint.load(run.checkpoint, needed=()).get("optimizers", {}))
+    values["persistent_mib"] = (sum(sizes) + sum(getattr(leaf, "nbytes", 0) for leaf in moments)) / MIB
     conditions = {
         **capture_conditions(pipeline),
         **({} if first is None else {"first_step": first}),
@@ -339,12 +334,3 @@ def _gaussians(model: Any) -> dict[str, float]:
         return {}
     opacities = parameters["opacities"].detach()
     return {"gaussian_count": float(len(opacities)), "mean_opacity": float(torch.sigmoid(opacities).mean())}
-
-
-def _bytes_of(state: Any) -> int:
-    """Bytes of all tensors in nested containers."""
-    if isinstance(state, dict):
-        return sum(map(_bytes_of, state.values()))
-    if isinstance(state, list | tuple):
-        return sum(map(_bytes_of, state))
-    return state.numel() * state.element_size() if hasattr(state, "element_size") else 0

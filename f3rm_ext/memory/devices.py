@@ -151,7 +151,6 @@ def choose_device(device_type: str, gpu: str | None = None, vram_gib: float | in
 
     Args:
         device_type: type of the device of this machine, such as ``"cpu"``.
-        gpu: name of a card.
         vram_gib: memory of a card, GiB; goes before that of a named card.
 
     Raises:

@@ -29,8 +29,6 @@ def shortage_error(
     """Returns the error for a training step in which memory ran out.
 
     Args:
-        step: number of the step.
-        device: device of the step.
         options: memory options of all parts of the run, in any order. Those that need a new run are left out if there
             is a checkpoint.
         resume: command that continues from the last checkpoint; None if there is none.
@@ -49,11 +47,7 @@ def shortage_error(
 
 @contextmanager
 def report_shortage(error: Callable[[], MemoryShortageError]) -> Iterator[None]:
-    """While this is entered, running out of memory raises a :class:`MemoryShortageError`.
-
-    Args:
-        error: makes that error.
-    """
+    """While this is entered, running out of memory raises a :class:`MemoryShortageError`."""
     try:
         yield
     except Exception as cause:

@@ -145,7 +145,6 @@ def tracing(device_type: str, *, arrays: bool = True) -> Iterator[AllocationTrac
 
     Args:
         device_type: ``"cuda"`` or ``"cpu"``, where the real tensors would be.
-        arrays: whether arrays of numpy count, too.
     """
     with shapes_only(device_type, arrays=arrays), AllocationTracker() as tracker:
         with BlockedConvolutions() if device_type == "cpu" else nullcontext():

@@ -23,10 +23,6 @@ class FeatureHead(BaseFeatureHead, QueryHead):
 
     The last layer is linear and without bias, so rendering commutes with it: Σ wᵢ W hᵢ = W Σ wᵢ hᵢ. Hidden values
     are rendered instead of D-dimensional features, which makes memory and time per sample independent of D.
-
-    Args:
-        in_dim: dimension of the shared encoding.
-        num_hidden: number of layers of the trunk.
     """
 
     def __init__(self, spec: FeatureSpec, in_dim: int, hidden_dim: int, num_hidden: int) -> None:
@@ -57,10 +53,6 @@ class FeatureField(nn.Module):
 
     Args:
         specs: features to distil, the primary one first.
-        cube: map to the unit cube.
-        grid: size of the shared hash grid.
-        hidden_dim: width of each head's trunk.
-        num_hidden: number of layers of each trunk.
         pe_frequencies: number of frequencies of an additional positional encoding; 0 for none.
         samples_per_ray: number of samples at which features are rendered, those with the largest weights; 0 for all.
         detach_weights: whether to stop gradients at the volume-rendering weights, so that features leave density alone.
@@ -145,7 +137,6 @@ class FeatureField(nn.Module):
 
         Args:
             state_dict: a state dict that contains this field's entries.
-            prefix: prefix of those entries.
         """
         described = state_dict.get(prefix + "_extra_state")
         device = self.grid.table.device

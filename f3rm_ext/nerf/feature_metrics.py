@@ -60,7 +60,6 @@ def render_pixels(
     """Renders features at image positions, by head.
 
     Args:
-        camera: one camera.
         yx_px: continuous pixel coordinates (y, x); centres of pixels lie at + ½.
     """
     indices = torch.zeros(len(yx_px), 1, dtype=torch.long, device=camera.device)

@@ -35,14 +35,7 @@ class GridOptions:
 
     def build(self, backend: Backend) -> HashGrid:
         """Returns a hash grid of this size."""
-        return HashGrid(
-            num_levels=self.num_levels,
-            features_per_level=self.features_per_level,
-            base_res=self.base_res,
-            max_res=self.max_res,
-            log2_hashmap_size=self.log2_hashmap_size,
-            backend=backend,
-        )
+        return HashGrid(**vars(self), backend=backend)
 
 
 class UnitCube(nn.Module):
@@ -72,9 +65,6 @@ class ProposalField(nn.Module):
     """A small density field that decides where along a ray to sample (mip-NeRF 360, section 3).
 
     Args:
-        cube: map to the unit cube.
-        grid: size of the hash grid.
-        hidden_dim: width of the single hidden layer.
         init_density: initial density everywhere, per scene unit.
     """
 
@@ -99,10 +89,6 @@ class SceneField(nn.Module):
     """Density and view-dependent colour, as in nerfacto: hash grid → MLP → density and 15 values → MLP → RGB.
 
     Args:
-        cube: map to the unit cube.
-        grid: size of the hash grid.
-        hidden_dim: width of the density network.
-        color_hidden_dim: width of the colour network.
         appearance_dim: length of the per-image appearance code; 0 for none.
         init_density: initial density everywhere, per scene unit.
     """

@@ -33,7 +33,6 @@ def resolve_backend(backend: Backend, device: torch.device) -> Implementation:
     Args:
         backend: ``auto`` takes tiny-cuda-nn, Triton or torch on CUDA, numba on the CPU and torch elsewhere. A named
             backend is used on every device that it supports.
-        device: of the points and the table.
 
     Raises:
         ConfigError: the named backend does not work on this CUDA device.

@@ -54,10 +54,7 @@ class HashGrid(nn.Module):
     """A hash grid with a single table, evaluated by tiny-cuda-nn or Triton (on CUDA), numba (on the CPU) or torch.
 
     Args:
-        num_levels: number of resolutions, ≥ 1.
         features_per_level: values stored per vertex: 1, 2, 4 or 8.
-        base_res: vertices per axis of the coarsest level.
-        max_res: vertices per axis of the finest level.
         log2_hashmap_size: a level has at most 2 to this power rows.
         backend: see :func:`~f3rm_ext.nerf.hash_backends.resolve_backend`.
     """

@@ -53,9 +53,6 @@ def grid_levels(num_levels: int, base_res: int, max_res: int, log2_hashmap_size:
     error in its last digit decides whether the level has one vertex more per axis.
 
     Args:
-        num_levels: number of levels L ≥ 1.
-        base_res: vertices per axis of the coarsest level.
-        max_res: vertices per axis of the finest level.
         log2_hashmap_size: a level never has more than 2 to this power rows.
 
     >>> levels = grid_levels(num_levels=3, base_res=16, max_res=64, log2_hashmap_size=15)

@@ -45,7 +45,6 @@ def expected_backend(backend: Backend, device_type: str) -> Implementation:
     """Returns the backend that a run would choose, without trying it out.
 
     Args:
-        backend: the option.
         device_type: type of the run's device, which may be on another machine.
     """
     if device_type == "cpu":
@@ -63,9 +62,6 @@ def hash_grid_null(
     """Returns features without values; differentiable in points and table.
 
     Args:
-        points: positions, without values.
-        table: rows of all levels.
-        width: number of features.
         backend: the backend whose memory is allocated; ``auto`` is the one that a run would choose.
     """
     device_type = kernel_device(points)

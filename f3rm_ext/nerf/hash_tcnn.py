@@ -29,7 +29,6 @@ class TcnnGrid:
 
     Args:
         options: from :func:`encoding_options`.
-        numbers: how many numbers the table has.
 
     Raises:
         ConfigError: tiny-cuda-nn lays this grid out in another way.

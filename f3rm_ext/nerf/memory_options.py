@@ -24,8 +24,6 @@ def field_options(
     """Yields what can still be lowered.
 
     Args:
-        num_samples: samples per ray of the scene field.
-        proposal_samples: samples per ray of each proposal network.
         feature_samples_per_ray: samples per ray at which features are rendered, 0 for all; None without features.
         grids: hash grids by the name of their option.
     """

@@ -12,8 +12,6 @@ class Mlp(nn.Module):
     """Linear layers with ReLU between them and without biases, so that a zero input gives a zero output.
 
     Args:
-        hidden_dim: width of the hidden layers.
-        num_hidden: number of hidden layers, ≥ 1.
         out_dim: output dimension; if None, the output is the last hidden layer after its ReLU.
     """
 
@@ -45,8 +43,6 @@ class RaySplitMlp(nn.Module):
     Args:
         ray_dim: dimension of the inputs that all samples of a ray share.
         sample_dim: dimension of the inputs of each sample.
-        hidden_dim: width of the hidden layers.
-        num_hidden: number of hidden layers, ≥ 1.
     """
 
     def __init__(self, ray_dim: int, sample_dim: int, hidden_dim: int, num_hidden: int, out_dim: int) -> None:

@@ -262,7 +262,7 @@ class F3rmModel(QueryableField):
         """Returns callbacks that anneal the proposal weights (mip-NeRF 360, eq. 18) and measure each step's cost."""
 
         def begin_step(step: int) -> None:
-            self.cost.before_step(self.device)
+            self.cost.step_pre_backward(self.device)
             progress = min(1.0, step / max(1, self.config.proposal_anneal_steps))
             slope = 10.0
             self.proposal_sampler.set_anneal(slope * progress / ((slope - 1.0) * progress + 1.0))
@@ -271,7 +271,7 @@ class F3rmModel(QueryableField):
 
         def end_step(step: int) -> None:
             self.proposal_sampler.step_cb(step)
-            self.cost.after_step(step, self.device)
+            self.cost.step_post_backward(step, self.device)
 
         return [
             TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], begin_step, update_every_num_iters=1),

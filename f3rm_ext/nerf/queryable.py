@@ -64,9 +64,6 @@ class QueryableField(Model):
         """Renders an (h, w) bundle of rays in chunks.
 
         See :class:`~f3rm_ext.model_components.chunked_rendering.ChunkedRenderer`.
-
-        Args:
-            extra: further outputs, see :meth:`get_outputs`.
         """
 
         def forward(rays: RayBundle) -> dict[str, Any]:
@@ -92,7 +89,6 @@ class QueryableField(Model):
         Unlike :meth:`get_outputs_for_camera` it raises every error.
 
         Args:
-            camera: one camera.
             extra: further outputs, see :meth:`get_outputs`.
             obb_box: crops the scene to this box.
         """

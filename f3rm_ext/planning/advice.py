@@ -106,10 +106,6 @@ def advise(request_with: Requester, estimate: Estimator) -> Advice:
     Options are taken class by class, the least harmful first. Within a class they take turns, in the order in which
     the parts of the run list them. In the end, options that turn out to be unnecessary are dropped, the most harmful
     first.
-
-    Args:
-        request_with: makes the request with other values for some options.
-        estimate: estimates its memory.
     """
     search = _Search(request_with, estimate)
     search.run("training")
@@ -190,8 +186,6 @@ def largest(bytes_at: Callable[[int], int], memory_bytes: int, now: int, *, unit
     """Returns the largest number with which a run fits, if memory grows in proportion to it above a constant part.
 
     Args:
-        bytes_at: returns the memory of a number.
-        memory_bytes: memory of the device.
         now: first number to try, ≥ unit.
         unit: the result is a multiple of it; 0 if not even one unit fits.
         most: upper limit of the result.

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tyro
 from nerfstudio.plugins.registry import discover_methods
 
+from f3rm_ext.engine.arguments import parse_arguments, without_options
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.bound.model import BoundModelConfig
@@ -31,10 +31,6 @@ def methods() -> dict[str, F3rmTrainerConfig]:
 def parse(method: str, arguments: Sequence[str]) -> F3rmTrainerConfig:
     """Returns the options of a run, as ``ns-train METHOD ARGUMENTS`` would have them.
 
-    Args:
-        method: name of the method.
-        arguments: all words after it.
-
     Raises:
         ConfigError: the method is unknown, or an option cannot work.
         SystemExit: from tyro, after help (0) or wrong options (2).
@@ -42,9 +38,7 @@ def parse(method: str, arguments: Sequence[str]) -> F3rmTrainerConfig:
     known = methods()
     if method not in known:
         raise ConfigError(f"There is no method {method!r} to plan: choose from {', '.join(sorted(known))}.")
-    default = copy.deepcopy(known[method])
-    markers = tyro.conf.SuppressFixed[tyro.conf.FlagConversionOff[type(default)]]  # as nerfstudio has it
-    config: F3rmTrainerConfig = tyro.cli(markers, default=default, prog=f"ns-train {method}", args=list(arguments))
+    config = parse_arguments(method, copy.deepcopy(known[method]), arguments)
     if config.load_config is not None:
         raise ConfigError("A plan is made from options, not from --load-config: give the options themselves.")
     config.check_steps()
@@ -75,7 +69,6 @@ def split_arguments(arguments: Sequence[str], own: dict[str, bool]) -> tuple[lis
     (['--gpu', '4090'], ['f3rm-ext', '--vis', 'viewer'])
 
     Args:
-        arguments: words of the command line.
         own: names of the planner's options, and whether a value follows each.
     """
     mine: list[str] = []
@@ -97,16 +90,14 @@ def replace_options(method: str, arguments: Sequence[str], options: Sequence[tup
     """Returns arguments with other values for some options. Replaced options come first, before any dataparser.
 
     Args:
-        method: name of the method, which knows the options' aliases.
-        arguments: arguments of ``ns-train``, after the method.
         options: names without dashes, and values; several words of a value become several arguments.
     """
     added: list[str] = []
     kept = list(arguments)
     for name, value in options:
         names = names_of(methods()[method], name)
-        kept = _without(kept, names)
-        added = [*_without(added, names), f"--{min(names, key=len)}", *value.split()]
+        kept = without_options(kept, names)
+        added = [*without_options(added, names), f"--{min(names, key=len)}", *value.split()]
     return (*added, *kept)
 
 
@@ -115,10 +106,6 @@ def names_of(config: object, option: str) -> set[str]:
 
     >>> sorted(names_of(methods()["sugar-ext"], "pipeline.model.sh-degree"))
     ['pipeline.model.sh-degree', 'sh-degree']
-
-    Args:
-        config: options of a run.
-        option: its full name.
     """
     names = {option}
     owner: Any = config
@@ -144,19 +131,3 @@ def _member(owner: Any, name: str) -> tuple[Any, Any]:
 
 def _aliases(hint: Any) -> Sequence[str]:
     return [alias for mark in typing.get_args(hint)[1:] for alias in getattr(mark, "aliases", None) or ()]
-
-
-def _without(arguments: Sequence[str], names: set[str]) -> list[str]:
-    """Arguments without an option of one value."""
-    kept: list[str] = []
-    skip = False
-    for argument in arguments:
-        if skip:
-            skip = False
-            continue
-        name, equals, _ = argument.partition("=")
-        if name.startswith("--") and name[2:].replace("_", "-") in names:
-            skip = not equals
-            continue
-        kept.append(argument)
-    return kept

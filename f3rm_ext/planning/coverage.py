@@ -73,8 +73,6 @@ def plan_coverage(config: F3rmTrainerConfig, sizes: ImageSizes, processes: int =
     drawn is random, so a field's rays are counted as evenly spread over the images of a window.
 
     Args:
-        config: options of the run.
-        sizes: of its images.
         processes: number of devices over all machines.
 
     Raises:

@@ -45,9 +45,6 @@ def estimate_memory(request: PlanRequest) -> MemoryEstimate:
     Two training steps of the real model run on tensors without values. With several processes, figures are those of one
     of them, which is one device.
 
-    Args:
-        request: the run; not changed.
-
     Raises:
         ConfigError: there is no planner for this method.
         UserError: an option of the run cannot be used.
@@ -73,7 +70,6 @@ def cached(estimate: Estimator, report: Callable[[str], None] = lambda text: Non
     """Remembers estimates by the contents of their requests. One with pictures answers a request without them, too.
 
     Args:
-        estimate: estimates memory.
         report: receives a message from time to time in a long search.
     """
     estimates: dict[str, MemoryEstimate] = {}

@@ -127,10 +127,6 @@ def gaussians_at(request: PlanRequest, step: int) -> int:
 
     mcmc grows by a fixed share in each round, up to its limit. The number of the default strategy cannot be known; it
     is assumed to grow evenly from the first round to the last.
-
-    Args:
-        request: the run.
-        step: step of the run, from 0.
     """
     model, begin = request.config.pipeline.model, starting_gaussians(request)
     if not isinstance(model, SplatModelConfig) or model.densify.strategy == "none":

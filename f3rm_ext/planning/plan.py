@@ -211,10 +211,7 @@ def make_plan(
     """Plans a run.
 
     Args:
-        question: what to plan.
-        estimate: estimates memory.
         measure: returns the measured speed of a run, or None; None to go without.
-        wanted_epochs: epochs for which to compute the steps.
 
     Raises:
         UserError: an option, the card or the capture cannot be used.

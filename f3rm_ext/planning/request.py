@@ -60,8 +60,6 @@ class RefinementStart:
 
         Args:
             model: options of the refinement, with a mesh and splats.
-            data: the capture.
-            outputs: the dataparser's outputs for the training images.
 
         Raises:
             MeshError: the mesh cannot be read.
@@ -134,14 +132,6 @@ class ImageSizes:
     ) -> "ImageSizes":
         """Makes equal sizes, scaled as the options say.
 
-        Args:
-            config: options of the run.
-            images: number of training images.
-            width_px: width of each file.
-            height_px: height of each file.
-            points: number of initial points for splats.
-            source: where the numbers come from.
-
         Raises:
             ConfigError: a number is below 1.
         """
@@ -156,9 +146,6 @@ class ImageSizes:
     @classmethod
     def of_capture(cls, config: TrainerConfig) -> "ImageSizes":
         """Reads the sizes of the capture that the options name; opens no image beyond its header.
-
-        Args:
-            config: options of the run; not changed.
 
         Raises:
             UserError: the capture cannot be used.

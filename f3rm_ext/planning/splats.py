@@ -38,7 +38,6 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
     """Returns the peaks of splats; see :func:`f3rm_ext.planning.estimator.estimate_memory`.
 
     Args:
-        request: the run.
         arrays: whether arrays of numpy count, which torch's allocator does not see.
     """
     manager: Any = request.config.pipeline.datamanager
@@ -59,12 +58,7 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
 
 
 class _TracedSplats:
-    """Splats without values.
-
-    Args:
-        request: the run.
-        count: number of Gaussians.
-    """
+    """Splats without values."""
 
     def __init__(self, request: PlanRequest, count: int) -> None:
         self.request, self.count = request, count

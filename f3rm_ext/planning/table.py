@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from f3rm_ext.html.page import duration
 from f3rm_ext.memory.devices import GIB
 from f3rm_ext.memory.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.advice import peak_of
@@ -238,17 +239,3 @@ def verdict(plan: Plan) -> Iterator[str]:
         number = f"at most {value:,} {what}{option} fit" if value else f"no number of {what} fits"
         yield f"With all other options unchanged, {number}."
     yield plan.command
-
-
-def duration(seconds: float | int) -> str:
-    """Returns a duration for people.
-
-    >>> duration(59), duration(150), duration(9000)
-    ('59 s', '2 min 30 s', '2 h 30 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -57,7 +57,6 @@ def recorded(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
     """Returns the speed of this method on this machine in the ledger, with as many rays per step; None if it has none.
 
     Args:
-        config: options of a run.
         sizes: sizes of its images; the rays of splats are the pixels of an image.
 
     Raises:
@@ -82,7 +81,6 @@ def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
     Features that the store lacks are extracted, as by the run itself, and kept. Splats do not grow from stage to stage.
 
     Args:
-        config: options of a run; not changed.
         steps: timed steps of each stage, after a few that are not timed.
 
     Raises:
@@ -152,9 +150,6 @@ def _close_writers() -> None:
 
 def main(words: Sequence[str]) -> None:
     """Prints the steps and the seconds of a training, and tells them as its result.
-
-    Args:
-        words: the method, and arguments of ``ns-train``.
 
     Raises:
         UserError: the training cannot begin.

@@ -15,9 +15,9 @@ from nerfstudio.models.base_model import Model
 from torch import Tensor
 
 from f3rm_ext.data.placement import fits
-from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
+from f3rm_ext.engine.optimizers import fit_optimizers
+from f3rm_ext.engine.protocols import GathersGradients
 from f3rm_ext.engine.ranks import Ranks
-from f3rm_ext.engine.synchronization import GathersGradients
 from f3rm_ext.features.base import FeatureSize
 from f3rm_ext.features.extractors.registry import feature_size
 from f3rm_ext.features.options import FeatureOptions
@@ -47,8 +47,6 @@ class TracedRun:
     """A model and its optimisers without values, as they are in training.
 
     Args:
-        config: options of the trainer; copied.
-        model: the model.
         tracker: counts the memory; it is entered.
         mixed: whether steps use mixed precision.
         foreach: whether Adam updates all parameters at once, as it does on CUDA by default.
@@ -158,12 +156,7 @@ def tracing_run(device_type: str, *, arrays: bool = True) -> Iterator[Allocation
 def make_optimizers(config: TrainerConfig, model: Model, *, foreach: bool) -> Optimizers:
     """Returns the optimisers of a run, without schedules, which take no memory."""
     groups: dict[str, Any] = copy.deepcopy(config.optimizers)
-    for group in groups.values():
-        if isinstance(group["scheduler"], RunDecaySchedulerConfig):
-            group["scheduler"].fit(schedule_length(config))
-    fit: Callable[..., None] | None = getattr(config.pipeline.model, "fit_optimizers", None)
-    if fit is not None:
-        fit(groups)
+    fit_optimizers(groups, config)
     optimizers = Optimizers(groups, model.get_param_groups())
     for optimizer in optimizers.optimizers.values():
         for group in optimizer.param_groups:
@@ -214,13 +207,6 @@ class CachedImages:
     ) -> "CachedImages":
         """Computes what a datamanager caches of a split.
 
-        Args:
-            manager: configuration of the datamanager.
-            split: ``"train"`` or ``"eval"``.
-            num_images: number of images of the split.
-            capture: their sizes.
-            features: features of each image that are cached, too.
-
         Raises:
             ConfigError: an option of the cache is out of range.
         """
@@ -233,9 +219,6 @@ class CachedImages:
         """Returns whether a GPU keeps them, as :class:`~f3rm_ext.data.placement.Placement` decides.
 
         Args:
-            wanted: the option.
-            device_type: type of the training device.
-            memory_bytes: memory of the training device.
             tensor_bytes: bytes of tensors there when the first batch is made.
         """
         if device_type != "cuda" or not wanted:

@@ -114,8 +114,6 @@ def take_census(
 
     Args:
         model: its parameters, their gradients, and whatever else it holds.
-        optimizers: by parameter group.
-        datamanager: holds images and features.
         strays: also scan Python's objects for tensors that none of these holds.
     """
     census, names = Census(), {}

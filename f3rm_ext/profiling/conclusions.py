@@ -68,12 +68,7 @@ def conclude(profile: Profile) -> Conclusion:
 
 
 def comparison_sentence(ours: Profile, theirs: Profile) -> str:
-    """Says which of two runs needs less memory, and where the difference is largest.
-
-    Args:
-        ours: the profile at hand.
-        theirs: the one it is compared with.
-    """
+    """Says which of two runs needs less memory, and where the difference is largest."""
     (_, peak), (_, other) = highest(ours), highest(theirs)
     change = peak - other
     text = f"The peak is {readable(peak)} instead of {readable(other)}"

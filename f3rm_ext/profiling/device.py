@@ -30,10 +30,6 @@ class DeviceSampler:
     """Samples the memory in use in a thread of its own, so that peaks between two records are not missed.
 
     A peak shorter than :data:`PERIOD_S` may still be missed; the peak of torch's allocator has no such gaps.
-
-    Args:
-        read: returns the memory in use now.
-        period_s: seconds between two samples.
     """
 
     def __init__(self, read: Callable[[], DeviceMemory], period_s: float = PERIOD_S) -> None:
@@ -147,9 +143,7 @@ def spill_of(memory: DeviceMemory | None, reserved: int, spills: bool) -> tuple[
     NVML does not report it, so it shows only where torch holds more than there is.
 
     Args:
-        memory: of the device; None without NVML.
         reserved: by torch's allocator, bytes.
-        spills: whether the driver does so at all.
 
     Returns:
         The verdict, and the least number of bytes that must have spilled.

@@ -30,11 +30,7 @@ class Finding:
 
 
 def findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
-    """Returns what the snapshots of one process show, the gravest first.
-
-    Args:
-        snapshots: in the order of steps.
-    """
+    """Returns what the snapshots of one process show, the gravest first."""
     found = [_leak(snapshots), _spill(snapshots), _fragmentation(snapshots), _large(snapshots), _suspect(snapshots)]
     return [finding for finding in found if finding is not None]
 
@@ -128,7 +124,6 @@ def doubts(snapshot: Snapshot, on_cuda: bool) -> list[str]:
     """Returns which figures of a snapshot contradict each other.
 
     Args:
-        snapshot: to be checked.
         on_cuda: whether the training device is a GPU; elsewhere, untouched or swapped pages count as tensors but not as
             resident memory.
     """

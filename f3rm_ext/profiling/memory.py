@@ -43,11 +43,7 @@ def peak_bytes(device: torch.device) -> int:
 
 @contextmanager
 def observed_resets(observe: Callable[[torch.device], None]) -> Iterator[None]:
-    """Calls a function before every reset, so that its owner misses no peak.
-
-    Args:
-        observe: takes the device of the reset.
-    """
+    """Calls a function before every reset, so that its owner misses no peak."""
     _observers.append(observe)
     try:
         yield
@@ -65,16 +61,6 @@ class AllocatorState:
     """Taken from the device: tensors, gaps and cache."""
     gaps: int
     """Unused parts of segments that are partly in use (``inactive_split``): the real fragmentation."""
-
-    @property
-    def cache(self) -> int:
-        """Whole unused segments. They are used again, so they are no loss."""
-        return max(0, self.reserved - self.allocated - self.gaps)
-
-    @property
-    def fragmentation_percent(self) -> float:
-        """Share of gaps in what is reserved; the cache does not count."""
-        return 100 * self.gaps / self.reserved if self.reserved else 0.0
 
 
 def allocator_state(device: torch.device) -> AllocatorState | None:
@@ -98,11 +84,7 @@ def resident_bytes() -> int:
 
 
 def describe_use(device: torch.device) -> str:
-    """Says in a line how much memory is in use now and at the recent peak, and how much there is.
-
-    Args:
-        device: of the model.
-    """
+    """Says in a line how much memory is in use now and at the recent peak, and how much there is."""
     state, total = allocator_state(device), total_bytes(device)
     now = resident_bytes() if state is None else state.allocated
     text = f"{readable(now)} in use, {readable(peak_bytes(device))} at the last peak"

@@ -122,7 +122,6 @@ def find_profile(run: str, outputs: Path) -> Path:
 
     Args:
         run: a run folder, a file in it such as config.yml, or "latest" for the newest profile.
-        outputs: folder to search for the newest one.
 
     Raises:
         ConfigError: there is none.

@@ -2,22 +2,21 @@
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from f3rm_ext.errors import reason_of
 from f3rm_ext.profiling import memory
-from f3rm_ext.profiling.census import take_census
+from f3rm_ext.profiling.census import storage_key, take_census
 from f3rm_ext.profiling.device import drivers_spill, spill_of, start_sampler
 from f3rm_ext.profiling.findings import doubts, findings
 from f3rm_ext.profiling.profile_file import FORMAT, ProfileWriter
-from f3rm_ext.profiling.saved_tensors import SavedTensors
 from f3rm_ext.profiling.snapshot import Snapshot, tensor_totals
 
 Phase = Literal["train", "densify", "evaluation", "viewer", "between steps"]
@@ -35,17 +34,42 @@ class Parts(NamedTuple):
     """See :class:`~f3rm_ext.profiling.snapshot.Snapshot`."""
 
 
+class SavedTensors:
+    """The activations of a step: bytes of the tensors that autograd has saved, each storage once.
+
+    Tensors that functions keep by other means than ``save_for_backward`` are not seen.
+
+    Args:
+        known: tensors that do not count, since they exist anyway, such as parameters.
+    """
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        self._sizes = {storage_key(tensor): 0 for tensor in known}
+        self._sizes[None] = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes saved so far."""
+        return sum(self._sizes.values())
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Counts what is saved inside the ``with`` block. Values are not changed."""
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            yield
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        self._sizes.setdefault(storage_key(tensor), tensor.untyped_storage().nbytes())
+        return tensor
+
+
 class TensorProfiler:
     """Writes a profile: see :mod:`f3rm_ext.profiling.profile_file`. A disk that is full ends the profile, not the run.
 
     Args:
-        path: file of the profile.
-        device: of training.
         parts: returns the parts of the run; called for every snapshot.
-        every: steps between two snapshots, 1 or more.
         last_step: gets a snapshot too.
         about: entries for the start of the file.
-        say: shows a sentence to the user.
         publish: passes scalars on to TensorBoard, by tag; with the step.
         between: phase that peaks between steps belong to.
     """
@@ -111,7 +135,7 @@ class TensorProfiler:
         if self._sampler is not None:
             peaks["device"] = max(peaks.get("device", 0), self._sampler.take_peak())
 
-    def before_step(self) -> None:
+    def step_pre_backward(self) -> None:
         """To be called before a training step."""
         self.ends(self._between)
 
@@ -133,7 +157,7 @@ class TensorProfiler:
         yield
         self.ends("evaluation")
 
-    def after_step(self, step: int) -> None:
+    def step_post_backward(self, step: int) -> None:
         """To be called after a training step; takes a snapshot if one is due."""
         if self._is_due(step):
             self._take(step)

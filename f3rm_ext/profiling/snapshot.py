@@ -89,12 +89,7 @@ class Snapshot:
 
 
 def tensor_totals(found: Iterable[Found], device: str) -> dict[str, Any]:
-    """Sums up tensors, as the entries of a :class:`Snapshot`.
-
-    Args:
-        found: the tensors of a run.
-        device: type of the training device.
-    """
+    """Sums up tensors, as the entries of a :class:`Snapshot`."""
     everything = list(found)
     here = [one for one in everything if one.device == device]
     named: dict[str, dict[str, int]] = {}

@@ -16,6 +16,7 @@ from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.data.datamanager import F3rmDataManager
 from f3rm_ext.data.image_datamanager import ImageDataManager
 from f3rm_ext.engine import ranks
+from f3rm_ext.engine.protocols import CountsLossTerms, ShardsParameters
 from f3rm_ext.errors import UserError
 from f3rm_ext.features.extractors.registry import understands_text
 from f3rm_ext.query.builders import exemplar_queries, text_queries
@@ -77,7 +78,8 @@ class FeaturePipeline(VanillaPipeline):
             seed_points=(points["points3D_xyz"], points["points3D_rgb"]) if "points3D_xyz" in points else None,
         )
         self.model.to(device)
-        if ranks.world_size() > 1 and not getattr(self.model, "sharded", False):
+        is_sharded = isinstance(self.model, ShardsParameters) and self.model.sharded
+        if ranks.world_size() > 1 and not is_sharded:
             ranks.send_from_first([*self.model.parameters(), *self.model.buffers()])
 
     def get_train_loss_dict(self, step: int) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -91,8 +93,8 @@ class FeaturePipeline(VanillaPipeline):
         outputs: Any = self.model(inputs)
         metrics = self.model.get_metrics_dict(outputs, batch)
         losses: dict[str, Tensor] = self.model.get_loss_dict(outputs, batch, metrics)  # type: ignore[assignment]
-        count_terms = getattr(self.model, "loss_terms", None)
-        terms = {} if count_terms is None else count_terms(losses, outputs, batch)
+        model = self.model
+        terms = model.loss_terms(losses, outputs, batch) if isinstance(model, CountsLossTerms) else {}
         return outputs, weight_losses(losses, terms, self.device), metrics
 
     def get_average_image_metrics(self, data_loader: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:

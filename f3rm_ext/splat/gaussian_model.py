@@ -150,7 +150,7 @@ class GaussianModel(QueryableSplats):
         cleaner = CacheCleaner(config.memory.clear_every)
 
         def begin_step(step: int) -> None:
-            self.cost.before_step(self.device)
+            self.cost.step_pre_backward(self.device)
             self.step = step
             self.current_sh_degree = self.schedule.sh_degree(step, config.sh_degree, config.sh_steps_per_degree)
             if config.mip.due(step, self.schedule.total, self._filter_stale):
@@ -159,7 +159,7 @@ class GaussianModel(QueryableSplats):
 
         def end_step(step: int) -> None:
             self._filter_stale = self._change_gaussians(step, optimizers)
-            self.cost.after_step(step, self.device)
+            self.cost.step_post_backward(step, self.device)
             cleaner.clear(step, self.device)
             if step == trainer.max_num_iterations - 1 and hasattr(manager, "train_feature_source") and is_first():
                 self.lift_features(manager.train_dataset, manager.train_feature_source())

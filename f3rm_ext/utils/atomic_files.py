@@ -23,7 +23,6 @@ def open_atomic(path: Path, *, sync_parent: bool = True) -> Iterator[BufferedWri
     Whatever happens, the name refers to either the old or the new content, which is on the disk.
 
     Args:
-        path: File to write. Its folder must exist.
         sync_parent: Also flush the folder, so that the new name survives a power cut. A caller that writes many
             files does this once with :func:`sync_folder`.
 
@@ -56,7 +55,6 @@ def link_atomic(link: Path, target: Path) -> None:
 
     Args:
         link: its path. Its folder is made if needed.
-        target: what it points to.
 
     Raises:
         OSError: the folder cannot be written.
@@ -116,9 +114,6 @@ class FolderLock:
     """An advisory lock between processes, which the kernel releases when its holder dies, however it dies.
 
     On platforms without ``fcntl`` it locks nothing. Writes are still atomic, but two processes may do the same work.
-
-    Args:
-        path: The lock's file.
     """
 
     def __init__(self, path: Path):

@@ -66,8 +66,6 @@ def heat_overlay(
 
     Args:
         rgb: picture, 0 to 1.
-        score: one value per pixel or ray.
-        low: score at which the heat begins.
         high: score at which it is hottest, at least ``low``.
 
     Returns:
@@ -156,7 +154,6 @@ def label_colors(labels: Int64[Tensor, "*batch"], count: int) -> Float[Tensor, "
 
     Args:
         labels: 0 to count − 1, or −1 for none (:data:`f3rm_ext.query.relevancy.OTHER`).
-        count: number of labels.
     """
     return label_table(count).to(labels.device)[labels]
 
@@ -169,7 +166,6 @@ def label_overlay_bytes(
     Args:
         picture: of the size of the labels.
         labels: 0 to count − 1, or −1 for none.
-        count: number of labels.
     """
     rgb, index = torch.tensor(picture, dtype=torch.float32) / 255.0, torch.tensor(labels)
     colored = (1.0 - _LABEL_OPACITY) * _grey(rgb) + _LABEL_OPACITY * label_colors(index, count)

@@ -59,8 +59,6 @@ def image_progress(unit: str = "images", on: "Console | None" = None, *, disable
 
     Args:
         unit: What is counted, in the plural.
-        on: Console to draw on; by default nerfstudio's.
-        disable: Draw nothing.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
     from rich.text import Text

@@ -28,9 +28,14 @@ def replace_file(path: Path, option: str = "--out") -> Iterator[BufferedWriter]:
         with open_atomic(path) as stream:
             yield stream
     except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error.strerror or error}): free some space or choose another {option}."
-        ) from error
+        raise write_error(path, error, option) from error
+
+
+def write_error(path: Path, error: OSError, option: str = "--out") -> ConfigError:
+    """Returns the error for a file that cannot be written."""
+    return ConfigError(
+        f"{path} cannot be written ({error.strerror or error}): free some space or choose another {option}."
+    )
 
 
 def require_writable(path: Path, option: str = "--out") -> None:
@@ -49,11 +54,7 @@ def require_writable(path: Path, option: str = "--out") -> None:
 
 
 class NpzWriter:
-    """Writes an uncompressed NPZ file array by array, and arrays too large for memory in chunks of rows.
-
-    Args:
-        stream: the file, at its start.
-    """
+    """Writes an uncompressed NPZ file array by array, and arrays too large for memory in chunks of rows."""
 
     def __init__(self, stream: BufferedIOBase) -> None:
         self._zip = zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED, allowZip64=True)
@@ -71,12 +72,6 @@ class NpzWriter:
 
     def rows(self, name: str, shape: tuple[int, int], dtype: np.dtype, chunks: Iterable[np.ndarray]) -> None:
         """Writes a matrix from chunks of its rows.
-
-        Args:
-            name: name of the array.
-            shape: shape of the whole matrix.
-            dtype: type of the whole matrix.
-            chunks: chunks of rows, in order.
 
         Raises:
             ValueError: together the chunks have another shape.

@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from f3rm_ext import __version__
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.utils.output_file import replace_file, write_error
 from f3rm_ext.utils.provenance import PNG_KEY
 
 SUMMARY = "summary.json"
@@ -34,7 +34,6 @@ def file_names(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
     ['blue_mug', 'blue_mug_2', 'labels_2']
 
     Args:
-        names: names of queries, for example.
         taken: file names that must not be used.
     """
     used = {name.casefold() for name in taken}
@@ -56,7 +55,6 @@ class OutputFolder:
     ``summary.json`` lists the files that this command wrote, now and before; only those are replaced.
 
     Args:
-        folder: the folder; created if needed.
         provenance: goes into every file that can hold it; includes :func:`made_by`.
 
     Raises:
@@ -97,9 +95,6 @@ class OutputFolder:
     def plan(self, names: Sequence[str]) -> None:
         """Announces the files to be written, and records them in summary.json.
 
-        Args:
-            names: relative to the folder.
-
         Raises:
             ConfigError: another program's file is in the place of one.
         """
@@ -136,24 +131,15 @@ class OutputFolder:
         self._write(name, stream.getvalue())
 
     def take(self, name: str, temporary: Path) -> None:
-        """Moves a finished temporary file of the same folder to its name.
-
-        Args:
-            name: name of the file.
-            temporary: the temporary file.
-        """
+        """Moves a finished temporary file of the same folder to its name."""
         try:
             temporary.replace(self.folder / name)
         except OSError as error:
-            raise _write_error(self.folder / name, error) from error
+            raise write_error(self.folder / name, error) from error
 
     def _write(self, name: str, data: bytes) -> None:
-        path = self.folder / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, data)
-        except OSError as error:
-            raise _write_error(path, error) from error
+        with replace_file(self.folder / name) as stream:
+            stream.write(data)
 
 
 def png_bytes(image: UInt8[np.ndarray, "h w 3"], provenance: str) -> bytes:
@@ -163,9 +149,3 @@ def png_bytes(image: UInt8[np.ndarray, "h w 3"], provenance: str) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(image)).save(stream, "PNG", pnginfo=text)
     return stream.getvalue()
-
-
-def _write_error(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"{path} cannot be written ({error.strerror or error}): free some space or choose another --out."
-    )

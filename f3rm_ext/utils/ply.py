@@ -42,10 +42,8 @@ def write_ply(stream: BufferedIOBase, columns: Mapping[str, np.ndarray], comment
     """Writes a PLY file of points, chunk by chunk: memory holds the columns and one chunk.
 
     Args:
-        stream: the file, at its start.
         columns: one value for each point, in the order of the file, of a kind in :data:`TYPES`. Readers look for ``x``,
             ``y``, ``z``, ``nx``, ``ny``, ``nz``, ``red``, ``green`` and ``blue``.
-        comments: lines of the header; see :func:`header`.
 
     Raises:
         ValueError: there are no columns, their lengths differ, or a name or kind is unknown to PLY.
@@ -208,11 +206,6 @@ class PlyTables:
 
     def rows(self, name: str, names: list[str], chunk: int = _CHUNK) -> Iterator[tuple[slice, np.ndarray]]:
         """Reads some properties of an element, in chunks of rows.
-
-        Args:
-            name: name of the element.
-            names: names of its properties.
-            chunk: number of rows in a chunk.
 
         Yields:
             A slice of rows, and a structured array of their values; values of ASCII files are float64.

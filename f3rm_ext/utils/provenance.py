@@ -49,7 +49,6 @@ def require_ours(
     """Checks, before the work begins, that a command may write a file: where there is none, or one that it wrote.
 
     Args:
-        path: the file to write.
         makers: the command as in ``f3rm-ext export mesh``, or all commands whose files it may replace.
         option: the option that gave the name, for messages.
         read: reads the provenance of formats that :func:`read_provenance` does not know.
@@ -76,7 +75,6 @@ def require_own_folder(
     """Checks, before the work begins, that a command may use a folder: a new or empty one, or one that it made.
 
     Args:
-        folder: the folder.
         marker: name of the JSON file that the command writes first; its ``made_by`` says whose folder it is.
         maker: the command as in ``f3rm-ext moco train``.
         option: the option that gave the folder, for messages.

@@ -8,6 +8,9 @@ from typing import Annotated, Any
 
 from f3rm_ext.errors import ConfigError
 
+HUGE = 1e12
+"""Largest value of a range without an upper end; numbers above it overflow somewhere or fit into no memory."""
+
 
 @dataclass(frozen=True)
 class Range:
@@ -19,7 +22,7 @@ class Range:
 
     least: float | int = -math.inf
     """Smallest value."""
-    most: float | int = 1e12
+    most: float | int = HUGE
     """Largest value."""
     above: bool = False
     """Whether the smallest value itself is out of range."""
@@ -32,8 +35,11 @@ class Range:
         return not (math.isnan(value) or too_small or too_large)
 
     def __str__(self) -> str:
-        first, last = (f"{end:g}" if abs(end) >= 1e6 else f"{end:.6g}" for end in (self.least, self.most))
-        return f"{'above ' * self.above}{first} to {'below ' * self.below}{last}"
+        """Completes "give a number": ``from 0 to below 1``, ``of 2 or more``, ``above 0``."""
+        first = f"{'above ' * self.above}{self.least:g}"
+        if self.most == HUGE:
+            return first if self.above else f"of {first} or more"
+        return f"from {first} to {'below ' * self.below}{self.most:g}"
 
 
 Positive = Annotated[float, Range(0, above=True)]
@@ -58,7 +64,8 @@ def check_ranges(options: Any, prefix: str = "") -> None:
         for number in value if isinstance(value, (tuple, list)) else (value,):
             if limits is not None and number is not None and number not in limits:
                 option = field.name.replace("_", "-")
-                raise ConfigError(f"--{prefix}{option} is {str(number)[:30]}: give a number from {limits}.")
+                limits = f"up to {HUGE:g}" if number > HUGE == limits.most else limits
+                raise ConfigError(f"--{prefix}{option} is {str(number)[:30]}: give a number {limits}.")
 
 
 def _ranges(hint: Any) -> typing.Iterator[Range]:

@@ -46,10 +46,6 @@ def _read_quota(folder: Path) -> float | None:
 def cpu_quota(memberships: str, root: Path) -> float | None:
     """The cores that control groups allow a process, the smallest number on the way to the root.
 
-    Args:
-        memberships: What is in ``/proc/self/cgroup``.
-        root: Where control groups are mounted, ``/sys/fs/cgroup``.
-
     Returns:
         A number that need not be whole; None without a limit.
     """

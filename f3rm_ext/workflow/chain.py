@@ -28,12 +28,7 @@ _ESTIMATE_LIMIT_S = 120.0
 
 
 class ChainRun(StageRunner):
-    """One call of ``f3rm-ext sugar run``.
-
-    Args:
-        options: of the command.
-        console: shows progress.
-    """
+    """One call of ``f3rm-ext sugar run``."""
 
     command = "f3rm-ext sugar run"
 

@@ -10,7 +10,7 @@ from f3rm_ext.utils.atomic_files import hash_file
 from f3rm_ext.workflow.manifest import Record, identify
 from f3rm_ext.workflow.options import ChainOptions, StageName, StageOptions, Words
 from f3rm_ext.workflow.records import newest_checkpoint
-from f3rm_ext.workflow.stages import PICTURES, POSES, Stage, digest_of_path, pose_stage, scores_file, view_stage
+from f3rm_ext.workflow.stages import PICTURES, POSES, Stage, hash_path, pose_stage, scores_file, view_stage
 
 TITLES: dict[StageName, str] = {
     "sfm": POSES,
@@ -205,4 +205,4 @@ class ChainStages:
             if checkpoint is None:
                 raise ConfigError(f"The run of {splats} has no checkpoint: give one that was saved at least once.")
             return ("--load-config", str(splats.absolute())), {"coarse splats": hash_file(checkpoint)}
-        return ("--splats", str(splats.absolute()), *self._data()), {"coarse splats": digest_of_path(splats)}
+        return ("--splats", str(splats.absolute()), *self._data()), {"coarse splats": hash_path(splats)}

@@ -15,16 +15,15 @@ def check(method: str, arguments: Sequence[str]) -> None:
     """Parses the arguments of ``ns-train METHOD``.
 
     Args:
-        method: name of a splatting method.
         arguments: its options, without those that say where files are.
 
     Raises:
         ConfigError: an option is unknown, has a wrong value, or contradicts another.
     """
-    import tyro
     from nerfstudio.configs.base_config import MachineConfig
 
     from f3rm_ext import compat
+    from f3rm_ext.engine.arguments import parse_arguments
     from f3rm_ext.method_configs.splat_presets import make_splat_config
 
     compat.join_help_lines()
@@ -33,8 +32,7 @@ def check(method: str, arguments: Sequence[str]) -> None:
     message = io.StringIO()
     try:
         with contextlib.redirect_stderr(message), contextlib.redirect_stdout(message):
-            markers = tyro.conf.SuppressFixed[tyro.conf.FlagConversionOff[type(default)]]  # as nerfstudio has it
-            config = tyro.cli(markers, default=default, prog=f"ns-train {method}", args=list(arguments))
+            config = parse_arguments(method, default, arguments)
     except SystemExit as leaving:
         raise ConfigError(
             f"The options for {method} cannot be used; `ns-train {method} --help` lists them.\n{message.getvalue()}"

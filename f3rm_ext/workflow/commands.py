@@ -88,8 +88,6 @@ def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
     """Runs a command to its end, with a progress bar.
 
     Args:
-        command: the command.
-        folder: working directory.
         console: shows progress and, at the end, a line with the time taken.
 
     Raises:

@@ -50,9 +50,6 @@ def choose_scale(longest_px: float) -> float:
 def longest_side_px(data: Path) -> float:
     """Returns the longest side of a capture's images as training loads them; 0 if the capture does not tell.
 
-    Args:
-        data: the capture.
-
     Raises:
         CaptureError: it cannot be read.
     """
@@ -78,12 +75,7 @@ def with_defaults(options: ChainOptions, defaults: Mapping[str, Any]) -> ChainOp
 
 
 def describe_defaults(given: ChainOptions, complete: ChainOptions) -> str | None:
-    """Returns a sentence on what was chosen for a CPU; None if nothing was.
-
-    Args:
-        given: options as they were typed.
-        complete: the same with defaults.
-    """
+    """Returns a sentence on what was chosen for a CPU; None if nothing was."""
     chosen = {name: getattr(complete, name) for name in (*ON_CPU, "resolution_scale") if getattr(given, name) is None}
     chosen = {name: value for name, value in chosen.items() if value is not None and value != ON_GPU.get(name)}
     if given.skip_coarse:

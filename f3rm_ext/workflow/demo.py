@@ -77,12 +77,7 @@ class DemoOptions:
 
 
 class DemoRun(StageRunner):
-    """One call of ``f3rm-ext demo``.
-
-    Args:
-        options: of the command.
-        console: shows progress.
-    """
+    """One call of ``f3rm-ext demo``."""
 
     command, option = "f3rm-ext demo", "--out"
 

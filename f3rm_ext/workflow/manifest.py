@@ -103,10 +103,7 @@ class Manifest:
         """Reads the manifest of a folder, or begins one.
 
         Args:
-            folder: created if needed.
-            command: that makes it.
             option: that gave the folder, for messages.
-            capture: see :attr:`capture`.
 
         Raises:
             ConfigError: the folder holds other files, a damaged manifest, or one of another capture.
@@ -157,13 +154,7 @@ class Manifest:
         return record
 
     def reason_to_run(self, name: str, options: Mapping[str, str], inputs: Mapping[str, str]) -> str | None:
-        """Returns why a stage has to be run again; empty if it never was, None if it need not.
-
-        Args:
-            name: of the stage.
-            options: as they are now.
-            inputs: as they are now.
-        """
+        """Returns why a stage has to be run again; empty if it never was, None if it need not."""
         record = self.stages.get(name)
         if record is None:
             return ""
@@ -210,11 +201,7 @@ def identify(data: Path) -> dict[str, Any]:
 
 
 def identify_photos(images: Path) -> dict[str, Any]:
-    """Returns what identifies photos without poses: their folder. Photos may be added to it and removed.
-
-    Args:
-        images: folder of the photos.
-    """
+    """Returns what identifies photos without poses: their folder. Photos may be added to it and removed."""
     path = str(images.resolve())
     return {"path": path, "digest": hash_bytes(path.encode())}
 

@@ -153,9 +153,6 @@ def split_passed_on(arguments: Sequence[str]) -> tuple[list[str], dict[str, Stag
     >>> split_passed_on(["--coarse.optimize-memory", "--mesh.unbounded"])
     ([], {'coarse': {'optimize-memory': ('True',)}, 'mesh': {'unbounded': ()}})
 
-    Args:
-        arguments: the words typed.
-
     Raises:
         ConfigError: an option is of a stage that has none, or replaces what the chain itself decides.
     """

@@ -31,15 +31,7 @@ def write_page(
     records: Mapping[str, Record],
     kept: set[str],
 ) -> str:
-    """Returns the page.
-
-    Args:
-        options: of the chain.
-        folder: its output.
-        capture: of :func:`f3rm_ext.workflow.manifest.identify`.
-        records: of finished stages, in order.
-        kept: stages that an earlier call has finished.
-    """
+    """Returns the page."""
     scores = {name: _scores(folder, name) for name in records if name.startswith("eval-")}
     last = next((records[name] for name in ("refine", "coarse") if name in records), None)
     return render_page(

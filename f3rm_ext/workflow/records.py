@@ -28,11 +28,7 @@ def steps_of(checkpoint: Path) -> int:
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    """Returns the newest checkpoint of a run, by its name; None without one.
-
-    Args:
-        run: folder of the run.
-    """
+    """Returns the newest checkpoint of a run, by its name; None without one."""
     checkpoints = [path for path in (run / "nerfstudio_models").glob("*.ckpt") if steps_of(path)]
     return max(checkpoints, key=steps_of, default=None)
 

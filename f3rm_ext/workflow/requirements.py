@@ -17,12 +17,6 @@ def check_requirements(
 ) -> list[str]:
     """Checks that later stages will find what they need.
 
-    Args:
-        folder: existing folder in which they write.
-        training: what they train.
-        meshes: whether they make meshes.
-        scores: whether they measure pictures.
-
     Returns:
         Sentences on what is missing but dispensable.
 

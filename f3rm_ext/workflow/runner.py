@@ -24,12 +24,7 @@ _SAVE_EVERY_S = 10.0
 
 
 class StageRunner:
-    """One call of a workflow.
-
-    Args:
-        output: folder of everything that is made.
-        console: shows progress.
-    """
+    """One call of a workflow."""
 
     command = ""
     """The command that the user types, such as ``f3rm-ext demo``."""
@@ -89,9 +84,6 @@ class StageRunner:
     def open_folder(self, capture: Mapping[str, Any] | None) -> Iterator[None]:
         """Reads the manifest of the folder and keeps other calls away meanwhile.
 
-        Args:
-            capture: to which the folder belongs, see :meth:`Manifest.open`.
-
         Raises:
             ConfigError: the folder cannot be used, or another call is running in it.
         """
@@ -110,7 +102,6 @@ class StageRunner:
         """Runs a stage unless it is finished.
 
         Args:
-            stage: the stage.
             demand: why it has to be done again from nothing; empty if it need not.
 
         Returns:

@@ -54,12 +54,7 @@ class Stage:
         return method | {f"--{name}": " ".join(values) for name, values in self.options.items()}
 
     def run_folder(self, folder: Path, record: Record) -> Path:
-        """Returns the run folder of a training.
-
-        Args:
-            folder: output of the workflow.
-            record: of this stage.
-        """
+        """Returns the run folder of a training."""
         return folder / "runs" / (self.experiment or self.name) / self.program[1] / record.key
 
     def command(self, folder: Path, record: Record) -> Words:
@@ -82,32 +77,17 @@ class Stage:
 
 
 def pose_stage(images: Path, capture: Path, options: StageOptions, start_over: bool = False) -> Stage:
-    """Returns the stage that makes a capture of photos without poses.
-
-    Args:
-        images: folder of the photos.
-        capture: folder to write.
-        options: of ``f3rm-ext sfm process``.
-        start_over: whether to discard what is there.
-    """
-    inputs = {"photos": digest_of_path(images)}
+    """Returns the stage that makes a capture of photos without poses."""
+    inputs = {"photos": hash_path(images)}
     if "masks" in options:
-        inputs["masks"] = digest_of_path(Path(" ".join(options["masks"])))
+        inputs["masks"] = hash_path(Path(" ".join(options["masks"])))
     words = ("--images", str(images.absolute()), "--output", str(capture), *(("--start-over",) if start_over else ()))
     outputs = {"poses": capture / "transforms.json", "points": capture / "sparse_pc.ply"}
     return Stage("sfm", POSES, ("f3rm-ext", "sfm", "process"), options, inputs, words, outputs)
 
 
 def view_stage(name: str, title: str, folder: Path, config: str, inputs: Mapping[str, str]) -> Stage:
-    """Returns the stage that renders and measures the held-out views of a run.
-
-    Args:
-        name: of the stage, which begins with ``eval-``.
-        title: for people.
-        folder: output of the workflow.
-        config: config.yml of the run.
-        inputs: hashes of the splats or the field.
-    """
+    """Returns the stage that renders and measures the held-out views of a run."""
     scores = scores_file(folder, name)
     pictures = scores.parent / PICTURES
     words = ("--load-config", config, "--output-path", str(scores), "--render-output-path", str(pictures))
@@ -123,7 +103,7 @@ def scores_file(folder: Path, name: str) -> Path:
     return folder / "eval" / name.removeprefix("eval-") / SCORES
 
 
-def digest_of_path(path: Path) -> str:
+def hash_path(path: Path) -> str:
     """Returns a hash of a file's content, or of the names, sizes and times of a folder's files."""
     if path.is_file():
         return hash_file(path)

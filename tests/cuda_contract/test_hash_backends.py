@@ -19,8 +19,10 @@ from f3rm_ext.nerf.hash_torch import hash_grid_torch
 from f3rm_ext.nerf.model import F3rmModelConfig
 
 NO_IMAGE = "CUDA error: no kernel image is available for execution on the device"
-NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable."
-OTHER_GPU = "Could not find compatible tinycudann extension for compute capability 89."
+NO_COMPILER = "Failed to find C compiler. Please specify via CC environment variable"
+OTHER_GPU = "Could not find compatible tinycudann extension for compute capability 89"
+TRITON = "f3rm_ext.nerf.hash_triton"
+Install = Callable[[str, str], None]
 
 
 class Broken(importlib.abc.MetaPathFinder):
@@ -34,202 +36,131 @@ class Broken(importlib.abc.MetaPathFinder):
             raise self.error
 
 
-@pytest.fixture
-def break_import(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Exception], None]:
-    """Makes the import of a module raise an error."""
+def _tiny_cuda_nn(state: str) -> ModuleType:
+    """tiny-cuda-nn whose first call fails, or gives wrong results."""
 
-    def make(name: str, error: Exception) -> None:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        monkeypatch.setattr(sys, "meta_path", [Broken(name, error), *sys.meta_path])
+    class Encoding(torch.nn.Module):
+        def __init__(self, n_input_dims: int, encoding_config: dict[str, Any]) -> None:
+            super().__init__()
+            levels, width, base, top, log2 = hash_backends._TRIED
+            rows = HashGrid(levels, width, base, top, log2).table.numel()
+            self.params = torch.nn.Parameter(torch.empty(rows, device="meta"))
 
-    return make
+        def forward(self, points: Tensor) -> Tensor:
+            if state == "wrong":
+                return torch.zeros(len(points), 4, dtype=torch.float16, device=points.device)
+            raise RuntimeError(NO_IMAGE)
 
-
-@pytest.fixture
-def tcnn_first_call(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """tiny-cuda-nn can be imported; its first call raises, or gives this text's results."""
-
-    def make(error: str) -> None:
-        class Encoding(torch.nn.Module):
-            def __init__(self, n_input_dims: int, encoding_config: dict[str, Any]) -> None:
-                super().__init__()
-                levels, width, base, top, log2 = hash_backends._TRIED
-                rows = HashGrid(levels, width, base, top, log2).table.numel()
-                self.params = torch.nn.Parameter(torch.empty(rows, device="meta"))
-
-            def forward(self, points: Tensor) -> Tensor:
-                if error == "wrong":
-                    return torch.zeros(len(points), 4, dtype=torch.float16, device=points.device)
-                raise RuntimeError(error)
-
-        module = ModuleType("tinycudann")
-        module.Encoding = Encoding  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, "tinycudann", module)
-
-    return make
+    module: Any = ModuleType("tinycudann")
+    module.Encoding = Encoding
+    return module
 
 
-@pytest.fixture
-def working_triton(trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's kernels, by other means."""
-    module: Any = ModuleType("f3rm_ext.nerf.hash_triton")
-    module.hash_grid_triton = lambda points, table, levels, dtype=torch.float32: hash_grid_reference(
-        points, table, levels.levels
-    ).to(dtype)
-    monkeypatch.setitem(sys.modules, "f3rm_ext.nerf.hash_triton", module)
+def _triton(state: str) -> ModuleType:
+    """Triton's kernels, by other means; or without a compiler for their launcher."""
 
-    # There is no backward pass on these tensors.
-    def forward_only(device: torch.device) -> None:
-        points, table, levels = hash_backends._problem(device)
-        found, expected = (f(points, table, levels) for f in (module.hash_grid_triton, hash_grid_torch))
-        hash_backends._compare([found], [expected], 1e-3)
+    def compute(points: Tensor, table: Tensor, levels: LevelTensors, dtype: torch.dtype = torch.float32) -> Tensor:
+        if state == "fails":
+            raise RuntimeError(NO_COMPILER + ".\nmore lines")
+        return hash_grid_reference(points, table, levels.levels).to(dtype)
 
-    monkeypatch.setitem(hash_backends._TRIALS, "triton", forward_only)
+    module: Any = ModuleType(TRITON)
+    module.hash_grid_triton = compute
+    return module
 
 
 @pytest.fixture(autouse=True)
-def trials(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton is tried, with the stand-ins of these tests."""
-    monkeypatch.setitem(hash_backends._TRIALS, "triton", hash_backends._try_triton)
+def install(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Installs tiny-cuda-nn and Triton in some state, "absent" for not at all."""
+
+    def try_forward(device: torch.device) -> None:  # there is no backward pass on these tensors
+        points, table, levels = hash_backends._problem(device)
+        results = [f(points, table, levels) for f in (sys.modules[TRITON].hash_grid_triton, hash_grid_torch)]
+        hash_backends._compare(results[:1], results[1:], 1e-3)
+
+    def make(tcnn: str, triton: str) -> None:
+        errors = {"absent": ModuleNotFoundError("No module", name="tinycudann"), "import": OSError(OTHER_GPU + ".")}
+        broken = {"tinycudann": errors.get(tcnn)}
+        broken[TRITON] = ModuleNotFoundError("No module", name="triton") if triton == "absent" else None
+        for name, error in broken.items():
+            monkeypatch.delitem(sys.modules, name, raising=False)
+            if error is None:
+                monkeypatch.setitem(sys.modules, name, _triton(triton) if name == TRITON else _tiny_cuda_nn(tcnn))
+            else:
+                monkeypatch.setattr(sys, "meta_path", [Broken(name, error), *sys.meta_path])
+        trial = try_forward if triton == "works" else hash_backends._try_triton
+        monkeypatch.setitem(hash_backends._TRIALS, "triton", trial)
+
+    return make
 
 
-@pytest.fixture
-def triton_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton can be imported, but has no compiler for its launcher."""
-    module: Any = ModuleType("f3rm_ext.nerf.hash_triton")
-
-    def fail(points: Tensor, table: Tensor, levels: LevelTensors) -> Tensor:
-        raise RuntimeError(NO_COMPILER + "\nmore lines")
-
-    module.hash_grid_triton = fail
-    monkeypatch.setitem(sys.modules, "f3rm_ext.nerf.hash_triton", module)
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> str:
-    """What was printed, without line breaks, the time and the place."""
-    return " ".join(word for word in capsys.readouterr().out.split() if "kernel_trials.py" not in word)
-
-
-def test_without_tiny_cuda_nn_triton_is_taken_and_nothing_said(
-    cuda: torch.device,
-    working_triton: None,
-    break_import: Callable[[str, Exception], None],
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("tcnn", "triton", "expected", "reasons"),
+    [
+        ("absent", "works", "triton", []),
+        ("import", "works", "triton", [OTHER_GPU]),
+        ("first call", "works", "triton", [NO_IMAGE]),
+        ("wrong", "works", "triton", ["its results are wrong"]),
+        ("absent", "fails", "torch", [NO_COMPILER, "slower"]),
+        ("absent", "absent", "torch", ["it is not installed"]),
+        ("import", "fails", "torch", [OTHER_GPU, NO_COMPILER]),
+    ],
+)
+def test_what_is_broken_is_passed_over_and_named_once(
+    tcnn: str, triton: str, expected: str, reasons: list[str], cuda: torch.device, install: Install, capsys: Any
 ) -> None:
-    break_import("tinycudann", ModuleNotFoundError("No module named 'tinycudann'", name="tinycudann"))
-    assert resolve_backend("auto", cuda) == "triton"
-    assert said(capsys) == ""
+    install(tcnn, triton)
+    assert [resolve_backend("auto", cuda) for _ in range(3)] == [expected] * 3
+    text = " ".join(word for word in capsys.readouterr().out.split() if "kernel_trials.py" not in word)
+    assert text.count("Hash grids on cuda:0") == bool(reasons) and all(reason in text for reason in reasons)
 
 
-def test_triton_gives_half_under_autocast(
-    cuda: torch.device, working_triton: None, cuda_autocast: Callable[..., Any]
-) -> None:
-    grid = HashGrid(3, 2, 4, 16, 9, backend="triton").to(cuda)
-    points = torch.rand(20, 3).to(cuda)
-    assert grid(points).dtype == torch.float32
-    with cuda_autocast():
-        assert grid(points).dtype == torch.float16
-    with cuda_autocast(torch.bfloat16):
-        assert grid(points).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("how", ["import", "first call", "wrong"])
-def test_a_broken_tiny_cuda_nn_is_passed_over_and_named_once(
-    how: str,
-    cuda: torch.device,
-    working_triton: None,
-    break_import: Callable[[str, Exception], None],
-    tcnn_first_call: Callable[[str], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    if how == "import":
-        break_import("tinycudann", OSError(OTHER_GPU))
-    else:
-        tcnn_first_call(NO_IMAGE if how == "first call" else how)
-    assert [resolve_backend("auto", cuda) for _ in range(3)] == ["triton"] * 3
-    reason = {"import": OTHER_GPU.rstrip("."), "first call": NO_IMAGE, "wrong": "its results are wrong"}[how]
-    sentence = f"Hash grids on cuda:0 run on Triton, since tiny-cuda-nn does not work here ({reason})."
-    text = said(capsys)
-    assert sentence in text and text.count("Hash grids") == 1
-
-
-@pytest.mark.parametrize("error", [OSError(OTHER_GPU), None])
-def test_a_broken_tiny_cuda_nn_that_is_named_is_an_error(
-    error: Exception | None,
-    cuda: torch.device,
-    break_import: Callable[[str, Exception], None],
-    tcnn_first_call: Callable[[str], None],
-) -> None:
-    if error is None:
-        tcnn_first_call(NO_IMAGE)
-    else:
-        break_import("tinycudann", error)
-    with pytest.raises(ConfigError) as caught:
-        resolve_backend("tcnn", cuda)
-    message = str(caught.value)
-    assert message.startswith("The backend tcnn of the hash grids does not work on cuda:0 (")
-    assert (NO_IMAGE if error is None else OTHER_GPU.rstrip(".")) in message
-    assert "--pipeline.model.backend auto" in message and "\n" not in message
-
-
-def test_a_triton_that_cannot_compile_is_passed_over_and_named_once(
-    cuda: torch.device, triton_fails: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    grid = HashGrid(3, 2, 4, 16, 9).to(cuda)
-    points = torch.rand(20, 3).to(cuda)
-    found = [grid(points) for _ in range(2)][-1]
-    expected = hash_grid_reference(points.cpu(), grid.table.cpu(), grid.levels)
-    torch.testing.assert_close(found.cpu(), expected)
-    reason = NO_COMPILER.rstrip(".")
-    sentence = f"Hash grids on cuda:0 run on plain torch, which is slower, since Triton does not work here ({reason})."
-    text = said(capsys)
-    assert sentence in text and text.count("Hash grids") == 1
-
-
-def test_without_triton_torch_is_taken_and_it_is_said(
-    cuda: torch.device, break_import: Callable[[str, Exception], None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    break_import("f3rm_ext.nerf.hash_triton", ModuleNotFoundError("No module named 'triton'", name="triton"))
-    assert resolve_backend("auto", cuda) == "torch"
-    assert "since Triton does not work here (it is not installed)." in said(capsys)
-
-
-def test_a_broken_triton_that_is_named_is_an_error(cuda: torch.device, triton_fails: None) -> None:
-    with pytest.raises(ConfigError, match=r"backend triton .* on cuda:0 \(Failed to find C compiler") as caught:
-        resolve_backend("triton", cuda)
-    assert "C compiler such as gcc" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_both_broken_are_one_sentence(
-    cuda: torch.device,
-    triton_fails: None,
-    break_import: Callable[[str, Exception], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    break_import("tinycudann", OSError(OTHER_GPU))
-    assert resolve_backend("auto", cuda) == "torch"
-    text = said(capsys)
-    assert text.count("Hash grids") == 1 and OTHER_GPU.rstrip(".") in text and NO_COMPILER.rstrip(".") in text
-
-
-@pytest.mark.parametrize("backend", ["tcnn", "triton"])
-def test_a_model_says_so_when_it_is_built(
-    backend: Backend,
-    cuda: torch.device,
-    triton_fails: None,
-    break_import: Callable[[str, Exception], None],
+@pytest.mark.parametrize(
+    ("backend", "tcnn", "triton", "reason"),
+    [
+        ("tcnn", "import", "works", OTHER_GPU),
+        ("tcnn", "first call", "works", NO_IMAGE),
+        ("triton", "absent", "fails", NO_COMPILER),
+    ],
+)
+def test_what_is_broken_and_named_is_an_error(
+    backend: Backend, tcnn: str, triton: str, reason: str, cuda: torch.device, install: Install
 ) -> None:
     from nerfstudio.data.scene_box import SceneBox
 
-    break_import("tinycudann", OSError(OTHER_GPU))
+    install(tcnn, triton)
     box = SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
-    with pytest.raises(ConfigError, match=f"The backend {backend}"):
-        F3rmModelConfig(backend=backend).setup(scene_box=box, num_train_data=1, metadata={}, device="cuda:0")
+    for use in (
+        lambda: resolve_backend(backend, cuda),
+        lambda: F3rmModelConfig(backend=backend).setup(scene_box=box, num_train_data=1, metadata={}, device="cuda:0"),
+    ):
+        with pytest.raises(ConfigError, match=f"backend {backend} .* cuda:0") as caught:
+            use()
+        message = str(caught.value)
+        assert reason in message and "--pipeline.model.backend auto" in message and "\n" not in message
 
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 def test_backends_that_need_nothing(backend: Backend, cuda: torch.device) -> None:
     assert resolve_backend(backend, cuda) == "torch"
+
+
+def test_torch_takes_over_in_value(cuda: torch.device, install: Install) -> None:
+    install("absent", "fails")
+    grid, points = HashGrid(3, 2, 4, 16, 9).to(cuda), torch.rand(20, 3).to(cuda)
+    expected = hash_grid_reference(points.cpu(), grid.table.cpu(), grid.levels)
+    torch.testing.assert_close(grid(points).cpu(), expected)
+
+
+def test_triton_gives_half_under_autocast(
+    cuda: torch.device, install: Install, cuda_autocast: Callable[..., Any]
+) -> None:
+    install("absent", "works")
+    grid, points = HashGrid(3, 2, 4, 16, 9, backend="triton").to(cuda), torch.rand(20, 3).to(cuda)
+    assert grid(points).dtype == torch.float32
+    for dtype in (torch.float16, torch.bfloat16):
+        with cuda_autocast(dtype):
+            assert grid(points).dtype == dtype
 
 
 def test_chunks_fill_the_memory_where_nothing_is_kept(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,10 @@
 import dataclasses
 from typing import Any
 
-import numba
 import pytest
 import torch
 from pretend.gsplat_kernels import Kernels
 from pretend.process_group import ThreadRanks
-from pretend.tensors import on_the_cpu
 from torch import Tensor
 
 from f3rm_ext.splat.rasterize import rasterize
@@ -18,12 +16,6 @@ from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 WIDTH, HEIGHT = 37, 29
 DEGREE = 1
 K = torch.tensor([[44.0, 0.0, 18.8], [0.0, 38.0, 14.3], [0.0, 0.0, 1.0]])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def numba_has_compiled() -> None:
-    """The ranks are threads, and numba does not begin twice at a time."""
-    numba.njit(lambda: 0)()
 
 
 @dataclasses.dataclass
@@ -36,7 +28,7 @@ class Scene:
 
     @classmethod
     def make(cls, cameras: int, count: int = 41) -> "Scene":
-        """Some of the Gaussians are on screen; cameras stand side by side."""
+        """Some of the Gaussians are on screen; cameras stand side by side and see different numbers of them."""
         generator = torch.Generator().manual_seed(3)
         means = torch.rand(count, 3, generator=generator) * 2 - 1
         means[::4, 0] *= 12.0
@@ -50,7 +42,7 @@ class Scene:
         }
         viewmats = torch.eye(4).repeat(cameras, 1, 1)
         viewmats[:, 2, 3] = 3.0
-        viewmats[:, 0, 3] = torch.arange(cameras) * 0.3
+        viewmats[:, 0, 3] = torch.arange(cameras) * 0.9
         return cls(leaves, viewmats, torch.rand(cameras, 3, generator=generator))
 
 
@@ -91,16 +83,16 @@ def draw_in_parts(scene: Scene, ranks: ThreadRanks, antialiased: bool) -> list[d
 
 
 def draw_whole(scene: Scene, antialiased: bool) -> tuple[list[Any], dict[str, Tensor]]:
-    """One process draws all cameras with all Gaussians, in torch."""
-    leaves = {name: value.detach().requires_grad_() for name, value in scene.leaves.items()}
+    """One process draws all cameras with all Gaussians, with the same kernels."""
+    leaves = {name: value.to("cuda").detach().requires_grad_() for name, value in scene.leaves.items()}
     pictures = []
-    for viewmat, background in zip(scene.viewmats, scene.backgrounds, strict=True):
+    for viewmat, background in zip(scene.viewmats.to("cuda"), scene.backgrounds.to("cuda"), strict=True):
         position = -viewmat[:3, :3].T @ viewmat[:3, 3]
         directions = leaves["means"].detach() - position
         colors = sh_colors(DEGREE, directions, leaves["features_dc"], leaves["features_rest"])
         found = rasterize(
-            leaves["means"], leaves["quats"], leaves["sizes"], leaves["alphas"], colors, viewmat, K, WIDTH, HEIGHT,
-            background=background, antialiased=antialiased, backend="torch",
+            leaves["means"], leaves["quats"], leaves["sizes"], leaves["alphas"], colors, viewmat, K.to("cuda"),
+            WIDTH, HEIGHT, background=background, antialiased=antialiased,
         )  # fmt: skip
         found.means2d.retain_grad()
         pictures.append(found)
@@ -112,27 +104,24 @@ def draw_whole(scene: Scene, antialiased: bool) -> tuple[list[Any], dict[str, Te
 def test_pictures_and_gradients_are_those_of_one_process(size: int, antialiased: bool, kernels: Kernels) -> None:
     scene, ranks = Scene.make(size), ThreadRanks(size)
     parts = draw_in_parts(scene, ranks, antialiased)
-    with on_the_cpu():
-        pictures, leaves = draw_whole(scene, antialiased)
-        for rank, part in enumerate(parts):
-            for name in ("colors", "depth", "alpha"):
-                expected = getattr(pictures[rank], name).detach()
-                assert (part[name] - expected).norm() <= 1e-3 * expected.norm(), f"{name} of rank {rank}"
-            for name, leaf in leaves.items():
-                assert leaf.grad is not None
-                expected = leaf.grad[rank::size]
-                found = part[f"gradient of {name}"]
-                assert (found - expected).norm() <= 1e-3 * expected.norm() + 1e-6, f"{name} of rank {rank}"
-            # What densification adds up: the gradients in all images, at the rank that holds the Gaussian.
-            norms = torch.stack([
-                torch.where(found.radii > 0, found.means2d.grad.norm(dim=1), 0) for found in pictures
-            ]).sum(0)  # fmt: skip
-            found = torch.zeros(len(part["gradient of means"]))
-            found.index_add_(0, part["rows"], part["gradient of means2d"].norm(dim=1))
-            assert (found - norms[rank::size]).norm() <= 1e-3 * norms.norm()
-            assert bool((part["radii"] > 0).all()) and len(part["radii"]) == len(part["rows"])
     assert kernels.calls.count("project packed") == kernels.calls.count("project packed backward") == size
     assert kernels.calls.count("composite") == size
+    pictures, leaves = draw_whole(scene, antialiased)
+    for rank, part in enumerate(parts):
+        for name in ("colors", "depth", "alpha"):
+            torch.testing.assert_close(part[name], getattr(pictures[rank], name).detach().cpu(), msg=f"{name}, {rank}")
+        for name, leaf in leaves.items():
+            assert leaf.grad is not None
+            expected, found = leaf.grad.cpu()[rank::size], part[f"gradient of {name}"]
+            assert (found - expected).norm() <= 1e-4 * expected.norm() + 1e-6, f"{name} of rank {rank}"
+        # What densification adds up: the gradients in all images, at the rank that holds the Gaussian.
+        norms = torch.stack([
+            torch.where(found.radii.cpu() > 0, found.means2d.grad.cpu().norm(dim=1), 0) for found in pictures
+        ]).sum(0)  # fmt: skip
+        found = torch.zeros(len(part["gradient of means"]))
+        found.index_add_(0, part["rows"], part["gradient of means2d"].norm(dim=1))
+        assert (found - norms[rank::size]).norm() <= 1e-3 * norms.norm()
+        assert bool((part["radii"] > 0).all()) and len(part["radii"]) == len(part["rows"])
 
 
 def test_only_what_is_seen_is_sent(kernels: Kernels) -> None:
@@ -151,8 +140,7 @@ def test_where_a_rank_has_nothing_in_view_the_others_draw(kernels: Kernels) -> N
     scene.leaves["means"][0::2, 2] -= 9.0
     first, second = draw_in_parts(scene, ranks, antialiased=False)
     assert len(first["rows"]) == 0 and len(second["rows"]) > 0
-    with on_the_cpu():
-        pictures, _ = draw_whole(scene, antialiased=False)
-        for part, picture in zip((first, second), pictures, strict=True):
-            torch.testing.assert_close(part["colors"], picture.colors.detach(), atol=2e-3, rtol=0)
+    pictures, _ = draw_whole(scene, antialiased=False)
+    for part, picture in zip((first, second), pictures, strict=True):
+        torch.testing.assert_close(part["colors"], picture.colors.detach().cpu())
     assert not bool(first["gradient of means"].any())

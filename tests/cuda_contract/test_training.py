@@ -6,31 +6,18 @@ from typing import Any
 import pytest
 import torch
 from pretend.gsplat_kernels import gsplat_kernels
-from pretend.small import CASES, REFINEMENT, SPLATS, STEPS, build, on_cuda
+from pretend.small import CASES, SPLATS, STEPS, build, on_cuda
 from pretend.tensors import pretended
 
 
 @pytest.mark.parametrize(("method", "mode"), CASES)
 def test_steps(method: str, mode: str, noise_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Steps with backward pass, optimisers, 3D filter and densification; the first has the losses of the CPU."""
+    """Steps with backward pass, optimisers, 3D filter and densification."""
     folder = tmp_path_factory.getbasetemp() / "features"
     splats = method in SPLATS
-    truth = build(method, mode, noise_capture, folder) if method in ("f3rm-ext", "sugar-ext", REFINEMENT) else None
-    steps = STEPS[mode] if splats else (0, 1)
-    expected = None
-    if truth is not None:
-        truth.before(steps[0])
-        torch.manual_seed(1)
-        expected = truth.losses(*truth.pipeline.datamanager.next_train(steps[0]))[1]
-    with pretended("backward"), gsplat_kernels(exact=True):
+    with pretended("backward"), gsplat_kernels():
         run = build(method, mode, noise_capture, folder)
-        if expected is not None:
-            run.before(steps[0])
-            torch.manual_seed(1)
-            found = run.losses(*run.pipeline.datamanager.next_train(steps[0]))[1]
-            for name, value in expected.items():
-                torch.testing.assert_close(found[name].detach().cpu(), value.detach(), rtol=2e-3, atol=1e-5, msg=name)
-        for step in steps:
+        for step in STEPS[mode] if splats else (0, 1):
             before = [parameter.detach().cpu() for parameter in run.model.parameters()]
             run.step(step)
             after = list(run.model.parameters())
@@ -62,7 +49,7 @@ def test_a_resumed_run_has_its_moments_on_the_gpu(
     method: str, mode: str, noise_capture: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.getbasetemp() / "features"
-    with pretended("backward"), gsplat_kernels(exact=True):
+    with pretended("backward"), gsplat_kernels():
         first = build(method, mode, noise_capture, folder)
         first.step(4001)
         saved = {name: _on_the_cpu(optimizer.state_dict()) for name, optimizer in first.optimizers.optimizers.items()}

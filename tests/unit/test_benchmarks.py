@@ -2,7 +2,9 @@
 
 import ast
 import importlib
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -33,15 +35,14 @@ def test_what_a_benchmark_imports_is_there(script: Path) -> None:
 
 
 def test_nerfacto_is_measured_with_the_samples_and_the_batch_of_lite(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from f3rm_ext.method_configs.presets import make_config
 
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    cpu_training, train_once = (importlib.import_module(name) for name in ("cpu_training", "train_once"))
+    cpu_training, train_once = map(load, ("cpu_training", "train_once"))
     runs: list[Any] = []
 
-    def run_once(command: list[str], _: dict[str, str]) -> dict[str, Any]:
+    def measure(command: list[str], _: dict[str, str]) -> dict[str, Any]:
         run = train_once.tyro.cli(train_once.TrainOnce, args=command[2:])
         runs.append(run)
         cpu_ms = 100.0 if run.method == "nerfacto" else 10.0
@@ -51,7 +52,7 @@ def test_nerfacto_is_measured_with_the_samples_and_the_batch_of_lite(
             | {"train_cpu_s": cpu_ms / 1e3 * run.steps, "rays_per_cpu_s": 1.0, "peak_rss_mib": 1}
         )
 
-    monkeypatch.setattr(cpu_training, "run_once", run_once)
+    monkeypatch.setattr(cpu_training, "require_result", measure)
     monkeypatch.setattr(cpu_training, "evaluate", lambda config, environment: {"psnr": 1.0})
     cpu_training.CpuTraining(data=tmp_path, steps=50, out=tmp_path / "out.json").main()
 

@@ -2,12 +2,10 @@
 
 import argparse
 import doctest
-import importlib
-import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,16 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def load() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a benchmark by its name, as its siblings do."""
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path.remove(str(BENCHMARKS))
 
 
 @pytest.mark.parametrize("rehearse", [False, True])
@@ -85,18 +74,6 @@ def test_rows_failures_and_targets_are_shown(load: Callable[[str], ModuleType]) 
     assert "| text query at 1080p, field, ms, ≤ 50 | 12.5 |" in text
     assert "| text query at 1080p, splats, ms, ≤ 50 | – |" in text
     assert "nerfacto: ValueError: no / such thing" in text and "tests: 3 passed" in text and "late: " in text
-
-
-def test_a_report_is_whole_or_not_there(
-    load: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "new" / "report.json"
-    write_report = load("processes").write_report
-    write_report({"a": 1}, path)
-    monkeypatch.setattr(os, "replace", lambda *_: pytest.fail("killed"))
-    with pytest.raises(pytest.fail.Exception):
-        write_report({"a": 2}, path)
-    assert json.loads(path.read_text()) == {"a": 1}
 
 
 # --- processes -------------------------------------------------------------------------------------------------------
@@ -165,30 +142,6 @@ def test_a_watch_times_counts_and_ends_a_run(load: Callable[[str], ModuleType]) 
     assert found["steps"] == 7 and found["timed_steps"] == 5 and found["it_per_s"] > 0
     assert found["operators_per_step"] >= 3
     assert found["launches_per_step"] is found["sync_warnings_per_step"] is None, "the CPU launches nothing"
-
-
-def test_a_watch_ends_a_run_in_time(load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
-    step_watch, clock = load("step_watch"), [0.0]
-    monkeypatch.setattr(step_watch.time, "perf_counter", lambda: clock[0])
-
-    def step() -> None:
-        clock[0] += 0.5
-
-    watch = step_watch.StepWatch(CPU, steps=90, warm_up=4, seconds=2.9)
-    trainer = trainer_of(step)
-    watch.attach(trainer)
-    watch.run(trainer.train)
-    found = watch.result()
-    assert (found["steps"], found["timed_steps"], found["timed_s"]) == (10, 6, 3.0)
-    assert found["it_per_s"] == 2.0 and found["step_ms"] == 500.0
-
-
-def test_a_run_that_ends_by_itself_is_an_error(load: Callable[[str], ModuleType]) -> None:
-    watch = load("step_watch").StepWatch(CPU, steps=100, warm_up=1)
-    trainer = trainer_of(lambda: None)
-    watch.attach(trainer)
-    with pytest.raises(RuntimeError, match="100 of 100"):
-        watch.run(trainer.train)
 
 
 def test_the_peer_renders_features_and_their_loss_moves_the_density(

@@ -98,8 +98,3 @@ except ConfigError as error:
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "f3rm_ext.nerf.model" in result.stdout and "f3rm-ext doctor" in result.stdout, result.stderr
-
-
-def test_command_is_installed() -> None:
-    (point,) = importlib.metadata.entry_points(group="console_scripts", name="f3rm-ext")
-    assert point.value == "f3rm_ext.scripts.cli:main"

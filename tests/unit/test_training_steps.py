@@ -1,10 +1,8 @@
 """Measurements of the pose estimator's training and of MoCo: plans, memory, times, batches that do not fit."""
 
 import doctest
-import importlib
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,17 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 CPU = torch.device("cpu")
 QUICK = ["--tiny", "--device", "cpu", "--warm-up", "0", "--steps", "2", "--seconds", "0"]
-
-
-@pytest.fixture(scope="module")
-def load() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a benchmark by its name, as its siblings do."""
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path.remove(str(BENCHMARKS))
 
 
 @pytest.fixture(scope="module")
@@ -53,43 +42,6 @@ def test_moco_takes_what_is_planned(load: Callable[[str], ModuleType]) -> None:
     assert (found["batch"], found["accumulation"], found["queue"], found["epochs"]) == (8, 4, 256, 600)
     assert found["images_per_s"] == pytest.approx(32 * found["steps_per_s"], rel=1e-3)
     assert found["run_steps"] == 600 * (2000 // 8) // 4
-
-
-@pytest.mark.parametrize(
-    ("name", "batch", "queue", "epochs"),
-    [
-        ("low-vram", 64, 65_536, 300),
-        ("optimized-16gb", 96, 76_800, 600),
-        ("batch-80", 80, 64_000, 300),
-        ("batch-128", 128, 65_536, 300),
-    ],
-)
-def test_presets_are_those_of_the_guide(
-    name: str, batch: int, queue: int, epochs: int, load: Callable[[str], ModuleType]
-) -> None:
-    from f3rm_ext.moco.options import make_plan
-
-    moco = load("moco_training")
-    plan = make_plan(moco.make_config(name, moco.make_parser().parse_args(["--device", "cpu"])), moco.IMAGES)
-    assert (plan.pair.batch_size, plan.pair.queue_size, plan.pair.epochs) == (batch, queue, epochs)
-    assert (plan.config.architecture, plan.config.image_size, plan.config.use_amp) == ("resnet50", 224, True)
-
-
-def test_poses_have_the_published_sizes(load: Callable[[str], ModuleType], tmp_path: Path) -> None:
-    poses = load("pose_training")
-    options = poses.make_parser().parse_args(["--encoder", str(tmp_path / "vit.pth")])
-    found = {name: poses.make_settings(name, options, tmp_path) for name in poses.ROWS}
-    assert [settings.training.batch_size for settings in found.values()] == [8, 4, 4]
-    assert {settings.model.num_images for settings in found.values()} == {8}
-    assert {settings.model.size for settings in found.values()} == {"published"}
-    assert [settings.cells for settings in found.values()] == [16, 256, 256]
-    scene = poses.MadeUpScenes(found["dense-all"])[3]
-    assert scene.images.shape == (8, 3, 224, 224) and scene.maps.shape == (8, 8, 256, 256)
-    assert [poses.ROWS[name][2] for name in poses.ROWS] == [
-        found["sparse"].training.max_iterations,
-        50_000,
-        found["dense-all"].training.max_iterations - 50_000,
-    ]
 
 
 def test_batches_that_do_not_fit_are_halved_and_told(steps: ModuleType) -> None:

@@ -125,7 +125,7 @@ class PackedAdam(torch.optim.Optimizer):
                 parameter.data[rows] = to_half(value, generator) if half else value
 
     def gather_gradients(self, parameter: Parameter, ranks: Ranks) -> bool:
-        """See :class:`f3rm_ext.engine.synchronization.GathersGradients`."""
+        """See :class:`f3rm_ext.engine.protocols.GathersGradients`."""
         return gather_gradient(parameter, ranks)
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -19,7 +19,7 @@ from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttrib
 from nerfstudio.engine.optimizers import Optimizers
 from PIL import Image
 
-from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig, schedule_length
+from f3rm_ext.engine.optimizers import fit_optimizers
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.method_configs.splat_presets import make_splat_config
@@ -180,11 +180,7 @@ def make_run(method: str, capture: Path, cache: Path, change: Callable[[Any], No
 def _run_of(config: Any, folder: Path) -> Run:
     device = str(CUDA) if is_pretended() else "cpu"
     pipeline = config.pipeline.setup(device=device, test_mode="val")
-    for group in config.optimizers.values():
-        if isinstance(group["scheduler"], RunDecaySchedulerConfig):
-            group["scheduler"].fit(schedule_length(config))
-    if hasattr(config.pipeline.model, "fit_optimizers"):
-        config.pipeline.model.fit_optimizers(config.optimizers)
+    fit_optimizers(config.optimizers, config)
     optimizers = Optimizers(config.optimizers, pipeline.get_param_groups())
     with mock.patch("torch.amp.grad_scaler.torch.cuda.is_available", lambda: True):
         scaler = torch.amp.GradScaler("cuda", enabled=bool(config.mixed_precision) and device != "cpu")

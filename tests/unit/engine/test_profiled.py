@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from f3rm_ext.engine import profiled
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.profiling import memory
 from f3rm_ext.profiling.profile_file import NAME, Profile, read_profile
 
@@ -92,8 +91,3 @@ def test_the_profile_says_how_a_run_ended(toy: ModuleType, tmp_path: Path, error
     with pytest.raises(BaseException):  # noqa: B017
         toy.run(config)
     assert read_profile(config.get_base_dir() / NAME).end == reason
-
-
-def test_the_interval_is_checked(toy: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--profile-tensors-every is 0"):
-        toy.make_config(tmp_path, 5, profile_tensors_every=0).check()

@@ -99,6 +99,12 @@ class TestResume:
             toy.make_config(tmp_path, 6, schedule_steps=5).save_config()
         toy.make_config(tmp_path, 6, schedule_steps=6).check()
 
+    def test_evaluation_has_no_graph(self, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+        graphs: list[bool] = []
+        monkeypatch.setattr(Trainer, "eval_iteration", lambda *_, **__: graphs.append(torch.is_grad_enabled()))
+        whole.eval_iteration(step=2)
+        assert graphs == [False] and torch.is_grad_enabled()
+
     def test_callbacks_see_the_true_number_of_iterations(
         self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -291,18 +297,12 @@ class TestConfig:
             config.setup(local_rank=0, world_size=1)
         assert not (tmp_path / "out").exists()
 
-    @pytest.mark.parametrize("name", ["max_num_iterations", "steps_per_save"])
+    @pytest.mark.parametrize("name", ["max_num_iterations", "steps_per_save", "profile_tensors_every"])
     def test_non_positive_steps(self, toy: ModuleType, tmp_path: Path, name: str) -> None:
         config = toy.make_config(tmp_path, 5)
         setattr(config, name, 0)
         with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is 0"):
             config.check()
-
-    def test_defaults_keep_to_this_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("f3rm_ext.compat.has_cuda", lambda: False)
-        config = F3rmTrainerConfig()
-        assert config.machine.device_type == "cpu"
-        assert config.viewer.websocket_host == "127.0.0.1"
 
     def test_viewer_of_ns_viewer_stays_local(self, monkeypatch: pytest.MonkeyPatch) -> None:
         config = yaml.load(yaml.dump(F3rmTrainerConfig()), Loader=yaml.Loader)

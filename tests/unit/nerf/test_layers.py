@@ -25,10 +25,6 @@ def test_mlp_without_output_layer_ends_in_relu() -> None:
     assert out.shape == (50, 16) and (out >= 0).all() and (out > 0).any()
 
 
-def test_mlp_has_no_bias() -> None:
-    assert not Mlp(4, 8, 1, 3)(torch.zeros(2, 4)).any()
-
-
 def test_frequency_encoding_at_known_points() -> None:
     encoded = frequency_encoding(torch.tensor([[0.5, 0.0, 0.25]]), num_frequencies=1)
     half = math.sqrt(0.5)
@@ -87,8 +83,3 @@ def test_heaviest_samples_keep_the_total_weight() -> None:
     torch.testing.assert_close(kept[0, :, 0], torch.tensor([0.5, 0.2]) * 0.85 / 0.7)
     torch.testing.assert_close(at[0], positions[0, [1, 3]])
     assert torch.isfinite(kept).all()
-
-
-def test_keeping_all_samples_changes_nothing() -> None:
-    weights, positions = torch.rand(3, 4, 1), torch.rand(3, 4, 3)
-    assert heaviest_samples(weights, positions, 4)[0] is weights

@@ -16,7 +16,7 @@ from f3rm_ext.memory.estimate import MemoryEstimate
 from f3rm_ext.planning.estimator import cached
 from f3rm_ext.planning.plan import Plan, Question, make_plan
 from f3rm_ext.planning.request import PlanRequest
-from f3rm_ext.planning.table import bar, duration, show
+from f3rm_ext.planning.table import bar, show
 from f3rm_ext.planning.throughput import Throughput
 
 Estimate = Callable[[PlanRequest], MemoryEstimate]
@@ -144,10 +144,6 @@ def test_the_bar_has_the_card_s_end(gib: int, share: str) -> None:
     picture = line.split(" ")[0]
     assert share in line and picture.count("┃") == 1 and len(picture) == 61
     assert abs(picture.count("P") - 60 / max(2, gib)) <= 0.5 >= abs(picture.count("A") - 60 / max(2, gib))
-
-
-def test_durations() -> None:
-    assert [duration(seconds) for seconds in (1, 61, 3599, 86_400)] == ["1 s", "1 min 1 s", "59 min 59 s", "24 h 0 min"]
 
 
 def test_estimates_are_made_once(estimate: Estimate) -> None:

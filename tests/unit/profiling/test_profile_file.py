@@ -1,7 +1,6 @@
 """The file of a profile survives a kill, and is found by its run."""
 
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,16 +90,3 @@ def test_a_run_without_a_profile_is_one_sentence(
 def test_a_profile_without_a_snapshot_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no snapshot yet"):
         read_profile(write(tmp_path / NAME, ("start", {})))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_what_was_recorded_survives_a_kill(tmp_path: Path, snapshot: Any) -> None:
-    child = os.fork()
-    if child == 0:  # writes two records, and is killed without a chance to close the file
-        writer = ProfileWriter(tmp_path / NAME)
-        for step in (1, 2):
-            writer.write(*snapshot(step))
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    profile = read_profile(tmp_path / NAME)
-    assert [one.step for one in profile.snapshots] == [1, 2] and profile.end == ""

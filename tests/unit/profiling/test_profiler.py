@@ -14,7 +14,6 @@ from f3rm_ext.profiling import memory, profiler
 from f3rm_ext.profiling.device import DeviceMemory, DeviceSampler
 from f3rm_ext.profiling.profile_file import NAME, read_profile
 from f3rm_ext.profiling.profiler import Parts, TensorProfiler, scalars
-from f3rm_ext.profiling.saved_tensors import SavedTensors
 
 CPU = torch.device("cpu")
 
@@ -75,11 +74,11 @@ def make(tmp_path: Path, said: list[str]) -> Iterator[Any]:
 def test_snapshots_come_at_their_steps_and_at_the_ends(make: Any, tmp_path: Path) -> None:
     made = make(every=4)
     for step in range(6):
-        made.before_step()
+        made.step_pre_backward()
         with made.step(step):
             pass
         made.ends("train")
-        made.after_step(step)
+        made.step_post_backward(step)
     made.close("finished")
     profile = read_profile(tmp_path / NAME)
     assert [one.step for one in profile.snapshots] == [0, 4, 5]
@@ -90,7 +89,7 @@ def test_snapshots_come_at_their_steps_and_at_the_ends(make: Any, tmp_path: Path
 def test_every_phase_has_its_peak_whoever_resets_in_between(make: Any, meter: Meter) -> None:
     observers = list(memory._observers)  # other tests end within a step
     made = make()
-    made.before_step()
+    made.step_pre_backward()
     meter.use(500)
     memory.reset_peak(CPU)  # a model that measures for itself
     meter.use(20)
@@ -100,13 +99,13 @@ def test_every_phase_has_its_peak_whoever_resets_in_between(make: Any, meter: Me
     with made.evaluation():
         meter.use(900)
     meter.use(3)
-    made.before_step()
+    made.step_pre_backward()
     meter.use(80)
     made.ends("train")  # the highest counts, not the last
-    made.after_step(0)
+    made.step_post_backward(0)
     peaks = {name: values["tensors"] for name, values in made.snapshots[0].phases.items()}
     assert peaks == {"train": 600, "densify": 170, "evaluation": 1000, "between steps": 103}
-    made.after_step(2)
+    made.step_post_backward(2)
     assert made.snapshots[1].phases == {}, "peaks are those since the last snapshot"
     made.close("finished")
     assert memory._observers == observers
@@ -118,40 +117,15 @@ def test_activations_are_what_autograd_keeps(make: Any) -> None:
     with made.step(0):
         loss = model(inputs).pow(2).sum()
         loss.backward()
-    made.after_step(0)
+    made.step_post_backward(0)
     # The input, the sigmoid's output (which the next layer keeps too) and what is squared; no weights.
     assert made.snapshots[0].activations == 4 * (100 * 8 + 100 * 16 + 100)
-
-
-def test_counting_what_is_saved_changes_no_value() -> None:
-    layer, inputs = nn.Linear(4, 4), torch.rand(3, 4)
-    gradients = []
-    for saved in (None, SavedTensors(layer.parameters())):
-        layer.zero_grad()
-        if saved is None:
-            layer(inputs).exp().sum().backward()
-        else:
-            with saved.counted():
-                layer(inputs).exp().sum().backward()
-        assert layer.weight.grad is not None
-        gradients.append(layer.weight.grad.clone())
-    assert torch.equal(*gradients)
-
-
-def test_a_planted_leak_is_reported_once(make: Any, said: list[str]) -> None:
-    made, kept = make(every=1), []
-    for step in range(8):
-        kept.append(torch.zeros(1 << 20, dtype=torch.uint8))
-        made.after_step(step)
-    made.close("finished")
-    (leak,) = (text for text in said if text.startswith("Memory leaks"))
-    assert "unnamed uint8 [1048576]" in leak
 
 
 def test_a_steady_run_has_nothing_to_report(make: Any, said: list[str]) -> None:
     made = make(every=1)
     for step in range(8):
-        made.after_step(step)
+        made.step_post_backward(step)
     assert said == []
 
 
@@ -160,7 +134,7 @@ def test_a_full_disk_ends_the_profile_and_not_the_run(make: Any, said: list[str]
         pytest.skip("no /dev/full here")
     (tmp_path / "full").symlink_to("/dev/full")
     made = make(path=tmp_path / "full")
-    made.after_step(0)
+    made.step_post_backward(0)
     made.close("finished")
     assert len(made.snapshots) == 1
     assert len(said) == 1 and "No space left" in said[0] and "training goes on" in said[0]
@@ -172,14 +146,14 @@ def test_missing_nvml_is_said_once_and_the_profile_goes_on(
     monkeypatch.setattr(profiler, "start_sampler", lambda device: (None, "NVML cannot be used."))
     made = make()
     for step in (0, 2, 4):
-        made.after_step(step)
+        made.step_post_backward(step)
     assert said == ["NVML cannot be used."] and len(made.snapshots) == 3
 
 
 def test_tensorboard_gets_the_tags_that_are_documented(make: Any) -> None:
     made = make()
     made.ends("train")
-    made.after_step(0)
+    made.step_post_backward(0)
     values = scalars(made.snapshots[0])
     assert values["Tensor_Category/parameters_MB"] == pytest.approx((64 + 8) * 4 / 2**20)
     assert {"fragmentation_percent", "Large_Tensors/count", "Peak/train_tensors_MB"} <= values.keys()
@@ -207,7 +181,7 @@ def test_on_cuda_the_allocator_and_the_whole_gpu_are_recorded(
     made.ends("train")
     used.append(4000)
     made.ends("train")
-    made.after_step(0)
+    made.step_post_backward(0)
     made.close("finished")
     (one,) = made.snapshots
     assert (one.allocated, one.reserved, one.gaps, one.cache) == (300, 1000, 50, 650)
@@ -226,6 +200,6 @@ def test_a_driver_that_goes_away_is_said_once(make: Any, said: list[str], monkey
     made = make()
     for step in (0, 2):
         made.ends("train")
-        made.after_step(step)
+        made.step_post_backward(step)
     made.close("finished")
     assert said == ["The memory of the whole GPU is no longer recorded: pop from empty list."]

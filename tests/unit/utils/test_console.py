@@ -26,14 +26,6 @@ def test_rate_is_open_before_the_first_step() -> None:
     assert "- points/s" in drawn(0)
 
 
-def test_disabled_bar_draws_nothing() -> None:
-    assert drawn(4, disable=True) == ""
-
-
-def test_bar_is_drawn_on_nerfstudios_console() -> None:
-    assert image_progress().console is console()
-
-
 def test_messages_go_to_stderr_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err, later = io.StringIO(), io.StringIO(), io.StringIO()
     monkeypatch.setattr("sys.stdout", out)

@@ -1,6 +1,7 @@
 """The folder of a command: what is written, and what is left alone."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -84,12 +85,10 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from f3rm_ext.utils import output_folder as files
-
-    def full(path: Path, data: bytes) -> None:
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     out = folder(tmp_path)
-    monkeypatch.setattr(files, "write_atomic", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ConfigError, match=r"a\.png cannot be written \(No space left on device\)"):
         out.png("a.png", PICTURE)

@@ -40,10 +40,6 @@ def test_regions_lie_inside_the_image(row: float, col: float, expected: tuple[in
     assert pictures.region_around(row, col, 20, 100, 200) == expected
 
 
-def test_a_region_is_no_larger_than_the_image() -> None:
-    assert pictures.region_around(3.0, 3.0, 50, 8, 30) == (0, 0, 8, 8)
-
-
 def test_data_uri_holds_the_picture() -> None:
     image = np.zeros((20, 30, 3), np.uint8)
     image[..., 0] = 200

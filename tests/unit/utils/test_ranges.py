@@ -26,20 +26,20 @@ def test_values_in_range(options: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "limits"),
     [
-        {"batch_size": 0},
-        {"batch_size": 10**25},
-        {"rate": 0.0},
-        {"rate": math.nan},
-        {"rate": math.inf},
-        {"momentum": 1.0},
-        {"momentum": -0.1},
-        {"thresholds": (0.1, -1.0)},
-        {"corner": (1, 0)},
+        ({"batch_size": 0}, "of 1 or more"),
+        ({"batch_size": 10**25}, "up to 1e"),
+        ({"rate": 0.0}, "above 0"),
+        ({"rate": math.nan}, "above 0"),
+        ({"rate": math.inf}, "up to 1e"),
+        ({"momentum": 1.0}, "from 0 to below 1"),
+        ({"momentum": -0.1}, "from 0 to below 1"),
+        ({"thresholds": (0.1, -1.0)}, "above 0"),
+        ({"corner": (1, 0)}, "of 1 or more"),
     ],
 )
-def test_values_out_of_range_are_named(options: dict) -> None:
+def test_values_out_of_range_are_named(options: dict, limits: str) -> None:
     (name,) = options
-    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is "):
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is .* {limits}"):
         check_ranges(Options(**options))

@@ -223,9 +223,3 @@ class TestWhereItIsCalled:
             "sys.modules; import torch; print(json.dumps({'policy': os.environ['OMP_WAIT_POLICY']}))"
         )
         assert run(code) == {"policy": "PASSIVE"}
-
-
-def test_description() -> None:
-    text = threads.describe()
-    for part in ("cores usable", "threads of PyTorch", "of numba (", "waiting threads"):
-        assert part in text

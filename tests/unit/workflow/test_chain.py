@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from f3rm_ext.errors import ConfigError, UserError
-from f3rm_ext.utils.atomic_files import FolderLock
 from f3rm_ext.workflow import runner
 from f3rm_ext.workflow.manifest import NAME
 
@@ -121,12 +120,6 @@ def test_a_lost_or_changed_file_is_made_again(run_chain: RunChain, player: Any, 
     assert player.names()[:2] == ["export refined-mesh", "export texture"]
 
 
-def test_notes_of_commands_are_kept(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
-    player.notes["Mesh"] = ["The surface has fewer vertices than the 9 of --vertices."]
-    assert player.notes["Mesh"][0] in run_chain(until_stage="mesh")
-    assert records(tmp_path)["mesh"]["notes"] == player.notes["Mesh"]
-
-
 def test_a_failure_leaves_the_manifest_as_it_was(
     run_chain: RunChain, player: Any, failure: Any, tmp_path: Path
 ) -> None:
@@ -142,15 +135,6 @@ def test_a_failure_leaves_the_manifest_as_it_was(
 def test_stages_out_of_order(run_chain: RunChain, first: str) -> None:
     with pytest.raises(ConfigError, match=f"--from-stage {first} needs the stage coarse, which is not finished"):
         run_chain(from_stage=first)
-
-
-def test_two_chains_in_one_folder(run_chain: RunChain, tmp_path: Path) -> None:
-    run_chain(until_stage="coarse")
-    with (
-        FolderLock(tmp_path / "out" / ".lock").hold(),
-        pytest.raises(ConfigError, match="Another `f3rm-ext sugar run`"),
-    ):
-        run_chain()
 
 
 def test_options_of_the_refinement_are_checked_first(run_chain: RunChain, player: Any) -> None:
@@ -269,15 +253,6 @@ def test_a_pose_stage_that_was_killed_goes_on(run_chain: RunChain, player: Any, 
     kept.write_bytes(b"features")
     run_chain(data=None, images=photos, until_stage="sfm")
     assert kept.exists() and records(tmp_path)["sfm"]["runs"] == 2
-
-
-def test_a_folder_of_other_photos_is_refused(run_chain: RunChain, photos: Path, tmp_path: Path) -> None:
-    run_chain(data=None, images=photos, until_stage="sfm")
-    other = photos.rename(tmp_path / "others")
-    with pytest.raises(ConfigError, match=r"is of .*photos, not of .*others: choose a new folder"):
-        run_chain(data=None, images=other)
-    with pytest.raises(ConfigError, match=r"is of .*photos, not of .*room: choose a new folder"):
-        run_chain()
 
 
 def test_options_of_both_trainings_are_checked_before_poses_are_found(

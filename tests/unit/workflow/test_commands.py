@@ -171,8 +171,3 @@ def test_programs_beside_this_python_come_first() -> None:
     name = Path(sys.executable).name
     assert program(name) == str(Path(sys.executable).parent / name)
     assert program("no-such-program-here") == "no-such-program-here"
-
-
-def test_the_command_line_is_as_one_would_type_it(tmp_path: Path) -> None:
-    command = Command("x", [sys.executable, "-m", "a.b", "--name", "two words"], tmp_path / "log")
-    assert command.text == "python -m a.b --name 'two words'"

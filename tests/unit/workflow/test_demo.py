@@ -107,16 +107,6 @@ def test_runs_have_the_name_of_the_capture(run: Any, tmp_path: Path, given: str)
     assert "--load-config runs/fox/" in page
 
 
-def test_an_interrupted_training_resumes(run: Any, player: Any) -> None:
-    player.failures["Training"] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        run()
-    page, said = run()
-    assert player.names() == ALL[1:], "the room is there"
-    assert "--load-dir" in player.ran[0] and "after 15 steps" in said
-    assert "in 2 runs" in page
-
-
 def test_more_steps_train_on_and_measure_again(run: Any, player: Any) -> None:
     run()
     run(steps=40)
@@ -132,16 +122,6 @@ def test_other_options_are_another_run(run: Any, player: Any, tmp_path: Path) ->
     assert len(list((tmp_path / "demo" / "runs" / "room" / "f3rm-ext-lite").iterdir())) == 2
     run(scale=0.5, exemplar="vase")
     assert player.names() == ["-m"] and player.ran[0][-2:] == ["--exemplar", "vase"]
-
-
-def test_what_was_deleted_is_made_again(run: Any, player: Any, tmp_path: Path) -> None:
-    run()
-    (tmp_path / "demo" / "eval" / "views" / "scores.json").unlink()
-    run()
-    assert player.names() == ["ns-eval"]
-    next((tmp_path / "demo").rglob("*.ckpt")).unlink()
-    run()
-    assert player.names()[0] == ALL[1] and "--load-dir" not in player.ran[0]
 
 
 def test_a_room_that_was_changed_is_made_again_in_its_place(run: Any, player: Any, tmp_path: Path) -> None:

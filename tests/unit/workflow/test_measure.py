@@ -128,10 +128,6 @@ def test_a_place_of_ones_own(measured: QuerySpec, run: Run) -> None:
         assert len(query["objects"]) > 3
 
 
-def test_an_object_of_ones_own(measured: QuerySpec) -> None:
-    assert measured(exemplar="rug")["query"]["object"] == "rug"
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

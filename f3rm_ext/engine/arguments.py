@@ -1,0 +1,43 @@
+"""The words of a command line of ``ns-train``."""
+
+from collections.abc import Collection, Sequence
+from typing import Any, TypeVar
+
+import tyro
+from nerfstudio.engine.trainer import TrainerConfig
+
+Config = TypeVar("Config", bound=TrainerConfig)
+
+
+def parse_arguments(method: str, default: Config, arguments: Sequence[str]) -> Config:
+    """Returns the options of a run, as ``ns-train METHOD ARGUMENTS`` would have them.
+
+    Args:
+        default: its options; not changed.
+
+    Raises:
+        ConfigError: an option cannot work.
+        SystemExit: from tyro, after help (0) or wrong options (2).
+    """
+    markers: Any = tyro.conf.SuppressFixed[tyro.conf.FlagConversionOff[type(default)]]  # as nerfstudio has it
+    return tyro.cli(markers, default=default, prog=f"ns-train {method}", args=list(arguments))
+
+
+def without_options(arguments: Sequence[str], names: Collection[str]) -> list[str]:
+    """Returns words without some options of one value.
+
+    >>> without_options(["--vis", "viewer", "--load_dir=old", "--load-dir", "old"], {"load-dir"})
+    ['--vis', 'viewer']
+
+    Args:
+        names: names of the options, without dashes before them.
+    """
+    kept: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if not name.startswith("--") or name[2:].replace("_", "-") not in names:
+            kept.append(word)
+        elif not equals:
+            next(words, None)
+    return kept
