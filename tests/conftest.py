@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def open3d() -> ModuleType:
     """What nerfstudio exports with, and we make meshes with."""
-    from f3rm_ext.mesh.open3d_library import open3d
+    from f3rm_ext.utils.open3d_library import open3d
 
     return open3d()
 

@@ -13,7 +13,8 @@ from scipy.sparse.csgraph import connected_components
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.mesh_files import vertex_colors
-from f3rm_ext.mesh.open3d_library import from_open3d, open3d, to_open3d
+from f3rm_ext.mesh.open3d_conversion import from_open3d, to_open3d
+from f3rm_ext.utils.open3d_library import open3d
 
 _ROUNDS = 40
 

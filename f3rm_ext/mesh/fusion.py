@@ -12,8 +12,9 @@ import trimesh
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.cleaning import join
-from f3rm_ext.mesh.open3d_library import from_open3d, open3d
+from f3rm_ext.mesh.open3d_conversion import from_open3d
 from f3rm_ext.mesh.views import NO_DEPTH, StoredViews
+from f3rm_ext.utils.open3d_library import open3d
 
 TRUNCATION_VOXELS = 5.0
 """Distance from the surface up to which voxels are filled, in voxels."""

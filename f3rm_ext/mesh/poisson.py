@@ -8,11 +8,12 @@ from torch import Tensor
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.cleaning import join
 from f3rm_ext.mesh.level_set import SurfaceCloud, center_points, level_points
-from f3rm_ext.mesh.open3d_library import from_open3d, open3d, point_cloud
+from f3rm_ext.mesh.open3d_conversion import from_open3d, point_cloud
 from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.mesh.views import StoredViews
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.console import StageProgress
+from f3rm_ext.utils.open3d_library import open3d
 
 OUTLIER_NEIGHBOURS, OUTLIER_RATIO = 20, 20.0
 """Points whose mean distance to this many neighbours exceeds the mean by this many standard deviations are left out."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, no_type_check
 
 import numpy as np
-import torch
 import trimesh
 from jaxtyping import Bool, Float, Int
 from numba import njit
@@ -22,9 +21,11 @@ from scipy.spatial import KDTree
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.mesh_files import SurfacePoints
 from f3rm_ext.mesh.metrics import Comparison, sample_mesh
-from f3rm_ext.mesh.open3d_library import open3d, point_cloud, raycasting_scene
+from f3rm_ext.mesh.open3d_conversion import point_cloud
+from f3rm_ext.utils.open3d_library import RayCaster, open3d
 
 Protocol = Literal["plain", "dtu", "tanks-and-temples"]
 Surface = trimesh.Trimesh | SurfacePoints
@@ -281,22 +282,14 @@ def seen_points(
     Raises:
         CaptureError: the capture cannot be read.
     """
-    tensor = open3d().core.Tensor
     views, frame = capture_views(capture)
-    scene = raycasting_scene(truth.vertices, truth.faces)
-    in_scene = torch.from_numpy(frame.to_scene(points))
-    centers = frame.to_capture(views.positions.double().numpy())
+    caster = RayCaster(truth.vertices, truth.faces)
     count = np.zeros(len(points), np.int8)
-    for index, center in enumerate(centers):
-        left = np.flatnonzero(count < NEEDED_VIEWS)
-        x, y, z = (in_scene[left] @ views.viewmats[index, :3, :3].double().T + views.viewmats[index, :3, 3]).unbind(1)
-        fx, fy, cx, cy = (float(views.Ks[index, row, col]) for row, col in ((0, 0), (1, 1), (0, 2), (1, 2)))
-        across, down = fx * x / z + cx, fy * y / z + cy
-        inside = (z > 0) & (across >= 0) & (across < views.widths[index]) & (down >= 0) & (down < views.heights[index])
-        left = left[inside.numpy()]
-        away = points[left] - center
-        rays = np.concatenate([np.broadcast_to(center, away.shape), away], axis=1).astype(np.float32)
-        hidden = scene.test_occlusions(tensor(rays), tnear=0.0, tfar=1.0 - _RAY_END).numpy()
+    for index in range(len(views.widths)):
+        camera, left = Camera.of(views, index, frame), np.flatnonzero(count < NEEDED_VIEWS)
+        at, depth = camera.project(points[left])
+        left = left[(depth > 0) & ((at >= 0) & (at < (camera.width, camera.height))).all(axis=1)]
+        hidden = caster.occluded(camera.center, points[left] - camera.center, 1 - _RAY_END)
         count[left[~hidden]] += 1
         on_progress(index + 1)
     return count >= NEEDED_VIEWS

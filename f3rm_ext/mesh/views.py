@@ -16,6 +16,7 @@ from torch import Tensor
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.stereo.agreement import DepthMaps
 from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.query.queryable import Queryable
 from f3rm_ext.utils.pictures import to_bytes
 
@@ -169,6 +170,5 @@ def pixel_size(stored: StoredViews) -> float:
 
 def _ray_lengths(views: PinholeCameras, index: int) -> Float[Tensor, "h w"]:
     """Length of each pixel's ray per unit of depth."""
-    width, height, K = int(views.widths[index]), int(views.heights[index]), views.Ks[index]
-    x, y = (torch.arange(width) + 0.5 - K[0, 2]) / K[0, 0], (torch.arange(height) + 0.5 - K[1, 2]) / K[1, 1]
-    return (1 + x.square() + y[:, None].square()).sqrt()
+    _, directions = Camera.of(views, index).pixel_rays()
+    return torch.from_numpy(np.linalg.norm(directions, axis=-1)).float()

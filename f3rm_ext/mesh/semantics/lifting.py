@@ -20,8 +20,9 @@ from f3rm_ext.errors import MeshError
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.mesh.texture.photos import Photos
-from f3rm_ext.mesh.texture.visibility import Occluder, PhotoLookup, Places
+from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places
 from f3rm_ext.utils.console import StageProgress
+from f3rm_ext.utils.open3d_library import RayCaster
 
 SUMS_MIB = 512
 """Memory of the sums of features. Where a mesh needs more, its places are lifted in several passes over the photos."""
@@ -104,20 +105,20 @@ def lift_places(
         dim: dimension of the feature.
         on_progress: called with a stage and its progress.
     """
-    occluder = Occluder(mesh)
+    caster = RayCaster(mesh.vertices, mesh.faces)
     at_once = max(1, int(SUMS_MIB * 2**20) // (4 * dim))
     parts = [slice(start, start + at_once) for start in range(0, len(places.points), at_once)]
     for number, part in enumerate(parts):
         count = len(places.points[part])
         sums, total = torch.zeros(count, dim), torch.zeros(count)
         for index, camera in enumerate(photos.cameras):
-            lookup, packed = PhotoLookup(camera, photos.read(index), occluder), PackedMaps.pack([load(index)])
+            lookup, packed = PhotoLookup(camera, photos.read(index), caster), PackedMaps.pack([load(index)])
             for start in range(part.start, part.start + count, _PLACES_AT_ONCE):
                 now = slice(start, min(start + _PLACES_AT_ONCE, part.start + count))
-                sighting = lookup.see(Places(*(values[now] for values in places)))
-                which = torch.from_numpy(start - part.start + sighting.which)
-                weights = torch.from_numpy(sighting.weights).float()
-                yx_px = torch.from_numpy(sighting.at[:, ::-1].astype(np.float32))
+                photo = lookup.see(Places(*(values[now] for values in places)))
+                which = torch.from_numpy(start - part.start + photo.which)
+                weights = torch.from_numpy(photo.weights).float()
+                yx_px = torch.from_numpy(photo.at[:, ::-1].astype(np.float32))
                 found = packed.sample(torch.zeros(len(which), dtype=torch.int64), yx_px)
                 sums[which] += found.mul_(weights[:, None])
                 total[which] += weights

@@ -19,11 +19,11 @@ from f3rm_ext.mesh.mesh_files import vertex_colors
 from f3rm_ext.mesh.semantics.code_map import CodeMap, ScoredMesh, divided
 from f3rm_ext.mesh.texture.atlas import vertex_texels
 from f3rm_ext.mesh.texture.rendering import SurfaceColors, interpolated, texture_of
-from f3rm_ext.mesh.texture.visibility import Occluder
 from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import Scorer
 from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
+from f3rm_ext.utils.open3d_library import RayCaster
 
 CHUNK = 1 << 15
 """Vertices scored at once."""
@@ -61,7 +61,7 @@ class QueryableMesh:
     def __init__(self, mesh: trimesh.Trimesh, heads: LiftedHeads, maps: Mapping[str, CodeMap]) -> None:
         self.mesh = mesh
         self._heads, self._maps = heads, maps
-        self._occluder, self._faces = Occluder(mesh), np.asarray(mesh.faces)
+        self._caster, self._faces = RayCaster(mesh.vertices, mesh.faces), np.asarray(mesh.faces)
         colored = texture_of(mesh) is not None or vertex_colors(mesh) is not None
         self._colors = SurfaceColors(mesh) if colored else None
         self._renderer = ChunkedRenderer()
@@ -96,12 +96,12 @@ class QueryableMesh:
             middles = torch.from_numpy(np.asarray(self.mesh.triangles_center, np.float32))
             within = np.flatnonzero(obb_box.within(middles).numpy())
             cropped = select_faces(self.mesh, np.isin(np.arange(len(self._faces)), within))
-            occluder = Occluder(cropped)
+            caster = RayCaster(cropped.vertices, cropped.faces)
         else:
-            within, occluder = None, self._occluder
+            within, caster = None, self._caster
 
         def forward(rays: RayBundle) -> dict[str, Tensor | list]:
-            hit = occluder.cast(torch.cat([rays.origins, rays.directions], dim=-1).float().numpy())
+            hit = caster.cast(rays.origins.numpy(), rays.directions.numpy())
             met = np.isfinite(hit["t_hit"])
             faces = hit["primitive_ids"][met].astype(np.int64)
             places = _Hits(faces if within is None else within[faces], hit["primitive_uvs"][met])
@@ -139,7 +139,7 @@ class QueryableMesh:
 
         Points farther away than :data:`REACH` have NaN, so that no query finds them.
         """
-        faces, weights, away = self._occluder.nearest(points.cpu().float().numpy())
+        faces, weights, away = self._caster.nearest(points.cpu().float().numpy())
         beyond = torch.from_numpy(away > REACH * self.mesh.scale)
         return {
             name: self._values(name, _Hits(faces, weights)).masked_fill_(beyond[:, None], torch.nan)

@@ -11,7 +11,7 @@ from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import ConfigError, MeshError, reason_of
 from f3rm_ext.mesh.box_contraction import BoxContraction
-from f3rm_ext.mesh.open3d_library import open3d, raycasting_scene
+from f3rm_ext.utils.open3d_library import RayCaster
 
 SMALLEST_PX, LARGEST_PX = 64, 8192
 """Sides of textures."""
@@ -173,30 +173,24 @@ def texture_texels(atlas: Atlas) -> Texels:
 
     A texel beside a chart has the place on the chart that is nearest to it.
     """
-    tensor = open3d().core.Tensor
     size, pixels = atlas.size_px, atlas.pixels
     flat = np.concatenate([pixels, np.zeros((len(pixels), 1))], axis=1).astype(np.float32)
-    scene = raycasting_scene(flat, atlas.mesh.faces)
+    caster = RayCaster(flat, atlas.mesh.faces)
     face = np.full((size, size), -1, np.int32)
     weights = np.zeros((size, size, 2), np.float32)
     columns = np.arange(size, dtype=np.float32) + 0.5
     for first in range(0, size, _ROWS_AT_ONCE):
         rows = np.arange(first, min(first + _ROWS_AT_ONCE, size), dtype=np.float32) + 0.5
-        rays = np.zeros((len(rows), size, 6), np.float32)
-        rays[..., 0], rays[..., 1], rays[..., 2], rays[..., 5] = columns, rows[:, None], 1, -1
-        hit = scene.cast_rays(tensor(rays))
-        ids = hit["primitive_ids"].numpy()
-        found = ids != scene.INVALID_ID
+        above = np.stack(np.broadcast_arrays(columns, rows[:, None], np.float32(1)), axis=-1)
+        hit = caster.cast(above, np.array([0.0, 0.0, -1.0]))
         block = slice(first, first + len(rows))
-        face[block] = np.where(found, ids, 0).astype(np.int32) - ~found
-        weights[block] = hit["primitive_uvs"].numpy()
+        face[block] = np.where(np.isfinite(hit["t_hit"]), hit["primitive_ids"].astype(np.int64), -1)
+        weights[block] = hit["primitive_uvs"]
     beside = _beside(face >= 0, atlas)
     rows, columns = np.nonzero(beside)
     for part in np.array_split(np.arange(len(rows)), max(1, len(rows) // 500_000)):
-        at = np.stack([columns[part] + 0.5, rows[part] + 0.5, np.zeros(len(part))], axis=1).astype(np.float32)
-        near = scene.compute_closest_points(tensor(at))
-        face[rows[part], columns[part]] = near["primitive_ids"].numpy()
-        weights[rows[part], columns[part]] = near["primitive_uvs"].numpy()
+        near = caster.nearest(np.stack([columns[part] + 0.5, rows[part] + 0.5, np.zeros(len(part))], axis=1))
+        face[rows[part], columns[part]], weights[rows[part], columns[part]] = near[:2]
     places = np.flatnonzero(face.reshape(-1) >= 0)
     return Texels(face.reshape(-1)[places], weights.reshape(-1, 2)[places], places)
 

@@ -25,8 +25,8 @@ from f3rm_ext.mesh.texture.atlas import (
 from f3rm_ext.mesh.texture.blending import blend_photos
 from f3rm_ext.mesh.texture.photos import Photos
 from f3rm_ext.mesh.texture.seams import fill_outward, level_seams
-from f3rm_ext.mesh.texture.visibility import Occluder
 from f3rm_ext.utils.console import StageProgress
+from f3rm_ext.utils.open3d_library import RayCaster
 
 _USED = 0.6
 """Share of a texture that charts cover, about."""
@@ -137,12 +137,12 @@ def distant_background(mesh: trimesh.Trimesh, photos: Photos) -> BoxContraction 
 
 def _probed_depths(mesh: trimesh.Trimesh, photos: Photos) -> list[Float[np.ndarray, " rays"]]:
     """Depth of the mesh along some rays of each photo."""
-    occluder = Occluder(mesh)
+    caster = RayCaster(mesh.vertices, mesh.faces)
     depths = []
     for camera in photos.cameras:
         step = max(1.0, float(np.sqrt(camera.width * camera.height / _PROBES)))
         columns, rows = np.arange(step / 2, camera.width, step), np.arange(step / 2, camera.height, step)
-        hit = occluder.cast(camera.rays(np.stack(np.broadcast_arrays(columns, rows[:, None]), axis=-1)))
+        hit = caster.cast(*camera.rays(np.stack(np.broadcast_arrays(columns, rows[:, None]), axis=-1)))
         depths.append(hit["t_hit"][np.isfinite(hit["t_hit"])])
     return depths
 

@@ -11,8 +11,9 @@ from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.texture.atlas import Texels
 from f3rm_ext.mesh.texture.exposure import find_gains
 from f3rm_ext.mesh.texture.photos import Photos
-from f3rm_ext.mesh.texture.visibility import Occluder, PhotoLookup, Places
+from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places
 from f3rm_ext.utils.console import StageProgress
+from f3rm_ext.utils.open3d_library import RayCaster
 
 CHUNK = 1 << 19
 """Places coloured at once."""
@@ -57,7 +58,7 @@ def blend_photos(
         MeshError: no photo sees any place.
         CaptureError: a photo cannot be read.
     """
-    occluder = Occluder(mesh)
+    caster = RayCaster(mesh.vertices, mesh.faces)
     corners = np.asarray(mesh.vertices, np.float32)[mesh.faces]
     normals = np.asarray(mesh.face_normals, np.float32)
     points = np.empty((len(texels), 3), np.float32)
@@ -73,18 +74,18 @@ def blend_photos(
     said, weights = np.zeros((len(photos), len(sampled), 3), np.float32), np.zeros((len(photos), len(sampled)))
     if balance:
         for index, camera in enumerate(photos.cameras):
-            sighting = PhotoLookup(camera, photos.read(index), occluder).see(places(sampled))
-            said[index, sighting.which], weights[index, sighting.which] = sighting.colors, sighting.weights
+            colored = PhotoLookup(camera, photos.read(index), caster).see(places(sampled))
+            said[index, colored.which], weights[index, colored.which] = colored.colors, colored.weights
             on_progress("Exposure", index + 1, len(photos))
     gains = find_gains(said, weights)
     sums, total = np.zeros((len(texels), 3), np.float32), np.zeros(len(texels), np.float32)
     for index, camera in enumerate(photos.cameras):
-        lookup = PhotoLookup(camera, photos.read(index), occluder)
+        lookup = PhotoLookup(camera, photos.read(index), caster)
         for part in _chunks(len(texels)):
-            sighting = lookup.see(places(part))
-            which = part.start + sighting.which
-            sums[which] += sighting.weights[:, None] * sighting.colors * gains[index]
-            total[which] += sighting.weights
+            colored = lookup.see(places(part))
+            which = part.start + colored.which
+            sums[which] += colored.weights[:, None] * colored.colors * gains[index]
+            total[which] += colored.weights
         on_progress("Photos", index + 1, len(photos))
     seen = total > 0
     if not seen.any():

@@ -9,10 +9,12 @@ from jaxtyping import Bool, Float, Int, Integer, UInt8
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.mesh_files import vertex_colors
 from f3rm_ext.mesh.texture.atlas import to_pixels
-from f3rm_ext.mesh.texture.photos import Camera, Photo
-from f3rm_ext.mesh.texture.visibility import Occluder, bilinear
+from f3rm_ext.mesh.texture.photos import Photo
+from f3rm_ext.mesh.texture.visibility import bilinear
+from f3rm_ext.utils.open3d_library import RayCaster
 
 SAMPLES = 3
 """Rays per pixel along each axis."""
@@ -70,7 +72,7 @@ class MeshRenderer:
     """
 
     def __init__(self, mesh: trimesh.Trimesh, name: str = "The mesh") -> None:
-        self._occluder, self._colors = Occluder(mesh), SurfaceColors(mesh, name)
+        self._caster, self._colors = RayCaster(mesh.vertices, mesh.faces), SurfaceColors(mesh, name)
 
     def render(self, camera: Camera) -> MeshPicture:
         """Returns what a camera sees."""
@@ -79,9 +81,7 @@ class MeshRenderer:
         offsets = (np.arange(SAMPLES) + 0.5) / SAMPLES
         for down in offsets:
             for across in offsets:
-                columns, rows = np.arange(camera.width) + across, np.arange(camera.height) + down
-                places = np.stack(np.broadcast_arrays(columns, rows[:, None]), axis=-1)
-                hit = self._occluder.cast(camera.rays(places))
+                hit = self._caster.cast(*camera.pixel_rays(across, down))
                 on = np.isfinite(hit["t_hit"])
                 total[on] += self._colors(hit["primitive_ids"][on], hit["primitive_uvs"][on])
                 covered &= on

@@ -11,6 +11,7 @@ from PIL import Image
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
 from f3rm_ext.mesh.options import TextureOptions
 from f3rm_ext.mesh.texture import baking, seams
@@ -22,9 +23,10 @@ from f3rm_ext.mesh.texture.baking import (
     distant_background,
 )
 from f3rm_ext.mesh.texture.exposure import find_gains
-from f3rm_ext.mesh.texture.photos import Camera, Photo, Photos
+from f3rm_ext.mesh.texture.photos import Photo, Photos
 from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo, texture_of
-from f3rm_ext.mesh.texture.visibility import Occluder, PhotoLookup, Places, bilinear, bilinear_corners
+from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places, bilinear, bilinear_corners
+from f3rm_ext.utils.open3d_library import RayCaster
 
 pytestmark = pytest.mark.usefixtures("open3d")
 SIDE_PX = 96
@@ -47,12 +49,11 @@ def camera_at(center: np.ndarray, target: np.ndarray | None = None, focal: float
 
 def photograph(mesh: trimesh.Trimesh, camera: Camera, colors: Colors = smooth) -> Photo:
     """An exact photo; what is not on the mesh is white."""
-    grid = np.stack(np.meshgrid(np.arange(SIDE_PX) + 0.5, np.arange(SIDE_PX) + 0.5), axis=-1)
-    rays = camera.rays(grid)
-    depth = Occluder(mesh).cast(rays)["t_hit"]
+    origin, directions = camera.pixel_rays()
+    depth = RayCaster(mesh.vertices, mesh.faces).cast(origin, directions)["t_hit"]
     hit = np.isfinite(depth)
     picture = np.full((SIDE_PX, SIDE_PX, 3), 255.0)
-    picture[hit] = colors(rays[hit][:, :3] + rays[hit][:, 3:] * depth[hit][:, None])
+    picture[hit] = colors(origin + directions[hit] * depth[hit][:, None])
     return Photo(np.rint(np.clip(picture, 0, 255)).astype(np.uint8), None)
 
 
@@ -244,11 +245,11 @@ def test_masked_pixels_colour_nothing(box: trimesh.Trimesh) -> None:
 def test_sharp_and_frontal_photos_weigh_most() -> None:
     wall = trimesh.creation.box((0.02, 4.0, 4.0))
     place = Places(np.array([[0.01, 0, 0]]), np.array([[1.0, 0, 0]]), np.array([1e-4]))
-    occluder = Occluder(wall)
+    caster = RayCaster(wall.vertices, wall.faces)
 
     def weight(center: tuple[float, float, float]) -> float:
         camera = camera_at(np.array(center), np.array([0.01, 0, 0]))
-        return float(PhotoLookup(camera, photograph(wall, camera), occluder).see(place).weights[0])
+        return float(PhotoLookup(camera, photograph(wall, camera), caster).see(place).weights[0])
 
     assert weight((1.2, 0, 0)) > 2 * weight((2.0, 0, 0)) > 4 * weight((4.0, 0, 0))
     assert weight((1.2, 0, 0)) > 2 * weight((0.8, 0.9, 0))
@@ -266,7 +267,7 @@ def test_the_weight_is_the_squared_number_of_pixels_times_the_cosine(
     pixels = area * abs(float(np.linalg.det(corners[1:] - corners[0]))) / 1e-8
     away = camera.center - point
     cosine = float(away @ ahead / np.linalg.norm(away))
-    lookup = PhotoLookup(camera, photograph(wall, camera), Occluder(wall))
+    lookup = PhotoLookup(camera, photograph(wall, camera), RayCaster(wall.vertices, wall.faces))
     (weight,) = lookup.see(Places(point[None], ahead[None], np.array([area]))).weights
     assert weight == pytest.approx(cosine * min(pixels, 1.0) ** 2, rel=2e-3)
 
@@ -276,9 +277,9 @@ def test_texels_of_many_pixels_take_their_mean() -> None:
     camera = camera_at(np.array([2.01, 0, 0]))
     stripes = np.zeros((SIDE_PX, SIDE_PX, 3), np.uint8)
     stripes[:, np.arange(SIDE_PX) // 2 % 2 == 1] = 200  # two pixels wide
-    (ray,) = camera.rays(np.array([[49.0, 49.0]])).astype(float)  # the middle of a dark one
-    point = ray[:3] + 2 * ray[3:]
-    lookup = PhotoLookup(camera, Photo(stripes, None), Occluder(wall))
+    origin, directions = camera.rays(np.array([[49.0, 49.0]]))  # the middle of a dark one
+    point = origin + 2 * directions[0]
+    lookup = PhotoLookup(camera, Photo(stripes, None), RayCaster(wall.vertices, wall.faces))
     for pixels, wanted in ((0.1, 0), (1, 0), (4, 0), (16, 100), (1000, 100)):
         place = Places(point[None], np.array([[1.0, 0, 0]]), np.array([pixels * (2 / 100) ** 2]))
         np.testing.assert_allclose(lookup.see(place).colors, wanted, atol=0.5, err_msg=f"{pixels} pixels")
