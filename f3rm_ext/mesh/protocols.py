@@ -289,7 +289,7 @@ def seen_points(
         camera, left = Camera.of(views, index, frame), np.flatnonzero(count < NEEDED_VIEWS)
         at, depth = camera.project(points[left])
         left = left[(depth > 0) & ((at >= 0) & (at < (camera.width, camera.height))).all(axis=1)]
-        hidden = caster.occluded(camera.center, points[left] - camera.center, 1 - _RAY_END)
+        hidden = caster.occluded(camera.center, points[left] - camera.center, far=1 - _RAY_END)
         count[left[~hidden]] += 1
         on_progress(index + 1)
     return count >= NEEDED_VIEWS

@@ -47,7 +47,7 @@ class RayCaster:
         )
 
     def cast(
-        self, origins: Float[np.ndarray, "*#shape 3"], directions: Float[np.ndarray, "*#shape 3"]
+        self, origins: Float[np.ndarray, "*#rays 3"], directions: Float[np.ndarray, "*#rays 3"]
     ) -> dict[str, Any]:
         """Returns ``t_hit``, ``primitive_ids``, ``primitive_uvs`` and ``primitive_normals`` where rays first hit.
 
@@ -57,10 +57,14 @@ class RayCaster:
         return {key: value.numpy() for key, value in hit.items()}
 
     def occluded(
-        self, origins: Float[np.ndarray, "*#shape 3"], directions: Float[np.ndarray, "*#shape 3"], far: float = 1.0
-    ) -> Bool[np.ndarray, "*shape"]:
-        """Returns which rays hit a triangle before ``far``, in units of the direction's length."""
-        return self._scene.test_occlusions(self._rays(origins, directions), tnear=0.0, tfar=far).numpy()
+        self,
+        origins: Float[np.ndarray, "*#rays 3"],
+        directions: Float[np.ndarray, "*#rays 3"],
+        near: float = 0.0,
+        far: float = 1.0,
+    ) -> Bool[np.ndarray, "*_"]:
+        """Returns which rays hit a triangle between ``near`` and ``far``, in units of the direction's length."""
+        return self._scene.test_occlusions(self._rays(origins, directions), tnear=near, tfar=far).numpy()
 
     def nearest(
         self, points: Float[np.ndarray, "n 3"]

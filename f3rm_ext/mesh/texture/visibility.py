@@ -89,7 +89,7 @@ class PhotoLookup:
             self._trust, at[which], level, lambda picture, here: picture[tuple(here.astype(int).T[::-1])]
         )
         good = np.flatnonzero((cosine > _FLATTEST) & (trust[:, 0] > 0))
-        good = good[~self._caster.occluded(camera.center, away[good], 1 - _NEAR)]
+        good = good[~self._caster.occluded(camera.center, away[good], far=1 - _NEAR)]
         which = which[good]
         weights = trust[good, 0] * cosine[good] * np.square(np.clip(pixels[good], 1e-6, 1.0))
         return PhotoColors(which, weights, _looked_up(self._colors, at[which], level[good], bilinear), at[which])

@@ -30,24 +30,6 @@ def test_depth_lies_on_the_mesh_where_the_labels_say(
     assert np.mean(agree) > 0.95
 
 
-def test_centre_rays_of_a_reference_tracer_see_the_same(
-    capture: SimpleNamespace, unproject: Callable[..., np.ndarray]
-) -> None:
-    """Depth, label and normal of some pixels, by solving for every triangle of the ground-truth mesh."""
-    from f3rm_ext.synthetic.kernels import cast_brute_force
-
-    rows, cols = np.array([5, 16, 20, 27, 30]), np.array([3, 24, 30, 12, 45])
-    eye = capture.poses[5, :3, 3]
-    directions = unproject(capture, 5)[rows, cols] - eye
-    t, face = cast_brute_force(capture.mesh["vertices"], capture.mesh["faces"], np.tile(eye, (5, 1)), directions)
-    np.testing.assert_allclose(t, 1, atol=1e-3)
-    np.testing.assert_array_equal(capture.mesh["face_label"][face], capture.labels[5][rows, cols])
-    corners = capture.mesh["faces"][face]
-    smooth = capture.mesh["vertex_normal"][corners].mean(axis=1)
-    cosine = np.abs((capture.normals[5][rows, cols] * smooth).sum(axis=1)) / np.linalg.norm(smooth, axis=1)
-    assert cosine.min() > 0.95
-
-
 def test_normals_are_unit_and_face_the_camera(capture: SimpleNamespace, unproject: Callable[..., np.ndarray]) -> None:
     np.testing.assert_allclose(np.linalg.norm(capture.normals, axis=-1), 1, atol=0.01)
     towards = np.mean(

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from f3rm_ext.synthetic.materials import Material, pack, srgb
-from f3rm_ext.synthetic.patterns import Pattern
-from f3rm_ext.synthetic.render import vertex_colors
+from f3rm_ext.synthetic.materials import Material, Pattern, pack, srgb
+from f3rm_ext.synthetic.patterns import pattern_colors
 
 A, B, C = (0.8, 0.1, 0.1), (0.1, 0.6, 0.1), (0.1, 0.1, 0.7)
 PARAMS = {
@@ -21,7 +20,7 @@ PARAMS = {
 
 def colors(pattern: Pattern, coords: np.ndarray) -> np.ndarray:
     table = pack([Material(pattern, A, B, C, PARAMS.get(pattern, (0.1,)))], shiny=True)
-    return vertex_colors(table, np.zeros(len(coords), np.int32), coords)
+    return np.clip(pattern_colors(table, np.zeros(len(coords), np.int32), coords), 0, 1)
 
 
 @pytest.mark.parametrize("pattern", Pattern)
