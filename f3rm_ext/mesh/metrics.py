@@ -5,7 +5,7 @@ the points and one chunk of distances, whatever the number of triangles.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import trimesh
@@ -86,6 +86,14 @@ class Comparison:
     """Points of the truth to which the surface's distances are measured."""
     max_distance: float = np.inf
     """Points farther away do not count (DTU's outliers)."""
+
+    def restrict(self, surface: np.ndarray | None = None, truth: np.ndarray | None = None) -> "Comparison":
+        """Lets only some of the points count, by masks. Distances are measured to all points as before."""
+        return replace(
+            self,
+            surface=self.surface if surface is None else self.surface.take(surface),
+            truth=self.truth if truth is None else self.truth.take(truth),
+        )
 
 
 def compare(

@@ -46,9 +46,7 @@ class RayCaster:
             self._tensor(np.asarray(vertices, np.float32)), self._tensor(np.asarray(faces, np.uint32))
         )
 
-    def cast(
-        self, origins: Float[np.ndarray, "*#rays 3"], directions: Float[np.ndarray, "*#rays 3"]
-    ) -> dict[str, Any]:
+    def cast(self, origins: Float[np.ndarray, "*#rays 3"], directions: Float[np.ndarray, "*#rays 3"]) -> dict[str, Any]:
         """Returns ``t_hit``, ``primitive_ids``, ``primitive_uvs`` and ``primitive_normals`` where rays first hit.
 
         t_hit is in units of the direction's length, infinite where a ray misses.

@@ -36,7 +36,7 @@ class LiftedPlaces(NamedTuple):
 
     codes: Float16[np.ndarray, "places feat"]
     """0 where no photo sees a place."""
-    seen: Bool[np.ndarray, " places"]
+    visible: Bool[np.ndarray, " places"]
     """Places that at least one photo sees."""
 
 
@@ -82,7 +82,7 @@ def lift_vertices(
             "No training photo sees the mesh: it is of another capture or in another frame, so try --frame scene or "
             "--frame capture."
         )
-    codes = codes[nearest_seen(points, faces, seen)]
+    codes = codes[nearest_visible(points, faces, seen)]
     return LiftedPlaces(codes[place_of], seen[place_of])
 
 
@@ -115,7 +115,7 @@ def lift_places(
             lookup, packed = PhotoLookup(camera, photos.read(index), caster), PackedMaps.pack([load(index)])
             for start in range(part.start, part.start + count, _PLACES_AT_ONCE):
                 now = slice(start, min(start + _PLACES_AT_ONCE, part.start + count))
-                photo = lookup.see(Places(*(values[now] for values in places)))
+                photo = lookup.look_up(Places(*(values[now] for values in places)))
                 which = torch.from_numpy(start - part.start + photo.which)
                 weights = torch.from_numpy(photo.weights).float()
                 yx_px = torch.from_numpy(photo.at[:, ::-1].astype(np.float32))
@@ -128,7 +128,7 @@ def lift_places(
         yield part, LiftedPlaces(codes.numpy(), seen.numpy())
 
 
-def nearest_seen(
+def nearest_visible(
     points: Float[np.ndarray, "places 3"], faces: Int[np.ndarray, "faces 3"], seen: Bool[np.ndarray, " places"]
 ) -> Int[np.ndarray, " places"]:
     """Returns for each place the nearest seen one along edges, itself if it is seen.

@@ -16,9 +16,9 @@ from trimesh.visual.texture import TextureVisuals
 from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.mesh.cleaning import select_faces
 from f3rm_ext.mesh.mesh_files import vertex_colors
-from f3rm_ext.mesh.semantics.code_map import CodeMap, ScoredMesh, divided
+from f3rm_ext.mesh.semantics.code_map import CodeMap, ScoredMesh, subdivide_to_texels
 from f3rm_ext.mesh.texture.atlas import vertex_texels
-from f3rm_ext.mesh.texture.rendering import SurfaceColors, interpolated, texture_of
+from f3rm_ext.mesh.texture.rendering import SurfaceColors, interpolate, texture_of
 from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import Scorer
@@ -48,7 +48,7 @@ class QueryableMesh:
     """A mesh with features, :class:`~f3rm_ext.query.queryable.Queryable`. Everything runs on the CPU.
 
     A ray has the feature of the place where it first meets the mesh, a point that of the nearest place if it is near.
-    Where there is a code map, a place has the feature of its texel, otherwise it is interpolated between vertices.
+    Where there is a code map, a place has the feature of its texel, otherwise it is interpolate between vertices.
 
     Args:
         mesh: triangles, scene frame.
@@ -171,7 +171,7 @@ class QueryableMesh:
         if code_map is None:
             return ScoredMesh(self.mesh, scores)
         codes = torch.from_numpy(code_map.dictionary).float()
-        return divided(self.mesh, scores, code_map, scorer(lambda _: codes)[:, 0].numpy())
+        return subdivide_to_texels(self.mesh, scores, code_map, scorer(lambda _: codes)[:, 0].numpy())
 
     def vertex_colors(self) -> Float[np.ndarray, "verts 3"]:
         """Returns the colours of the vertices, 0 to 1; grey for a mesh without colours."""
@@ -186,10 +186,10 @@ class QueryableMesh:
         corners, missing = self._faces[places.faces], np.ones(len(values), bool)
         if name in self._maps:
             assert isinstance(self.mesh.visual, TextureVisuals)
-            entries = self._maps[name].look_up(interpolated(np.asarray(self.mesh.visual.uv), corners, places.weights))
+            entries = self._maps[name].look_up(interpolate(np.asarray(self.mesh.visual.uv), corners, places.weights))
             missing = entries < 0
             values[~missing] = self._maps[name].dictionary[entries[~missing]]
-        values[missing] = interpolated(codes, corners[missing], places.weights[missing])
+        values[missing] = interpolate(codes, corners[missing], places.weights[missing])
         return torch.from_numpy(values)
 
     def _shaded(self, places: _Hits, directions: np.ndarray) -> Float[Tensor, "n 3"]:

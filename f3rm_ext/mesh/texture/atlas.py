@@ -87,10 +87,10 @@ def unwrap(
         MeshError: the charts do not fit.
         ConfigError: xatlas is not installed.
     """
-    mesh = welded(mesh)
+    mesh = weld(mesh)
     packed = _xatlas().Atlas()
     # xatlas leaves out triangles with an area below 1e-7, whatever the units.
-    sized = mesh if space is None else contracted(mesh, space)
+    sized = mesh if space is None else contract_mesh(mesh, space)
     enlarged = ((sized.vertices - sized.bounds[0]) / np.sqrt(np.median(sized.area_faces))).astype(np.float32)
     corners = []
     for piece in pieces(mesh, piece_faces):
@@ -98,7 +98,7 @@ def unwrap(
         packed.add_mesh(enlarged[used], faces.reshape(-1, 3).astype(np.uint32))
         corners.append(used)
     _pack(packed, size_px, padding_px)
-    source, faces, uv = _joined(packed, corners)
+    source, faces, uv = _join(packed, corners)
     # xatlas only aims at the size. The charts are packed once more, as small as they must be to fit.
     side = max(packed.width, packed.height)
     while grow and side > _GROWN * size_px and size_px < LARGEST_PX:
@@ -142,12 +142,12 @@ def pieces(mesh: trimesh.Trimesh, most_faces: int) -> list[Int[np.ndarray, " fac
     return done
 
 
-def contracted(mesh: trimesh.Trimesh, space: BoxContraction) -> trimesh.Trimesh:
+def contract_mesh(mesh: trimesh.Trimesh, space: BoxContraction) -> trimesh.Trimesh:
     """Returns the triangles in contracted space, where the innermost box has the size that it has in the scene."""
     return trimesh.Trimesh(space.contract(np.asarray(mesh.vertices)) * space.radius, mesh.faces, process=False)
 
 
-def welded(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
+def weld(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
     """Returns the mesh with vertices at the same place joined, and without triangles that have no area."""
     mesh = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False)
     mesh.merge_vertices()
@@ -220,7 +220,7 @@ def _pack(atlas: Any, size_px: int, padding_px: int, texels_per_unit: float = 0.
     atlas.generate(_xatlas().ChartOptions(), options, False)
 
 
-def _joined(packed: Any, corners: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _join(packed: Any, corners: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sources of the vertices, faces and texture coordinates of all pieces together."""
     sources, faces, uvs, count = [], [], [], 0
     for index, used in enumerate(corners):

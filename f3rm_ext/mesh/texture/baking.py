@@ -16,11 +16,11 @@ from f3rm_ext.mesh.options import TextureOptions
 from f3rm_ext.mesh.texture.atlas import (
     LARGEST_PX,
     Atlas,
-    contracted,
+    contract_mesh,
     texture_texels,
     unwrap,
     vertex_texels,
-    welded,
+    weld,
 )
 from f3rm_ext.mesh.texture.blending import blend_photos
 from f3rm_ext.mesh.texture.photos import Photos
@@ -78,7 +78,7 @@ def bake_texture(
     made = atlas.mesh
     made.visual = TextureVisuals(uv=visual.uv, material=material)
     facts: dict[str, object] = {"texture_px": atlas.size_px, "charts": atlas.charts}
-    return BakedMesh(made, len(texels), int((~blend.seen).sum()), blend.gains, facts)
+    return BakedMesh(made, len(texels), int((~blend.visible).sum()), blend.gains, facts)
 
 
 def bake_vertices(
@@ -92,12 +92,12 @@ def bake_vertices(
     Raises:
         MeshError: no photo sees the mesh.
     """
-    made = welded(mesh)
+    made = weld(mesh)
     # A vertex takes the mean of a small part of the triangles around it, so that edges of objects stay clean.
     areas = np.asarray(made.area_faces, np.float32) / 9
     blend = blend_photos(made, vertex_texels(made), areas, photos, options.balance_exposure, on_progress)
     made.visual = ColorVisuals(made, vertex_colors=np.rint(blend.colors).astype(np.uint8))
-    return BakedMesh(made, len(made.vertices), int((~blend.seen).sum()), blend.gains, {})
+    return BakedMesh(made, len(made.vertices), int((~blend.visible).sum()), blend.gains, {})
 
 
 def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: BoxContraction | None = None) -> int:
@@ -120,7 +120,7 @@ def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: BoxContraction | N
             "No training photo sees the mesh: it is of another capture or in another frame, so try --frame scene or "
             "--frame capture."
         )
-    area = (mesh if space is None else contracted(mesh, space)).area
+    area = (mesh if space is None else contract_mesh(mesh, space)).area
     side = np.sqrt(area / _USED) / max(float(np.quantile(widths, 0.25)), 1e-12)
     return int(np.clip(2 ** np.round(np.log2(side)), 256, LARGEST_PX))
 

@@ -30,7 +30,7 @@ class Blend:
 
     colors: Float[np.ndarray, "texels 3"]
     """0 to 255; those of unseen places are filled from the nearest seen ones."""
-    seen: Bool[np.ndarray, " texels"]
+    visible: Bool[np.ndarray, " texels"]
     """Places that at least one photo sees."""
     gains: Float[np.ndarray, "photos 3"]
     """Factors on the colours of the photos by which their exposures were balanced."""
@@ -74,7 +74,7 @@ def blend_photos(
     said, weights = np.zeros((len(photos), len(sampled), 3), np.float32), np.zeros((len(photos), len(sampled)))
     if balance:
         for index, camera in enumerate(photos.cameras):
-            colored = PhotoLookup(camera, photos.read(index), caster).see(places(sampled))
+            colored = PhotoLookup(camera, photos.read(index), caster).look_up(places(sampled))
             said[index, colored.which], weights[index, colored.which] = colored.colors, colored.weights
             on_progress("Exposure", index + 1, len(photos))
     gains = find_gains(said, weights)
@@ -82,7 +82,7 @@ def blend_photos(
     for index, camera in enumerate(photos.cameras):
         lookup = PhotoLookup(camera, photos.read(index), caster)
         for part in _chunks(len(texels)):
-            colored = lookup.see(places(part))
+            colored = lookup.look_up(places(part))
             which = part.start + colored.which
             sums[which] += colored.weights[:, None] * colored.colors * gains[index]
             total[which] += colored.weights

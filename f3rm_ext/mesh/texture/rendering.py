@@ -53,7 +53,7 @@ class SurfaceColors:
 
     def __call__(self, faces: Integer[np.ndarray, " n"], weights: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 3"]:
         """Returns colours, 0 to 255, at places given by barycentric weights of second and third corner."""
-        values = interpolated(self._values, self._faces[faces], weights)
+        values = interpolate(self._values, self._faces[faces], weights)
         if self._texture is None:
             return values
         height, width = self._texture.shape[:2]
@@ -88,7 +88,7 @@ class MeshRenderer:
         return MeshPicture(total / SAMPLES**2, covered)
 
 
-def interpolated(
+def interpolate(
     values: Float[np.ndarray, "verts channels"], corners: Int[np.ndarray, "n 3"], weights: Float[np.ndarray, "n 2"]
 ) -> Float[np.ndarray, "n channels"]:
     """Interpolates values of vertices.

@@ -63,12 +63,12 @@ class PhotoLookup:
 
     def __init__(self, camera: Camera, photo: Photo, caster: RayCaster) -> None:
         self._camera, self._caster = camera, caster
-        self._colors = _halved(photo.colors.astype(np.float32), np.mean)
+        self._colors = _halve(photo.colors.astype(np.float32), np.mean)
         # Bilinear lookups reach into the next pixel, which is larger in a smaller picture.
-        trust = _halved(_trust(camera, photo.valid, caster)[..., None], np.min)
+        trust = _halve(_trust(camera, photo.valid, caster)[..., None], np.min)
         self._trust = [trust[0], *(minimum_filter(level, (3, 3, 1)) for level in trust[1:])]
 
-    def see(self, places: Places) -> PhotoColors:
+    def look_up(self, places: Places) -> PhotoColors:
         """Returns what the photo says about places.
 
         The weight grows with the square of the number of pixels that a texel covers, up to one pixel, and with the
@@ -85,17 +85,15 @@ class PhotoLookup:
         pixels = places.areas[which] * cosine * camera.focal.prod() / np.square(depth[which])
         # Where a texel covers many pixels, a smaller picture has their mean.
         level = np.log2(np.clip(np.sqrt(pixels), 1.0, None)).round().astype(int).clip(max=len(self._colors) - 1)
-        trust = _looked_up(
-            self._trust, at[which], level, lambda picture, here: picture[tuple(here.astype(int).T[::-1])]
-        )
+        trust = _look_up(self._trust, at[which], level, lambda picture, here: picture[tuple(here.astype(int).T[::-1])])
         good = np.flatnonzero((cosine > _FLATTEST) & (trust[:, 0] > 0))
         good = good[~self._caster.occluded(camera.center, away[good], far=1 - _NEAR)]
         which = which[good]
         weights = trust[good, 0] * cosine[good] * np.square(np.clip(pixels[good], 1e-6, 1.0))
-        return PhotoColors(which, weights, _looked_up(self._colors, at[which], level[good], bilinear), at[which])
+        return PhotoColors(which, weights, _look_up(self._colors, at[which], level[good], bilinear), at[which])
 
 
-def _looked_up(
+def _look_up(
     levels: list[np.ndarray], at: np.ndarray, level: np.ndarray, look: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> np.ndarray:
     """Values at places (column, row of the first level), each from its own level."""
@@ -126,7 +124,7 @@ def bilinear_corners(
     return index, np.stack([(1 - fx) * (1 - fy), fx * (1 - fy), (1 - fx) * fy, fx * fy], axis=1)
 
 
-def _halved(picture: np.ndarray, pool: Callable[..., np.ndarray]) -> list[np.ndarray]:
+def _halve(picture: np.ndarray, pool: Callable[..., np.ndarray]) -> list[np.ndarray]:
     """The picture, a half and a quarter of its size."""
     levels = [picture]
     for _ in range(_HALVINGS):

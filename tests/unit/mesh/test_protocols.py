@@ -11,19 +11,18 @@ from scipy.io import savemat
 from scipy.spatial import KDTree
 
 from f3rm_ext.errors import ConfigError, MeshError
-from f3rm_ext.mesh.mesh_files import SurfacePoints
+from f3rm_ext.mesh.mesh_files import SurfacePoints, box_mask
 from f3rm_ext.mesh.metrics import compare
 from f3rm_ext.mesh.protocols import (
     DtuMasks,
-    box_mask,
     capture_views,
     dtu_comparison,
     icp_transform,
-    moved,
     plain_comparison,
-    seen_points,
     tanks_comparison,
-    thinned,
+    thin_out,
+    transform_surface,
+    visible_points,
     volume_mask,
     voxel_means,
 )
@@ -44,11 +43,11 @@ def masks(tmp_path: Path) -> DtuMasks:
     return DtuMasks.read(tmp_path / "mask.mat", tmp_path / "plane.mat")
 
 
-def test_thinned_points_are_apart_and_cover(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_thinned_out_are_apart_and_cover(monkeypatch: pytest.MonkeyPatch) -> None:
     points = SurfacePoints(np.random.default_rng(0).random((4000, 3)), None)
     for slab in (1 << 20, 500):
         monkeypatch.setattr("f3rm_ext.mesh.protocols._SLAB", slab)
-        kept = thinned(points, 0.08).positions
+        kept = thin_out(points, 0.08).positions
         distance, _ = KDTree(kept).query(kept, k=2)
         assert distance[:, 1].min() > 0.08
         assert KDTree(kept).query(points.positions)[0].max() <= 0.08
@@ -116,15 +115,15 @@ def test_polygon(open3d: ModuleType, tmp_path: Path) -> None:
 
 def test_box() -> None:
     points = SurfacePoints(np.array([[0.0, 0, 0], [1, 1, 1], [2, 0, 0]]), None)
-    assert box_mask(points, (0.5, 0.0, 0.0), None).tolist() == [False, True, True]
-    assert box_mask(points, None, (1.5, 2.0, 2.0)).tolist() == [True, True, False]
+    assert box_mask(points.positions, (0.5, 0.0, 0.0), None).tolist() == [False, True, True]
+    assert box_mask(points.positions, None, (1.5, 2.0, 2.0)).tolist() == [True, True, False]
 
 
 def test_icp_finds_the_motion(open3d: ModuleType) -> None:
     truth = SurfacePoints(np.random.default_rng(0).random((3000, 3)) * [1, 2, 3], None)
     motion = trimesh.transformations.rotation_matrix(0.02, [0, 0, 1])
     motion[:3, 3] = 0.01, -0.02, 0.01
-    away = moved(truth, np.linalg.inv(motion))
+    away = transform_surface(truth, np.linalg.inv(motion))
     assert isinstance(away, SurfacePoints)
     np.testing.assert_allclose(icp_transform(away, truth, 0.1), motion, atol=5e-3)
 
@@ -149,9 +148,9 @@ def test_what_is_behind_or_outside_is_not_seen(tiny_capture: Path, open3d: Modul
     points = center + np.outer([1.0, 2.0, -1.0], ahead)
     # Nothing hides the first two; a wall around the first point then hides the second.
     far = trimesh.creation.box((1e-3, 1e-3, 1e-3)).apply_translation(center + 100)
-    first = seen_points(points, far, tiny_capture)
+    first = visible_points(points, far, tiny_capture)
     assert first[0] and first[1]
     shell = trimesh.creation.icosphere(4, 0.2).apply_translation(points[1])
     counted: list[int] = []
-    hidden = seen_points(points, shell, tiny_capture, counted.append)
+    hidden = visible_points(points, shell, tiny_capture, counted.append)
     assert not hidden[1] and counted[-1] == len(views.widths)

@@ -249,7 +249,7 @@ def test_sharp_and_frontal_photos_weigh_most() -> None:
 
     def weight(center: tuple[float, float, float]) -> float:
         camera = camera_at(np.array(center), np.array([0.01, 0, 0]))
-        return float(PhotoLookup(camera, photograph(wall, camera), caster).see(place).weights[0])
+        return float(PhotoLookup(camera, photograph(wall, camera), caster).look_up(place).weights[0])
 
     assert weight((1.2, 0, 0)) > 2 * weight((2.0, 0, 0)) > 4 * weight((4.0, 0, 0))
     assert weight((1.2, 0, 0)) > 2 * weight((0.8, 0.9, 0))
@@ -268,7 +268,7 @@ def test_the_weight_is_the_squared_number_of_pixels_times_the_cosine(
     away = camera.center - point
     cosine = float(away @ ahead / np.linalg.norm(away))
     lookup = PhotoLookup(camera, photograph(wall, camera), RayCaster(wall.vertices, wall.faces))
-    (weight,) = lookup.see(Places(point[None], ahead[None], np.array([area]))).weights
+    (weight,) = lookup.look_up(Places(point[None], ahead[None], np.array([area]))).weights
     assert weight == pytest.approx(cosine * min(pixels, 1.0) ** 2, rel=2e-3)
 
 
@@ -282,7 +282,7 @@ def test_texels_of_many_pixels_take_their_mean() -> None:
     lookup = PhotoLookup(camera, Photo(stripes, None), RayCaster(wall.vertices, wall.faces))
     for pixels, wanted in ((0.1, 0), (1, 0), (4, 0), (16, 100), (1000, 100)):
         place = Places(point[None], np.array([[1.0, 0, 0]]), np.array([pixels * (2 / 100) ** 2]))
-        np.testing.assert_allclose(lookup.see(place).colors, wanted, atol=0.5, err_msg=f"{pixels} pixels")
+        np.testing.assert_allclose(lookup.look_up(place).colors, wanted, atol=0.5, err_msg=f"{pixels} pixels")
 
 
 def test_what_cannot_be_textured_is_refused(box: trimesh.Trimesh) -> None:

@@ -35,7 +35,7 @@ def test_all_comes_back(floor: trimesh.Trimesh, features: MeshFeatures, tmp_path
     assert torch.equal(head.display_components, wanted.display_components)
     np.testing.assert_array_equal(found.maps["west-east"].texels, features.maps["west-east"].texels)
     assert found.provenance["data"] == "room" and found.provenance["made_by"] == "f3rm-ext features lift-mesh"
-    assert found.seen.all()
+    assert found.visible.all()
 
 
 def test_no_pickles(floor: trimesh.Trimesh, features: MeshFeatures, tmp_path: Path) -> None:
