@@ -118,7 +118,7 @@ def test_bad_files(tmp_path: Path, box: trimesh.Trimesh) -> None:
         read_surface(tmp_path / "nan.npz")
 
 
-@pytest.mark.parametrize("index", [-3, 8, 2**31, 2**62])
+@pytest.mark.parametrize("index", [-3, 2**62])
 def test_corners_that_are_no_vertices(tmp_path: Path, box: trimesh.Trimesh, index: int) -> None:
     faces = np.array(box.faces)
     faces[5, 1] = index

@@ -67,12 +67,6 @@ def test_what_does_not_count_still_is_near() -> None:
     assert found.accuracy < 0.01 and found.true_points == int(left.sum())
 
 
-def test_progress_reaches_all_points() -> None:
-    seen: list[int] = []
-    compare(plain_comparison(plane(0.0), plane(0.0), 300), (0.1,), seen.append)
-    assert seen[-1] == 600 and sorted(seen) == seen
-
-
 def test_nothing_to_compare() -> None:
     nothing, something = SurfacePoints(np.zeros((0, 3)), None), sample_mesh(plane(0.0), 10)
     with pytest.raises(MeshError, match="No point of the mesh is left"):

@@ -11,7 +11,7 @@ from scipy.io import savemat
 from scipy.spatial import KDTree
 
 from f3rm_ext.errors import ConfigError, MeshError
-from f3rm_ext.mesh.mesh_files import SurfacePoints, box_mask
+from f3rm_ext.mesh.mesh_files import SurfacePoints
 from f3rm_ext.mesh.metrics import compare
 from f3rm_ext.mesh.protocols import (
     DtuMasks,
@@ -111,12 +111,6 @@ def test_polygon(open3d: ModuleType, tmp_path: Path) -> None:
         volume_mask(points, tmp_path / "other.json")
     with pytest.raises(ConfigError, match="There is no file"):
         volume_mask(points, tmp_path / "none.json")
-
-
-def test_box() -> None:
-    points = SurfacePoints(np.array([[0.0, 0, 0], [1, 1, 1], [2, 0, 0]]), None)
-    assert box_mask(points.positions, (0.5, 0.0, 0.0), None).tolist() == [False, True, True]
-    assert box_mask(points.positions, None, (1.5, 2.0, 2.0)).tolist() == [True, True, False]
 
 
 def test_icp_finds_the_motion(open3d: ModuleType) -> None:
