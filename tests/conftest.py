@@ -258,6 +258,46 @@ def trained(train: Callable[..., Run], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
+def labelled(train: Callable[..., Run], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run whose features are the capture's classes: texts can be asked without weights."""
+    labels = ("--pipeline.datamanager.features.extractors", f"labels:data={tiny_capture}")
+    weights = ("--pipeline.datamanager.feature-ray-fraction", 1.0, "--pipeline.model.feature-loss-mult", 0.1)
+    return train(tmp_path_factory.mktemp("labelled"), 400, *labels, *weights)
+
+
+SPLAT_STEPS = 60
+
+
+@pytest.fixture(scope="session")
+def train_splats(run_command: Callable[..., Any], tiny_capture: Path) -> Callable[..., Any]:
+    """`ns-train sugar-ext-lite` on the tiny capture, with few Gaussians; what became of it."""
+
+    def run(output_dir: Path, *arguments: object, steps: int = SPLAT_STEPS) -> Any:
+        return run_command(
+            *("ns-train", "sugar-ext-lite", "--data", tiny_capture, "--output-dir", output_dir),
+            *("--experiment-name", "e", "--timestamp", "t", "--vis", "tensorboard", "--max-num-iterations", steps),
+            *("--logging.local-writer.enable", "False", "--pipeline.model.num-random", 500),
+            *("--pipeline.model.densify.max-gaussians", 800, "--pipeline.model.surface.samples", 500),
+            *("--pipeline.datamanager.num-downscales", 0, "--pipeline.model.regularization", "none"),
+            *("--pipeline.model.surface.prune-opacity", 0.05, "--optimizers.means.scheduler.max-steps", SPLAT_STEPS),
+            *arguments,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def labelled_splats(
+    train_splats: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
+    """A run of splats with the capture's classes as features."""
+    root = tmp_path_factory.mktemp("splats")
+    done = train_splats(root, "--pipeline.model.features", f"labels:data={tiny_capture}")
+    assert done.code == 0, done.text[-4000:]
+    return Run(root / "e" / "sugar-ext-lite" / "t")
+
+
+@pytest.fixture(scope="session")
 def make_spec() -> Callable[..., Any]:
     """Makes the :class:`~f3rm_ext.features.spec.FeatureSpec` of a feature of some dimension."""
     import torch
