@@ -9,12 +9,7 @@ from f3rm_ext.profiling.profile_file import Profile
 
 
 def build_page(profile: Profile, other: Profile | None = None) -> str:
-    """Returns the page.
-
-    Args:
-        profile: of the run.
-        other: of a run to compare with.
-    """
+    """Returns the page."""
     conclusion = conclude(profile)
     comparison = [] if other is None else [comparison_sentence(profile, other)]
     last = profile.snapshots[-1]

@@ -19,13 +19,7 @@ Rows = list[list[str]]
 
 
 def print_profile(profile: Profile, other: Profile | None, console: Console) -> None:
-    """Prints the report.
-
-    Args:
-        profile: of the run.
-        other: of a run to compare with.
-        console: to print on.
-    """
+    """Prints the report."""
 
     def say(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -50,12 +44,7 @@ def print_profile(profile: Profile, other: Profile | None, console: Console) -> 
 
 
 def tables(profile: Profile, other: Profile | None = None) -> list[tuple[str, Table]]:
-    """Returns the tables of a report with their titles.
-
-    Args:
-        profile: of the run.
-        other: of a run to compare with.
-    """
+    """Returns the tables of a report with their titles."""
     last = profile.snapshots[-1]
     step = f"step {last.step}"
     categories = [

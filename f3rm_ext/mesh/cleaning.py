@@ -23,7 +23,6 @@ def clean(mesh: trimesh.Trimesh, min_part: float = 0.0) -> trimesh.Trimesh:
     """Removes double vertices and faces, faces without area, non-manifold edges, unused vertices and small parts.
 
     Args:
-        mesh: triangles.
         min_part: share of the area, 0 to 1; smaller connected parts are dropped, but the largest one stays.
 
     Raises:

@@ -49,7 +49,6 @@ def thin_parts(
         stored: the views that the mesh was made of, with the depth that was fused.
         mesh: scene frame.
         fuse: makes meshes of pixels.
-        on_progress: called with the number of views done.
     """
 
     def choose(index: int, view: "_MeshView") -> UInt8[np.ndarray, "h w"]:
@@ -71,7 +70,6 @@ def hole_parts(
         stored: the views that the mesh was made of.
         mesh: scene frame, triangles counter-clockwise from outside.
         fuse: makes meshes of pixels.
-        on_progress: called with the number of views done.
     """
 
     def choose(index: int, view: "_MeshView") -> UInt8[np.ndarray, "h w"]:

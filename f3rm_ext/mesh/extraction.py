@@ -39,9 +39,7 @@ def extract_mesh(
     """Extracts a mesh.
 
     Args:
-        scene: the trained scene.
         options: lengths in scene units.
-        on_progress: called with stages and their progress.
 
     Raises:
         MeshError: no surface was found.

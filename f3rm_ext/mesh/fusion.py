@@ -36,11 +36,9 @@ def fuse_depth(
     """Fuses the depth and colours of all views into a mesh.
 
     Args:
-        stored: the views.
         voxel: side of a voxel, scene units.
         min_weight: number of views that must have filled a voxel.
         on_progress: called with the number of views done and to do; slabs multiply them.
-        most_blocks: blocks in memory at once.
         wanted: tells which blocks are filled from their middles, (blocks, 3); by default all.
 
     Raises:

@@ -102,9 +102,7 @@ def compare(
     """Computes all metrics.
 
     Args:
-        comparison: the points.
         thresholds: distances for the F-score, units of the truth.
-        on_progress: called with the number of points done.
 
     Raises:
         MeshError: there is nothing to compare.

@@ -89,12 +89,9 @@ def plain_comparison(
     """Compares points spread evenly over both surfaces; given points are taken as they are.
 
     Args:
-        surface: the surface.
-        truth: the true one.
         count: points on each mesh; with a box, as many again on the faces in it, so that small parts are not left to
             the few points that fall on them.
         low: lowest corner of the box in which points count; None for no limit.
-        high: highest corner.
     """
     near, counted = [], []
     for seed, part in enumerate((surface, truth)):
@@ -144,7 +141,6 @@ def tanks_comparison(surface: Surface, truth: Surface, crop: Path | None, thresh
 
     Args:
         surface: in the frame of the truth.
-        truth: the scan.
         crop: polygon of the scene (.json); None crops nothing.
         threshold: τ of the scene.
     """
@@ -187,8 +183,6 @@ def icp_transform(surface: SurfacePoints, truth: SurfacePoints, distance: float)
     """Returns the rigid motion that brings the surface's points nearest to the truth's (point-to-point ICP).
 
     Args:
-        surface: points to move.
-        truth: points to move to.
         distance: farther points are not matched.
     """
     o3d = open3d()
@@ -251,9 +245,6 @@ def visible_points(
 
     Args:
         points: on the mesh, in the frame of the capture.
-        truth: the mesh.
-        capture: its folder.
-        on_progress: called with the number of views done.
 
     Raises:
         CaptureError: the capture cannot be read.

@@ -63,7 +63,6 @@ class SceneViews:
             model: renders ``rgb``, ``accumulation``, and ``depth`` (median) and ``expected_depth`` along the rays.
             cameras: the training cameras, scene frame.
             scale: factor on the width and height of the pictures.
-            depth: where the surface is along a ray.
 
         Raises:
             ConfigError: a field has no such depth.
@@ -87,7 +86,6 @@ def rendered_view(outputs: Mapping[str, Tensor], depth: Float[Tensor, "h w 1"]) 
 
     Args:
         outputs: ``rgb`` and ``accumulation``, (h, w, channels).
-        depth: along the camera's axis.
     """
     depth = depth.cpu()
     solid = (outputs["accumulation"].cpu() >= MIN_ACCUMULATION) & depth.isfinite() & (depth > 0)
@@ -129,12 +127,7 @@ class StoredViews(DepthMaps):
 
 @contextlib.contextmanager
 def stored_views(views: SceneViews, on_progress: Callable[[int], None] = lambda done: None) -> Iterator[StoredViews]:
-    """Renders all views into a temporary folder, which is deleted at the end.
-
-    Args:
-        views: what to render.
-        on_progress: called with the number of views done.
-    """
+    """Renders all views into a temporary folder, which is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="f3rm-ext-views-") as folder:
         stored = StoredViews(views.cameras, Path(folder))
         for index in range(len(views)):

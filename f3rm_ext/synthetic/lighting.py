@@ -78,7 +78,6 @@ def sun_reaches(
     """Tells whether the sun's rays to points pass through the pane and nothing blocks them.
 
     Args:
-        caster: the scene.
         sun: see :class:`Lights`.
         points: metres.
         tilt: slopes of the rays along the pane's sides, for a sun that is not a point.
@@ -155,13 +154,9 @@ def bake(
     """Computes the light at each vertex as irradiance / π, linear RGB.
 
     Args:
-        caster: The scene.
-        mesh: Its triangles.
-        lights: Light sources.
         albedo: (verts, 3) linear RGB at each vertex.
         glows: (verts,) bool: vertices of surfaces that emit light; they reflect none.
         rays: Rays per vertex and bounce that gather bounced light.
-        bounces: Number of bounces before light arrives.
 
     Returns:
         Light without the sun's direct light (verts, 3), and the sun's direct light (verts, 3).

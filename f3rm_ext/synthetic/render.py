@@ -114,14 +114,10 @@ def render(
     """Renders one view of the scene.
 
     Args:
-        scene: The lit scene.
         c2w: (3 or 4, 4) camera to world, OpenGL convention, metres.
-        width_px: Image width.
         height_px: Image height; the principal point is the middle of the image.
-        focal_px: Focal length of both axes.
         samples: Colour samples along each side of a pixel.
         bounces: Number of reflections that a ray is followed through.
-        exposure: Factor on radiance before the film curve.
     """
     count = height_px * width_px
     view = View(np.zeros((count, 3), np.uint8), np.zeros(count), np.zeros((count, 3)), np.zeros(count, np.uint8))

@@ -163,8 +163,6 @@ def lights(rng: np.random.Generator, lamp_to_world: np.ndarray, fineness: int) -
     """Returns the lights: the sky in the window, the lamp's shade with its open ends, and a low sun.
 
     Args:
-        rng: Varies the position of the sun.
-        lamp_to_world: Pose of the lamp.
         fineness: Sets how many points represent the window and the lamp.
     """
     width, height, middle = WINDOW

@@ -70,7 +70,6 @@ def build_world(seed: int, shiny: bool = True, light_rays: int = 32) -> World:
     """Builds the scene of a seed. The same seed always gives the same scene.
 
     Args:
-        seed: Number of the scene.
         shiny: Whether glaze, varnish and metal reflect; otherwise everything is matt.
         light_rays: The option of that name. Here it sets how many points represent the window and the lamp.
     """
@@ -137,7 +136,6 @@ def light_world(world: World, gather_rays: int) -> LitScene:
     """Computes the scene's light and makes it ready to render.
 
     Args:
-        world: The scene.
         gather_rays: Rays per vertex and bounce that gather the light between surfaces.
     """
     caster = RayCaster(world.mesh.vertices, world.mesh.faces)

@@ -64,10 +64,6 @@ def lift_code_map(
 
     Args:
         mesh: with a square texture, in the frame of the cameras.
-        photos: the photos with their cameras.
-        load: returns the feature map of a photo.
-        dim: dimension of the feature.
-        on_progress: called with stages and their progress.
 
     Raises:
         MeshError: the mesh has no square texture, or no photo sees it.
@@ -158,10 +154,7 @@ def subdivide_to_texels(
     their vertices.
 
     Args:
-        mesh: with texture coordinates.
         scores: of its vertices, for places whose texels have no feature.
-        code_map: of the feature that was queried.
-        code_scores: scores of its dictionary.
     """
     visual = mesh.visual
     assert isinstance(visual, TextureVisuals)

@@ -19,11 +19,6 @@ def cut_at_level(mesh: trimesh.Trimesh, scores: Float[np.ndarray, " verts"], lev
     Triangles on the level are split there. Triangles that share an edge share the new vertex on it. Texture coordinates
     and colours are interpolate.
 
-    Args:
-        mesh: triangles.
-        scores: score of each vertex.
-        level: where to cut.
-
     Raises:
         MeshError: nothing reaches the level, or everything does.
     """
@@ -69,7 +64,6 @@ def clean_part(part: trimesh.Trimesh, min_part: float, close_holes: float) -> tr
     """Drops small connected parts, and closes holes. Both look at places: texture seams do not separate.
 
     Args:
-        part: triangles.
         min_part: connected parts with a smaller share of the area are dropped; the largest one stays.
         close_holes: radius up to which holes are closed; 0 closes none. Lids have the colour of their rim.
     """

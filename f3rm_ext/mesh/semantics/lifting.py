@@ -51,10 +51,6 @@ def lift_vertices(
 
     Args:
         mesh: triangles, in the frame of the cameras.
-        photos: the photos with their cameras.
-        load: returns the feature map of a photo.
-        dim: dimension of the feature.
-        on_progress: called with stages and their progress.
 
     Returns:
         Features of all vertices; those that no photo sees are filled.
@@ -99,11 +95,6 @@ def lift_places(
 
     Args:
         mesh: hides places from photos; in the frame of the cameras.
-        places: where to lift to.
-        photos: the photos with their cameras.
-        load: returns the feature map of a photo.
-        dim: dimension of the feature.
-        on_progress: called with a stage and its progress.
     """
     caster = RayCaster(mesh.vertices, mesh.faces)
     at_once = max(1, int(SUMS_MIB * 2**20) // (4 * dim))
@@ -137,7 +128,6 @@ def nearest_visible(
 
     Args:
         points: places, all different.
-        faces: triangles between them.
         seen: at least one is.
     """
     source = np.arange(len(points))

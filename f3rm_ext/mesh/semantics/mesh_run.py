@@ -67,7 +67,6 @@ def open_mesh_run(path: Path, data: Path | None = None) -> MeshRun:
     """Opens a mesh with features.
 
     Args:
-        path: the mesh.
         data: where its capture is now; None for where it was.
 
     Raises:

@@ -53,7 +53,6 @@ class QueryableMesh:
     Args:
         mesh: triangles, scene frame.
         heads: one code per vertex and feature.
-        maps: code maps by the feature's name.
     """
 
     training = False
@@ -88,7 +87,6 @@ class QueryableMesh:
         Rays that meet no surface are white, and 0 in the other outputs and in the further ones.
 
         Args:
-            camera: one camera.
             extra: further outputs, see :class:`~f3rm_ext.query.queryable.Queryable`.
             obb_box: triangles whose middle lies outside are left out.
         """

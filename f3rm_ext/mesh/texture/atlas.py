@@ -77,8 +77,6 @@ def unwrap(
 
     Args:
         mesh: triangles; vertices at the same place are joined.
-        size_px: side of the texture.
-        padding_px: free texels between charts.
         grow: double the side until the charts fit, up to :data:`LARGEST_PX`.
         space: give charts the sizes that they have in contracted space; by default those in the scene.
         piece_faces: most triangles of a piece in which charts are sought.
@@ -125,12 +123,7 @@ def unwrap(
 
 
 def pieces(mesh: trimesh.Trimesh, most_faces: int) -> list[Int[np.ndarray, " faces"]]:
-    """Divides faces by their places, with cuts across the longest side of what is divided, into equal parts.
-
-    Args:
-        mesh: the triangles.
-        most_faces: of a piece.
-    """
+    """Divides faces by their places, with cuts across the longest side of what is divided, into equal parts."""
     centers, done, left = mesh.triangles_center, [], [np.arange(len(mesh.faces))]
     while left:
         faces = left.pop()

@@ -105,7 +105,6 @@ def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: BoxContraction | N
 
     Args:
         mesh: in the frame of the photos.
-        photos: of the capture.
         space: see :func:`~f3rm_ext.mesh.texture.atlas.unwrap`.
 
     Raises:

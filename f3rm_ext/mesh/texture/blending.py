@@ -48,11 +48,6 @@ def blend_photos(
 
     Args:
         mesh: triangles, in the frame of the cameras.
-        texels: the places.
-        areas: area of a texel on each triangle.
-        photos: what colours them.
-        balance: whether to balance exposures.
-        on_progress: called with stages and their progress.
 
     Raises:
         MeshError: no photo sees any place.

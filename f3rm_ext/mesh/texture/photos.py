@@ -71,7 +71,6 @@ def photos_of(dataset: "PinholeDataset", frame: CaptureFrame | None) -> Photos:
     """Returns the photos of a data set.
 
     Args:
-        dataset: the photos, undistorted.
         frame: frame of the capture, for cameras in it; None for the scene frame.
     """
     views = PinholeCameras.of(dataset.cameras)

@@ -32,10 +32,6 @@ class MeshPicture(NamedTuple):
 class SurfaceColors:
     """The colours of a mesh: of its texture, or of its vertices.
 
-    Args:
-        mesh: the mesh.
-        name: its name, for messages.
-
     Raises:
         MeshError: it has no colours.
     """
@@ -62,10 +58,6 @@ class SurfaceColors:
 
 class MeshRenderer:
     """Renders a mesh with a texture or vertex colours by casting rays, without shading.
-
-    Args:
-        mesh: the mesh.
-        name: its name, for messages.
 
     Raises:
         MeshError: it has no colours.
@@ -95,7 +87,6 @@ def interpolate(
 
     Args:
         values: one row per vertex.
-        corners: vertices of the triangle of each place.
         weights: barycentric weights of its second and third corner.
     """
     b, c = weights.T[..., None]

@@ -20,8 +20,6 @@ def level_seams(atlas: Atlas, texels: Texels, colors: Float[np.ndarray, "texels 
     sides.
 
     Args:
-        atlas: the atlas.
-        texels: its texels.
         colors: their colours, changed in place.
     """
     first, second = _seam_samples(atlas)

@@ -56,9 +56,7 @@ class PhotoLookup:
     """One photo, ready to colour places.
 
     Args:
-        camera: its camera.
         photo: its pixels.
-        caster: casts rays at the mesh.
     """
 
     def __init__(self, camera: Camera, photo: Photo, caster: RayCaster) -> None:
