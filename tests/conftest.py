@@ -81,7 +81,9 @@ def torch_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A synthetic room of 12 images of 64 × 48 pixels."""
+    """A synthetic room of 12 images of 64 × 48 pixels; F3RM_EXT_TEST_ROOM may name one that was made elsewhere."""
+    if given := os.environ.get("F3RM_EXT_TEST_ROOM"):
+        return Path(given)
     from f3rm_ext.synthetic import SynthConfig, synthesize
 
     out = tmp_path_factory.mktemp("capture") / "room"

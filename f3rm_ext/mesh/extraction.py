@@ -53,7 +53,8 @@ def extract_mesh(
         assert gaussians is not None
         on_progress("Poisson", 0, 1)
         cloud = center_points(gaussians, scene.views.cameras.positions)
-        mesh, facts = poisson_mesh(cloud, options.poisson_depth, options.trim), {"points": len(cloud.positions)}
+        mesh = poisson_mesh(cloud, options.poisson_depth, options.trim)
+        facts: dict[str, object] = {"points": len(cloud.positions)}
         on_progress("Poisson", 1, 1)
     else:
         total, stereo = len(scene.views), dict[str, object]()

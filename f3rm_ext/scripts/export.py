@@ -10,9 +10,8 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.options import Length, Share
 from f3rm_ext.query.options import QueryOptions, parse_queries
 from f3rm_ext.scripts.common import FrameOption, Vector, check_crop, check_suffix
-from f3rm_ext.scripts.export_mesh import Mesh
+from f3rm_ext.scripts.export_mesh import Mesh, RefinedMesh
 from f3rm_ext.scripts.export_part import Part
-from f3rm_ext.scripts.export_refined_mesh import RefinedMesh
 from f3rm_ext.scripts.export_texture import Texture
 from f3rm_ext.utils.ranges import Count
 

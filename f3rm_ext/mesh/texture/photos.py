@@ -106,12 +106,20 @@ def open_run_capture(load_config: Path) -> PhotoSource:
         ConfigError: there is no such file, or it cannot be understood.
         CaptureError: the capture cannot be read.
     """
+    manager = read_datamanager(load_config)
+    parser, data = manager.dataparser, Path(manager.data or manager.dataparser.data)
+    parser.data = data
+    return PhotoSource(parser.setup(), data)
+
+
+def read_datamanager(load_config: Path) -> Any:
+    """Returns the configuration of a run's datamanager.
+
+    Raises:
+        ConfigError: there is no such file, or it cannot be understood.
+    """
     from f3rm_ext.engine.config_file import read_config
 
     if not load_config.is_file():
         raise ConfigError(f"There is no file {load_config}: give the config.yml that ns-train wrote for a run.")
-    manager = read_config(load_config).pipeline.datamanager
-    parser = manager.dataparser  # type: ignore[attr-defined]
-    data = Path(manager.data or parser.data)
-    parser.data = data
-    return PhotoSource(parser.setup(), data)
+    return read_config(load_config).pipeline.datamanager

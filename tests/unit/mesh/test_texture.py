@@ -22,7 +22,7 @@ from f3rm_ext.mesh.texture.baking import (
     choose_size,
     distant_background,
 )
-from f3rm_ext.mesh.texture.exposure import find_gains
+from f3rm_ext.mesh.texture.blending import find_gains
 from f3rm_ext.mesh.texture.photos import Photo, Photos
 from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo, texture_of
 from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places, bilinear, bilinear_corners
