@@ -16,18 +16,19 @@ from f3rm_ext.synthetic.world import LOOK_AT
 
 
 def test_depth_lies_on_the_mesh_where_the_labels_say(
-    capture: SimpleNamespace, unproject: Callable[..., np.ndarray], nearest_face: Callable[..., tuple[float, int]]
+    capture: SimpleNamespace, unproject: Callable[..., np.ndarray]
 ) -> None:
     """Depth is rounded to millimetres: unprojected it is half of one, along the ray, off the mesh."""
-    agree = []
-    for k in range(10):
-        rows, cols = np.random.default_rng(k).integers((0, 0), (32, 48), (6, 2)).T
-        for point, label in zip(unproject(capture, k)[rows, cols], capture.labels[k][rows, cols], strict=True):
-            distance, face = nearest_face(point)
-            assert distance < 8e-4
-            agree.append(capture.mesh["face_label"][face] == label)
-    # Where two things touch, the rounding may pick the other one.
-    assert np.mean(agree) > 0.95
+    from trimesh import Trimesh
+    from trimesh.proximity import closest_point
+
+    near = Trimesh(capture.mesh["vertices"], capture.mesh["faces"], process=False)
+    for k in (0, 5):
+        rows, cols = np.random.default_rng(k).integers((0, 0), (32, 48), (20, 2)).T
+        _, distance, face = closest_point(near, unproject(capture, k)[rows, cols])
+        assert distance.max() < 8e-4
+        # Where two things touch, the rounding may pick the other one.
+        assert (capture.mesh["face_label"][face] == capture.labels[k][rows, cols]).mean() > 0.9
 
 
 def test_normals_agree_with_depth(capture: SimpleNamespace, unproject: Callable[..., np.ndarray]) -> None:
