@@ -126,7 +126,7 @@ def write_features(
         The NPZ file.
 
     Raises:
-        ConfigError: a file cannot be feature_cloud.
+        ConfigError: a file cannot be written.
     """
     cloud = feature_cloud.cloud
     pca = np.zeros((len(cloud), 3), dtype=np.uint8)

@@ -187,10 +187,6 @@ def test_render_needs_no_extractor_and_no_store(trained: Any, run_command: Calla
     assert not (tmp_path / "empty-cache" / "features").exists()
 
 
-@pytest.mark.parametrize("backend", ["torch", "numba"])
-def test_backends_train(train: Callable[..., Any], tmp_path: Path, backend: str) -> None:
-    run = train(tmp_path, 2, "--pipeline.model.backend", backend)
-    assert list(run.checkpoints.glob("*.ckpt"))
 
 
 def test_several_extractors_and_losses(train: Callable[..., Any], tmp_path: Path) -> None:
@@ -206,8 +202,3 @@ def test_several_extractors_and_losses(train: Callable[..., Any], tmp_path: Path
     assert heads == {"dense-daisy", "dense-daisy_2"}
 
 
-def test_codes_are_distilled(train: Callable[..., Any], tmp_path: Path) -> None:
-    run = train(tmp_path, 3, "--pipeline.datamanager.features.codes", 16)
-    state = torch.load(next(iter(run.checkpoints.glob("*.ckpt"))), weights_only=True)["pipeline"]
-    assert state["_model.feature_field.heads.dense-daisy.decoder.weight"].shape[0] == 16
-    assert state["_model.feature_field.heads.dense-daisy.code_basis"].shape[0] == 16

@@ -17,7 +17,7 @@ def cut_at_level(mesh: trimesh.Trimesh, scores: Float[np.ndarray, " verts"], lev
     """Returns the part of a mesh where the score, linear on each triangle, is at least a level.
 
     Triangles on the level are split there. Triangles that share an edge share the new vertex on it. Texture coordinates
-    and colours are interpolate.
+    and colours are interpolated.
 
     Raises:
         MeshError: nothing reaches the level, or everything does.

@@ -106,10 +106,10 @@ def lift_places(
             lookup, packed = PhotoLookup(camera, photos.read(index), caster), PackedMaps.pack([load(index)])
             for start in range(part.start, part.start + count, _PLACES_AT_ONCE):
                 now = slice(start, min(start + _PLACES_AT_ONCE, part.start + count))
-                photo = lookup.look_up(Places(*(values[now] for values in places)))
-                which = torch.from_numpy(start - part.start + photo.which)
-                weights = torch.from_numpy(photo.weights).float()
-                yx_px = torch.from_numpy(photo.at[:, ::-1].astype(np.float32))
+                sample = lookup.look_up(Places(*(values[now] for values in places)))
+                which = torch.from_numpy(start - part.start + sample.which)
+                weights = torch.from_numpy(sample.weights).float()
+                yx_px = torch.from_numpy(sample.at[:, ::-1].astype(np.float32))
                 found = packed.sample(torch.zeros(len(which), dtype=torch.int64), yx_px)
                 sums[which] += found.mul_(weights[:, None])
                 total[which] += weights

@@ -48,7 +48,7 @@ class QueryableMesh:
     """A mesh with features, :class:`~f3rm_ext.query.queryable.Queryable`. Everything runs on the CPU.
 
     A ray has the feature of the place where it first meets the mesh, a point that of the nearest place if it is near.
-    Where there is a code map, a place has the feature of its texel, otherwise it is interpolate between vertices.
+    Where there is a code map, a place has the feature of its texel, otherwise it is interpolated between vertices.
 
     Args:
         mesh: triangles, scene frame.

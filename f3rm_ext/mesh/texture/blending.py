@@ -75,18 +75,18 @@ def blend_photos(
     said, weights = np.zeros((len(photos), len(sampled), 3), np.float32), np.zeros((len(photos), len(sampled)))
     if balance:
         for index, camera in enumerate(photos.cameras):
-            colored = PhotoLookup(camera, photos.read(index), caster).look_up(places(sampled))
-            said[index, colored.which], weights[index, colored.which] = colored.colors, colored.weights
+            sample = PhotoLookup(camera, photos.read(index), caster).look_up(places(sampled))
+            said[index, sample.which], weights[index, sample.which] = sample.colors, sample.weights
             on_progress("Exposure", index + 1, len(photos))
     gains = find_gains(said, weights)
     sums, total = np.zeros((len(texels), 3), np.float32), np.zeros(len(texels), np.float32)
     for index, camera in enumerate(photos.cameras):
         lookup = PhotoLookup(camera, photos.read(index), caster)
         for part in _chunks(len(texels)):
-            colored = lookup.look_up(places(part))
-            which = part.start + colored.which
-            sums[which] += colored.weights[:, None] * colored.colors * gains[index]
-            total[which] += colored.weights
+            sample = lookup.look_up(places(part))
+            which = part.start + sample.which
+            sums[which] += sample.weights[:, None] * sample.colors * gains[index]
+            total[which] += sample.weights
         on_progress("Photos", index + 1, len(photos))
     seen = total > 0
     if not seen.any():
