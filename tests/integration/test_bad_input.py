@@ -99,38 +99,10 @@ class TestCapture:
         result = shell.train(dataparser=("f3rm-ext-data", "--drop-missing-frames", "True"))
         assert result.code == 0, result.stderr[-3000:]
 
-    def test_unreadable_image(self, shell: Shell, capture: Path) -> None:
-        (capture / "images" / "02.png").write_bytes(b"not an image")
-        shell.train().refuses(r"02\.png")
-
-    @pytest.mark.parametrize("value", [float("nan"), 7.0], ids=["nan", "not rigid"])
-    def test_bad_pose(self, shell: Shell, capture: Path, value: float) -> None:
-        frames = frames_of(capture)
-        frames[1]["transform_matrix"][0][0] = value
-        write_meta(capture, frames)
-        shell.train().refuses(r"01\.png|frame")
-
-    @pytest.mark.parametrize("count", [0, 1])
-    def test_too_few_images(self, shell: Shell, capture: Path, count: int) -> None:
-        write_meta(capture, frames_of(capture)[:count])
-        shell.train().refuses(r"image")
-
-    def test_transforms_that_are_no_json(self, shell: Shell, capture: Path) -> None:
-        (capture / "transforms.json").write_text("{")
-        shell.train().refuses(r"transforms\.json")
-
 
 class TestOptions:
-    @pytest.mark.parametrize("rays", [0, -5])
-    def test_non_positive_rays(self, shell: Shell, capture: Path, rays: int) -> None:
-        shell.train("--pipeline.datamanager.train-num-rays-per-batch", rays).refuses(rf"{rays}")
-        assert shell.trained_nothing()
-
     def test_unknown_extractor(self, shell: Shell, capture: Path) -> None:
         shell.train("--pipeline.datamanager.features.extractors", "dense-dasy").refuses(r"dense-dasy.*dense-daisy")
-
-    def test_number_of_codes(self, shell: Shell, capture: Path) -> None:
-        shell.train("--pipeline.datamanager.features.codes", 3).refuses(r"codes is 3")
 
     def test_device_that_is_not_there(self, shell: Shell, capture: Path) -> None:
         import torch

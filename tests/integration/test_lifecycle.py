@@ -187,8 +187,6 @@ def test_render_needs_no_extractor_and_no_store(trained: Any, run_command: Calla
     assert not (tmp_path / "empty-cache" / "features").exists()
 
 
-
-
 def test_several_extractors_and_losses(train: Callable[..., Any], tmp_path: Path) -> None:
     run = train(
         tmp_path,
@@ -200,5 +198,3 @@ def test_several_extractors_and_losses(train: Callable[..., Any], tmp_path: Path
     state = torch.load(next(iter(run.checkpoints.glob("*.ckpt"))), weights_only=True)["pipeline"]
     heads = {key.split(".heads.")[1].split(".")[0] for key in state if ".heads." in key}
     assert heads == {"dense-daisy", "dense-daisy_2"}
-
-
