@@ -26,7 +26,8 @@ class Texture(MeshPhotos, MeshOutput):
     take the colour of the nearest ones that are seen; the command says how many there are.
 
     The name of the file chooses its format: .glb and .obj get a texture (.obj as .png and .mtl of the same name), .ply
-    gets vertex colours. An existing file is replaced only if this program wrote it. Needs no GPU and no checkpoint.
+    gets vertex colours. The file has the frame of the mesh. An existing file is replaced only if this program wrote it.
+    Needs no GPU and no checkpoint.
 
     Typical calls:
       f3rm-ext export texture --load-config .../config.yml --mesh room.ply --output room.glb

@@ -69,8 +69,6 @@ def test_bad_options_are_one_sentence(
     assert not (tmp_path / "d").exists()
 
 
-
-
 def test_a_capture_that_cannot_be_used_says_so_in_its_own_words(run_command: Run, tmp_path: Path) -> None:
     (tmp_path / "capture").mkdir()
     done = run_command("f3rm-ext", "demo", "--data", tmp_path / "capture", "--out", tmp_path / "d")
