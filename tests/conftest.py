@@ -259,14 +259,6 @@ def trained(train: Callable[..., Run], tmp_path_factory: pytest.TempPathFactory)
     return train(tmp_path_factory.mktemp("trained"), 60, fresh=True)
 
 
-@pytest.fixture(scope="session")
-def labelled(train: Callable[..., Run], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run whose features are the capture's classes: texts can be asked without weights."""
-    labels = ("--pipeline.datamanager.features.extractors", f"labels:data={tiny_capture}")
-    weights = ("--pipeline.datamanager.feature-ray-fraction", 1.0, "--pipeline.model.feature-loss-mult", 0.1)
-    return train(tmp_path_factory.mktemp("labelled"), 400, *labels, *weights)
-
-
 SPLAT_STEPS = 60
 
 

@@ -87,11 +87,19 @@ def viewer(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[A
 
 
 @pytest.fixture(scope="package")
-def labelled_viewer(labelled: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The viewer of a run whose features are the capture's classes."""
+def labelled_viewer(
+    train: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """The viewer of a run whose features are the capture's classes: texts can be asked without weights."""
     if reason := DRIVER.why_not():
         pytest.skip(reason)
-    with DRIVER.served_run(labelled.config, tmp_path_factory.mktemp("viewer") / "viewer.log") as viewer:
+    run = train(
+        tmp_path_factory.mktemp("labelled"),
+        400,
+        *("--pipeline.datamanager.features.extractors", f"labels:data={tiny_capture}"),
+        *("--pipeline.datamanager.feature-ray-fraction", 1.0, "--pipeline.model.feature-loss-mult", 0.1),
+    )
+    with DRIVER.served_run(run.config, tmp_path_factory.mktemp("viewer") / "viewer.log") as viewer:
         viewer.control_panel._max_res.value = 64
         yield viewer
 

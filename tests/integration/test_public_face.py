@@ -18,7 +18,14 @@ README = Path(__file__).parents[2] / "README.md"
 RUN = Path("outputs/capture/f3rm-ext/2026-01-01_120000")
 
 
-@pytest.fixture(params=["labelled", "labelled_splats"])
+@pytest.fixture(scope="module")
+def labelled_field(train: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of a field with the capture's classes as features."""
+    labels = ("--pipeline.datamanager.features.extractors", f"labels:data={tiny_capture}")
+    return train(tmp_path_factory.mktemp("face"), 60, *labels)
+
+
+@pytest.fixture(params=["labelled_field", "labelled_splats"])
 def run_folder(request: pytest.FixtureRequest) -> Path:
     """A run of a field, and one of splats."""
     return request.getfixturevalue(request.param).folder
