@@ -135,15 +135,21 @@ def test_a_box_gets_points_of_its_own() -> None:
     assert half.surface.positions[:, 0].max() <= 5 and len(half.surface) == pytest.approx(1000, rel=0.1)
 
 
-def test_what_is_behind_or_outside_is_not_seen(tiny_capture: Path, open3d: ModuleType) -> None:
+def test_what_is_behind_outside_or_hidden_is_not_seen(tiny_capture: Path, open3d: ModuleType) -> None:
     views, frame = capture_views(tiny_capture)
     center = frame.to_capture(views.positions.double().numpy())[0]
     ahead = frame.directions_to_capture(views.forward.double().numpy())[0]
-    points = center + np.outer([1.0, 2.0, -1.0], ahead)
-    # Nothing hides the first two; a wall around the first point then hides the second.
+    anywhere = np.random.default_rng(0).uniform(-4, 4, (500, 3))
+    points = np.concatenate([center + np.outer([1.0, 2.0], ahead), anywhere])
+    viewmats, Ks = views.viewmats.double().numpy(), views.Ks.double().numpy()
+    at = np.einsum("vij,nj->vni", viewmats[:, :3, :3], frame.to_scene(points)) + viewmats[:, None, :3, 3]
+    x, y, z = np.moveaxis(np.einsum("vij,vnj->vni", Ks, at), -1, 0)
+    inside = (z > 0) & (x >= 0) & (x < 64 * z) & (y >= 0) & (y < 48 * z)
+    # Nothing hides any of them.
     far = trimesh.creation.box((1e-3, 1e-3, 1e-3)).apply_translation(center + 100)
-    first = visible_points(points, far, tiny_capture)
-    assert first[0] and first[1]
+    found = visible_points(points, far, tiny_capture)
+    np.testing.assert_array_equal(found, inside.sum(axis=0) >= 2)
+    assert found[:2].all() and 0.05 < found.mean() < 0.95
     shell = trimesh.creation.icosphere(4, 0.2).apply_translation(points[1])
     counted: list[int] = []
     hidden = visible_points(points, shell, tiny_capture, counted.append)
