@@ -1,6 +1,6 @@
 """Collects the wheels that a machine without network needs for the GPU day, in folders small enough to be sent.
 
-    python benchmarks/collect_wheels.py wheels              # into wheels/part-1, wheels/part-2 …
+    python benchmarks/collect_wheels.py wheels              # into wheels/part-1, wheels/part-2 … and wheels/test-room
     python benchmarks/collect_wheels.py wheels --all        # also what such a machine usually has beside PyTorch
 
 The machine has to have Python 3.12 with PyTorch and Triton, and what is listed in ``USUAL``. Left out are open3d, which
@@ -16,6 +16,10 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from f3rm_ext.synthetic import SynthConfig, synthesize
+
+TINY_ROOM = SynthConfig(num_images=12, width=64, height=48, seed=1, light_rays=1, holdout_every=4)
+"""As in tests/conftest.py."""
 NEEDED = (
     "nerfstudio==1.1.5",
     "gsplat==1.4.0",
@@ -97,6 +101,8 @@ def main() -> None:
             for name in part:
                 shutil.move(folder / name, target / name)
             print(f"{target}: {len(part)} wheels, {sum(sizes[name] for name in part) / 2**20:.1f} MiB")
+    # The tests there need the tiny room, which only a machine with open3d can draw.
+    print(f"{synthesize(options.folder / 'test-room', TINY_ROOM, progress=False)}: the capture of tests/gpu")
     for name in sorted(sizes, key=lambda name: -sizes[name])[:5]:
         print(f"  {sizes[name] / 2**20:6.1f} MiB  {name}")
     print(f"{len(sizes)} wheels, {sum(sizes.values()) / 2**20:.1f} MiB in all.")

@@ -35,5 +35,9 @@ fi
 if [ -z "${CUDA_HOME:-}" ] && [ -f /usr/local/cuda/include/cuda_runtime.h ]; then
     export CUDA_HOME=/usr/local/cuda
 fi
+room=$(find "$wheels" -type d -name test-room | head -n 1)
+if [ -n "$room" ]; then
+    export F3RM_EXT_TEST_ROOM="$room"
+fi
 export PATH="$PWD/$venv/bin:$PATH"
 exec "$venv/bin/python" benchmarks/gpu_day.py "$@"

@@ -127,7 +127,7 @@ class MeshQueries:
         row: dict[str, Any] = {
             "vertices": len(mesh.vertices),
             "triangles": len(mesh.faces),
-            "unseen": float((~features.seen).mean()),
+            "unseen": float((~features.visible).mean()),
             "lift_s": features.provenance["seconds"],
             "lift_peak_mib": features.provenance["peak_mib"],
             "eval_s": seconds,

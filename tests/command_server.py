@@ -7,6 +7,7 @@ As a program this is the server: it reads a task a line (JSON) and answers with 
 import importlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -40,6 +41,14 @@ class Finished:
     def text(self) -> str:
         """Both streams."""
         return self.stdout + self.stderr
+
+    def refuses(self, pattern: str = "") -> str:
+        """The one sentence of a command that failed as it should, in which the pattern is found."""
+        lines = [line for line in self.stderr.splitlines() if line.startswith("Error: ")]
+        assert self.code == 2, f"exit code {self.code}\n{self.stdout[-1500:]}\n{self.stderr[-3000:]}"
+        assert "Traceback" not in self.text and len(lines) == 1, self.stderr[-3000:]
+        assert lines[0].endswith(".") and re.search(pattern, lines[0]), lines[0]
+        return lines[0]
 
 
 class CommandServer:

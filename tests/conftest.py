@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def open3d() -> ModuleType:
     """What nerfstudio exports with, and we make meshes with."""
-    from f3rm_ext.mesh.open3d_library import open3d
+    from f3rm_ext.utils.open3d_library import open3d
 
     return open3d()
 
@@ -81,7 +81,9 @@ def torch_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A synthetic room of 12 images of 64 × 48 pixels."""
+    """A synthetic room of 12 images of 64 × 48 pixels; F3RM_EXT_TEST_ROOM may name one that was made elsewhere."""
+    if given := os.environ.get("F3RM_EXT_TEST_ROOM"):
+        return Path(given)
     from f3rm_ext.synthetic import SynthConfig, synthesize
 
     out = tmp_path_factory.mktemp("capture") / "room"
@@ -255,6 +257,38 @@ def train(run_command: Callable[..., Any], tiny_capture: Path) -> Callable[..., 
 def trained(train: Callable[..., Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of 60 steps that other tests look at but do not change."""
     return train(tmp_path_factory.mktemp("trained"), 60, fresh=True)
+
+
+SPLAT_STEPS = 60
+
+
+@pytest.fixture(scope="session")
+def train_splats(run_command: Callable[..., Any], tiny_capture: Path) -> Callable[..., Any]:
+    """`ns-train sugar-ext-lite` on the tiny capture, with few Gaussians; what became of it."""
+
+    def run(output_dir: Path, *arguments: object, steps: int = SPLAT_STEPS) -> Any:
+        return run_command(
+            *("ns-train", "sugar-ext-lite", "--data", tiny_capture, "--output-dir", output_dir),
+            *("--experiment-name", "e", "--timestamp", "t", "--vis", "tensorboard", "--max-num-iterations", steps),
+            *("--logging.local-writer.enable", "False", "--pipeline.model.num-random", 500),
+            *("--pipeline.model.densify.max-gaussians", 800, "--pipeline.model.surface.samples", 500),
+            *("--pipeline.datamanager.num-downscales", 0, "--pipeline.model.regularization", "none"),
+            *("--pipeline.model.surface.prune-opacity", 0.05, "--optimizers.means.scheduler.max-steps", SPLAT_STEPS),
+            *arguments,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def labelled_splats(
+    train_splats: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
+    """A run of splats with the capture's classes as features."""
+    root = tmp_path_factory.mktemp("splats")
+    done = train_splats(root, "--pipeline.model.features", f"labels:data={tiny_capture}")
+    assert done.code == 0, done.text[-4000:]
+    return Run(root / "e" / "sugar-ext-lite" / "t")
 
 
 @pytest.fixture(scope="session")

@@ -118,8 +118,6 @@ def gather_points(
     Args:
         model: renders ``rgb``, ``accumulation`` and depth.
         cameras: the training cameras, scene frame.
-        options: which points to take.
-        queries: scored at every point.
         on_progress: called with the number of points so far.
 
     Raises:
@@ -162,7 +160,6 @@ def voxel_downsample(cloud: Cloud, side: float) -> Cloud:
     """Keeps one point in each cube of a grid: the one nearest to the mean of the cube's points.
 
     Args:
-        cloud: the points.
         side: side of the cubes, scene units; 0 keeps all points.
     """
     if side <= 0 or not len(cloud):

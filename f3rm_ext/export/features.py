@@ -95,10 +95,7 @@ def features_at(
     """Yields distilled features at points, chunk by chunk, on the CPU, float32.
 
     Args:
-        model: the model.
-        head: the feature.
         points: scene frame.
-        chunk: number of points in a chunk.
     """
     space: FeatureSpace = head.space().to(model.device)
     for start in range(0, len(points), chunk):
@@ -121,19 +118,15 @@ def write_features(
 
     Args:
         out: the PLY file; its name ends in .ply.
-        model: gives features at points.
-        head: the feature.
-        feature_cloud: the points.
         provenance: goes into both files.
         space: the features of the NPZ file: as distilled (PCA codes, if there are any), in the extractor's full space,
             or none.
-        on_progress: called with the number of points done.
 
     Returns:
         The NPZ file.
 
     Raises:
-        ConfigError: a file cannot be feature_cloud.
+        ConfigError: a file cannot be written.
     """
     cloud = feature_cloud.cloud
     pca = np.zeros((len(cloud), 3), dtype=np.uint8)

@@ -88,9 +88,6 @@ class SplatRun:
 def load_splat_run(load_config: Path) -> SplatRun:
     """Opens a run of splats.
 
-    Args:
-        load_config: its config.yml.
-
     Raises:
         ConfigError: the file does not exist, is no valid config, or is of a method without splats.
         CheckpointError: the run has no checkpoint yet, or all are damaged.
@@ -114,7 +111,6 @@ def export_run(
     """Writes the splats of a run, in the format given by the file name and in the scene frame.
 
     Args:
-        run: the run.
         out: file name that ends in one of :data:`~f3rm_ext.splat.files.SUFFIXES`.
         fused: see :meth:`SplatRun.splats`.
         bad_values: treatment of values that are NaN or infinite.

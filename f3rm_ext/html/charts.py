@@ -55,7 +55,6 @@ def svg_chart(
         draw: draws into the axes that it is given. An artist whose ``gid`` is ``tip-3`` gets the fourth tooltip.
         label: description for screen readers.
         width_px: width of the drawing; it scales with the page.
-        height_px: height of the drawing.
         tooltips: texts that are shown below the pointer.
     """
     from matplotlib.figure import Figure
@@ -93,8 +92,6 @@ def line_chart(points: Points, *, label: str, unit: str = "", x_label: str = "st
     Args:
         points: (x, y), x ascending.
         label: description of the chart for screen readers.
-        unit: unit of y.
-        x_label: label of the x axis.
     """
     points = [point for point in points if np.isfinite(point).all()]
     if len(points) < 2:
@@ -115,9 +112,7 @@ def bar_chart(values: Sequence[float], names: Sequence[str], *, label: str, unit
 
     Args:
         values: heights, ≥ 0.
-        names: names of the items.
         label: description of the chart for screen readers.
-        unit: unit of the values.
     """
     if not values:
         return Markup()
@@ -141,9 +136,7 @@ def range_chart(
 
     Args:
         ranges: lower quartile, median and upper quartile of each item, finite.
-        names: names of the items.
         label: description of the chart for screen readers.
-        unit: unit of the values.
 
     Returns:
         The chart, with tooltips; an empty string if there are no items.

@@ -84,11 +84,7 @@ class ReportContent:
 
 
 def machine_facts(device: str) -> list[tuple[str, str]]:
-    """Returns versions, device and date as (name, value), without names of users, hosts or folders.
-
-    Args:
-        device: the device that pictures were rendered on.
-    """
+    """Returns versions, device and date as (name, value), without names of users, hosts or folders."""
     facts = [("date", time.strftime("%Y-%m-%d %H:%M %Z")), ("device", device or "cpu")]
     facts.append(("processor", f"{processor()}, {os.cpu_count()} cores"))
     facts.append(("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"))

@@ -140,7 +140,7 @@ def _key_figures(content: ReportContent) -> list[tuple[str, str]]:
     metrics, measured = content.metrics, content.measured
     keys = []
     if "psnr" in metrics:
-        keys.append((f"{metrics['psnr']:.1f} dB", "PSNR on views it has never seen"))
+        keys.append((f"{metrics['psnr']:.1f} dB", "PSNR on held-out views"))
     head = next(iter(_heads(metrics)), None)
     if head is not None:
         keys.append((f"{metrics[_COSINE + head]:.3f}", f"cosine of rendered and true features, {head}"))

@@ -39,7 +39,6 @@ def render_page(template: str, **content: Any) -> str:
 
     Args:
         template: name of a file in ``templates/``.
-        content: what the template shows.
     """
     return _environment().get_template(template).render(content)
 

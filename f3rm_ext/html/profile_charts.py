@@ -81,9 +81,7 @@ def write_picture(profile: Profile, other: Profile | None, stream: BufferedIOBas
     """Draws the charts as one PNG.
 
     Args:
-        profile: of the run.
         other: of a run to compare with, in a second row.
-        stream: to write to.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -27,7 +27,6 @@ class BoxContraction:
         """Returns that of a capture: the radius is the extent of the cameras and the median depth together.
 
         Args:
-            positions: of the cameras.
             depths: of pixels with a surface, for each camera.
         """
         medians = [float(np.median(depth)) for depth in depths if len(depth)]

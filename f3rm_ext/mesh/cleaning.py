@@ -13,7 +13,8 @@ from scipy.sparse.csgraph import connected_components
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.mesh_files import vertex_colors
-from f3rm_ext.mesh.open3d_library import from_open3d, open3d, to_open3d
+from f3rm_ext.mesh.open3d_conversion import from_open3d, to_open3d
+from f3rm_ext.utils.open3d_library import open3d
 
 _ROUNDS = 40
 
@@ -22,7 +23,6 @@ def clean(mesh: trimesh.Trimesh, min_part: float = 0.0) -> trimesh.Trimesh:
     """Removes double vertices and faces, faces without area, non-manifold edges, unused vertices and small parts.
 
     Args:
-        mesh: triangles.
         min_part: share of the area, 0 to 1; smaller connected parts are dropped, but the largest one stays.
 
     Raises:

@@ -16,9 +16,10 @@ from jaxtyping import Bool, Float32, UInt8
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.cleaning import clean, face_components, select_faces
-from f3rm_ext.mesh.open3d_library import open3d, raycasting_scene
 from f3rm_ext.mesh.views import StoredViews
+from f3rm_ext.utils.open3d_library import RayCaster
 
 GAP = 0.03
 """How far in front of the mesh a pixel's depth is that the mesh misses, as a share of the depth."""
@@ -48,7 +49,6 @@ def thin_parts(
         stored: the views that the mesh was made of, with the depth that was fused.
         mesh: scene frame.
         fuse: makes meshes of pixels.
-        on_progress: called with the number of views done.
     """
 
     def choose(index: int, view: "_MeshView") -> UInt8[np.ndarray, "h w"]:
@@ -70,7 +70,6 @@ def hole_parts(
         stored: the views that the mesh was made of.
         mesh: scene frame, triangles counter-clockwise from outside.
         fuse: makes meshes of pixels.
-        on_progress: called with the number of views done.
     """
 
     def choose(index: int, view: "_MeshView") -> UInt8[np.ndarray, "h w"]:
@@ -112,16 +111,14 @@ def _fuse_selected(
     on_progress: Report,
 ) -> Completion:
     """Fuses pixels that are chosen by what is seen of the mesh, those of each number above 0 by themselves."""
-    tensor, scene = open3d().core.Tensor, raycasting_scene(mesh.vertices, mesh.faces)
+    caster = RayCaster(mesh.vertices, mesh.faces)
     counts = np.zeros(256, np.int64)
     with tempfile.TemporaryDirectory(prefix="f3rm-ext-completion-") as folder:
         for index in range(len(stored)):
-            height, width = stored.rendered_depth(index).shape
-            K, viewmat = (part[index].double().numpy().copy() for part in (stored.cameras.Ks, stored.cameras.viewmats))
-            rays = scene.create_rays_pinhole(tensor(K), tensor(viewmat), width, height)
-            hit = scene.cast_rays(rays)
-            inside = (hit["primitive_normals"].numpy() * rays.numpy()[..., 3:]).sum(axis=-1) > 0
-            chosen = choose(index, _MeshView(hit["t_hit"].numpy(), inside))
+            origin, directions = Camera.of(stored.cameras, index).pixel_rays()
+            hit = caster.cast(origin, directions)
+            inside = (hit["primitive_normals"] * directions).sum(axis=-1) > 0
+            chosen = choose(index, _MeshView(hit["t_hit"], inside))
             counts += np.bincount(chosen.reshape(-1), minlength=256)
             np.save(_file(folder, index), chosen)
             on_progress(index + 1)
@@ -148,10 +145,7 @@ def _file(folder: str, index: int) -> Path:
 
 def _sides(cameras: PinholeCameras, index: int) -> UInt8[np.ndarray, "h w"]:
     """Which axis of the scene each pixel's ray follows most, and in which direction: 0 to 5."""
-    K, turn = cameras.Ks[index].double().numpy(), cameras.viewmats[index, :3, :3].double().numpy()
-    x = (np.arange(int(cameras.widths[index])) + 0.5 - K[0, 2]) / K[0, 0]
-    y = (np.arange(int(cameras.heights[index])) + 0.5 - K[1, 2]) / K[1, 1]
-    rays = np.stack(np.broadcast_arrays(x, y[:, None], 1.0), axis=-1) @ turn
+    _, rays = Camera.of(cameras, index).pixel_rays()
     axis = np.abs(rays).argmax(axis=-1)
     backwards = np.take_along_axis(rays, axis[..., None], axis=-1)[..., 0] < 0
     return (2 * axis + backwards).astype(np.uint8)

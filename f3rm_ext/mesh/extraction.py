@@ -1,7 +1,7 @@
 """Extraction of a mesh from a trained scene: one interface for all methods."""
 
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import trimesh
@@ -11,8 +11,9 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.cleaning import clean, close_holes, join, simplify
 from f3rm_ext.mesh.completion import hole_parts, thin_parts
 from f3rm_ext.mesh.fusion import fuse_depth
+from f3rm_ext.mesh.level_set import center_points
 from f3rm_ext.mesh.options import ExtractionOptions
-from f3rm_ext.mesh.poisson import Reconstruction, center_mesh, level_set_mesh
+from f3rm_ext.mesh.poisson import level_set_mesh, poisson_mesh
 from f3rm_ext.mesh.scenes import SurfaceScene
 from f3rm_ext.mesh.shells import contraction_of, fuse_shells, simplify_evenly
 from f3rm_ext.mesh.stereo_depth import take_stereo
@@ -23,8 +24,7 @@ HOLE_VOXELS = 2.0
 """Voxels in holes, where few views tell the depth, are wider by this factor."""
 
 
-@dataclass(frozen=True)
-class Extraction:
+class Extraction(NamedTuple):
     """A mesh and what is worth knowing of it."""
 
     mesh: trimesh.Trimesh
@@ -39,9 +39,7 @@ def extract_mesh(
     """Extracts a mesh.
 
     Args:
-        scene: the trained scene.
         options: lengths in scene units.
-        on_progress: called with stages and their progress.
 
     Raises:
         MeshError: no surface was found.
@@ -53,21 +51,25 @@ def extract_mesh(
         raise ConfigError(f"--method {options.method} needs Gaussians, and this run is a field: use --method tsdf.")
     if options.method == "poisson-centres":
         assert gaussians is not None
-        mesh, facts = center_mesh(gaussians, scene.views.cameras.positions, options, on_progress)
+        on_progress("Poisson", 0, 1)
+        cloud = center_points(gaussians, scene.views.cameras.positions)
+        mesh = poisson_mesh(cloud, options.poisson_depth, options.trim)
+        facts: dict[str, object] = {"points": len(cloud.positions)}
+        on_progress("Poisson", 1, 1)
     else:
-        total, more = len(scene.views), dict[str, object]()
+        total, stereo = len(scene.views), dict[str, object]()
         with stored_views(scene.views, lambda done: on_progress("Rendering", done, total)) as stored:
             if scene.stereo is not None and options.method == "tsdf":
                 share = take_stereo(stored, scene.stereo, lambda done: on_progress("Stereo", done, total))
-                more["stereo_share"] = round(share, 3)
+                stereo["stereo_share"] = round(share, 3)
             _keep_agreeing(stored, options, on_progress)
             if options.method == "tsdf":
                 mesh, facts = _fuse(stored, options, on_progress)
-                return Extraction(mesh, facts | more)
+                return Extraction(mesh, facts | stereo)
             assert gaussians is not None
             mesh, facts = level_set_mesh(stored, gaussians, options, on_progress)
-    mesh = simplify(close_holes(clean(mesh, options.min_part), options.close_holes), options.vertices)
-    return Extraction(mesh, facts)
+    mesh = close_holes(clean(mesh, options.min_part), options.close_holes)
+    return Extraction(simplify(mesh, options.vertices), facts)
 
 
 def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> None:
@@ -84,7 +86,7 @@ def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress:
         stored.set_depth(index, np.where(mask, stored.depth(index), np.float32(0)))
 
 
-def _fuse(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> Reconstruction:
+def _fuse(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> Extraction:
     """Fuses what views agree on, then what the mesh of it misses; cleans and simplifies."""
     voxel, weight = options.voxel or pixel_size(stored), float(min(options.min_views, 3))
     facts: dict[str, object] = {"voxel_scene": voxel}
@@ -100,11 +102,11 @@ def _fuse(stored: StoredViews, options: ExtractionOptions, on_progress: StagePro
     parts = [clean(part, options.min_part) for part in fuse(stored, "Fusion")]
     if space is not None:
         facts |= {"shells": len(parts), "radius_scene": space.radius}
-    patches: list[trimesh.Trimesh] = []
+    shown, patches = join(parts), list[trimesh.Trimesh]()
     if options.thin_parts:
         thin = thin_parts(
             stored,
-            join(parts),
+            shown,
             lambda views: join(fuse(views, "Thin parts")),
             lambda done: on_progress("Thin parts", done, len(stored)),
         )
@@ -113,7 +115,7 @@ def _fuse(stored: StoredViews, options: ExtractionOptions, on_progress: StagePro
     if options.fill_holes:
         filled = hole_parts(
             stored,
-            join(parts + patches),
+            join([shown, *patches]),
             lambda views: join(fuse(views, "Holes", HOLE_VOXELS * voxel, 1.0)),
             lambda done: on_progress("Holes", done, len(stored)),
         )
@@ -122,5 +124,5 @@ def _fuse(stored: StoredViews, options: ExtractionOptions, on_progress: StagePro
     # A patch is open all around, which is no hole.
     mesh = join([close_holes(part, options.close_holes) for part in parts] + patches)
     if space is not None and options.vertices is not None:
-        return simplify_evenly(mesh, space, options.vertices), facts
-    return simplify(mesh, options.vertices), facts
+        return Extraction(simplify_evenly(mesh, space, options.vertices), facts)
+    return Extraction(simplify(mesh, options.vertices), facts)

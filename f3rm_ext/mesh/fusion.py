@@ -12,8 +12,9 @@ import trimesh
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.cleaning import join
-from f3rm_ext.mesh.open3d_library import from_open3d, open3d
+from f3rm_ext.mesh.open3d_conversion import from_open3d
 from f3rm_ext.mesh.views import NO_DEPTH, StoredViews
+from f3rm_ext.utils.open3d_library import open3d
 
 TRUNCATION_VOXELS = 5.0
 """Distance from the surface up to which voxels are filled, in voxels."""
@@ -35,11 +36,9 @@ def fuse_depth(
     """Fuses the depth and colours of all views into a mesh.
 
     Args:
-        stored: the views.
         voxel: side of a voxel, scene units.
         min_weight: number of views that must have filled a voxel.
         on_progress: called with the number of views done and to do; slabs multiply them.
-        most_blocks: blocks in memory at once.
         wanted: tells which blocks are filled from their middles, (blocks, 3); by default all.
 
     Raises:

@@ -99,7 +99,6 @@ def level_points(
         gaussians: float32, on the CPU, without the 3D filter.
         level: of the density, above 0.
         count: number of rays, spread evenly over the views. Rays without a crossing give no point.
-        on_progress: called with the number of views done.
     """
     field = DensityField(thick_enough(gaussians, stored.cameras))
     generator = torch.Generator().manual_seed(0)
@@ -144,10 +143,7 @@ def crossings(
     A ray whose density is above the level from the start, as it is within geometry, has no crossing.
 
     Args:
-        field: the density.
         points: where the rays are thought to meet the surface.
-        center: where the rays begin.
-        level: of the density.
         pixel: width of a pixel per unit of distance; the search reaches at least three pixels to either side.
 
     Returns:
@@ -183,7 +179,6 @@ def center_points(gaussians: Gaussians, cameras: Float[Tensor, "cams 3"]) -> Sur
     """Returns the centres of opaque Gaussians; their normals are the thinnest axes, towards the nearest camera.
 
     Args:
-        gaussians: the Gaussians.
         cameras: positions of the training cameras, scene frame.
     """
     solid = gaussians[gaussians.alphas() >= SOLID]

@@ -27,6 +27,7 @@ MAKERS = (
 )
 """Commands whose files may be replaced; others are kept."""
 Up = Literal["z", "y"]
+Corner = tuple[float, float, float] | None
 _Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
 """Turns z up into y up, as glTF demands."""
 
@@ -46,6 +47,11 @@ class SurfacePoints:
     def take(self, which: np.ndarray) -> "SurfacePoints":
         """Returns some of the points, by index or mask."""
         return SurfacePoints(self.positions[which], None if self.normals is None else self.normals[which])
+
+
+def box_mask(points: np.ndarray, low: Corner, high: Corner) -> np.ndarray:
+    """Returns which points (points, 3) lie in a box; None for no limit."""
+    return ((points >= (low or (-np.inf,) * 3)) & (points <= (high or (np.inf,) * 3))).all(axis=1)
 
 
 def vertex_colors(mesh: trimesh.Trimesh) -> np.ndarray | None:

@@ -5,7 +5,7 @@ the points and one chunk of distances, whatever the number of triangles.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import trimesh
@@ -87,6 +87,14 @@ class Comparison:
     max_distance: float = np.inf
     """Points farther away do not count (DTU's outliers)."""
 
+    def restrict(self, surface: np.ndarray | None = None, truth: np.ndarray | None = None) -> "Comparison":
+        """Lets only some of the points count, by masks. Distances are measured to all points as before."""
+        return replace(
+            self,
+            surface=self.surface if surface is None else self.surface.take(surface),
+            truth=self.truth if truth is None else self.truth.take(truth),
+        )
+
 
 def compare(
     comparison: Comparison, thresholds: Sequence[float], on_progress: Callable[[int], None] = lambda points: None
@@ -94,9 +102,7 @@ def compare(
     """Computes all metrics.
 
     Args:
-        comparison: the points.
         thresholds: distances for the F-score, units of the truth.
-        on_progress: called with the number of points done.
 
     Raises:
         MeshError: there is nothing to compare.

@@ -2,17 +2,16 @@
 
 import numpy as np
 import trimesh
-from jaxtyping import Float
-from torch import Tensor
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.cleaning import join
-from f3rm_ext.mesh.level_set import SurfaceCloud, center_points, level_points
-from f3rm_ext.mesh.open3d_library import from_open3d, open3d, point_cloud
+from f3rm_ext.mesh.level_set import SurfaceCloud, level_points
+from f3rm_ext.mesh.open3d_conversion import from_open3d, point_cloud
 from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.mesh.views import StoredViews
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.console import StageProgress
+from f3rm_ext.utils.open3d_library import open3d
 
 OUTLIER_NEIGHBOURS, OUTLIER_RATIO = 20, 20.0
 """Points whose mean distance to this many neighbours exceeds the mean by this many standard deviations are left out."""
@@ -20,29 +19,14 @@ FEWEST_POINTS = 100
 """Fewer points make no surface."""
 BACKGROUND = 4.0
 """Half the side of the box of the background, in extents of the cameras; that of the foreground has 1."""
-Reconstruction = tuple[trimesh.Trimesh, dict[str, object]]
-"""A mesh in the scene frame, and facts about it, as JSON."""
-
-
-def center_mesh(
-    gaussians: Gaussians, cameras: Float[Tensor, "cams 3"], options: ExtractionOptions, on_progress: StageProgress
-) -> Reconstruction:
-    """Returns the surface through the centres of Gaussians, seen from cameras at these positions (scene frame).
-
-    Raises:
-        MeshError: there are too few points.
-    """
-    on_progress("Poisson", 0, 1)
-    cloud = center_points(gaussians, cameras)
-    mesh = poisson_mesh(cloud, options.poisson_depth, options.trim)
-    on_progress("Poisson", 1, 1)
-    return mesh, {"points": len(cloud.positions)}
 
 
 def level_set_mesh(
     stored: StoredViews, gaussians: Gaussians, options: ExtractionOptions, on_progress: StageProgress
-) -> Reconstruction:
-    """Returns the surface on which the density of Gaussians reaches a level (SuGaR), in foreground and background.
+) -> tuple[trimesh.Trimesh, dict[str, object]]:
+    """Returns the surface on which the density of Gaussians reaches a level (SuGaR), and facts about it.
+
+    Foreground and background are reconstructed apart.
 
     Raises:
         MeshError: the density reaches the level nowhere, or at too few points.

@@ -8,12 +8,11 @@
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, no_type_check
 
 import numpy as np
-import torch
 import trimesh
 from jaxtyping import Bool, Float, Int
 from numba import njit
@@ -22,13 +21,14 @@ from scipy.spatial import KDTree
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError, MeshError
-from f3rm_ext.mesh.mesh_files import SurfacePoints
+from f3rm_ext.mesh.camera import Camera
+from f3rm_ext.mesh.mesh_files import Corner, SurfacePoints, box_mask
 from f3rm_ext.mesh.metrics import Comparison, sample_mesh
-from f3rm_ext.mesh.open3d_library import open3d, point_cloud, raycasting_scene
+from f3rm_ext.mesh.open3d_conversion import point_cloud
+from f3rm_ext.utils.open3d_library import RayCaster, open3d
 
 Protocol = Literal["plain", "dtu", "tanks-and-temples"]
 Surface = trimesh.Trimesh | SurfacePoints
-Corner = tuple[float, float, float] | None
 DTU_SPACING_MM, DTU_PATCH_MM, DTU_OUTLIER_MM = 0.2, 60.0, 20.0
 TANKS_THRESHOLDS = {
     **{"Barn": 0.01, "Caterpillar": 0.005, "Church": 0.025, "Courthouse": 0.025},
@@ -89,12 +89,9 @@ def plain_comparison(
     """Compares points spread evenly over both surfaces; given points are taken as they are.
 
     Args:
-        surface: the surface.
-        truth: the true one.
         count: points on each mesh; with a box, as many again on the faces in it, so that small parts are not left to
             the few points that fall on them.
         low: lowest corner of the box in which points count; None for no limit.
-        high: highest corner.
     """
     near, counted = [], []
     for seed, part in enumerate((surface, truth)):
@@ -103,9 +100,9 @@ def plain_comparison(
             within = part.submesh([_faces_in_box(part, low, high)], append=True, repair=False)
             if isinstance(within, trimesh.Trimesh) and 0 < len(within.faces) < len(part.faces) and within.area > 0:
                 inside = sample_mesh(within, count, seed + 2)
-                points = _joined(points, inside)
+                points = _join(points, inside)
         near.append(points)
-        counted.append(inside.take(box_mask(inside, low, high)))
+        counted.append(inside.take(box_mask(inside.positions, low, high)))
     return Comparison(counted[0], counted[1], near[0], near[1])
 
 
@@ -116,7 +113,7 @@ def _faces_in_box(mesh: trimesh.Trimesh, low: Corner, high: Corner) -> Int[np.nd
     return np.flatnonzero(touches.all(axis=1))
 
 
-def _joined(one: SurfacePoints, two: SurfacePoints) -> SurfacePoints:
+def _join(one: SurfacePoints, two: SurfacePoints) -> SurfacePoints:
     normals = None if one.normals is None or two.normals is None else np.concatenate([one.normals, two.normals])
     return SurfacePoints(np.concatenate([one.positions, two.positions]), normals)
 
@@ -124,11 +121,11 @@ def _joined(one: SurfacePoints, two: SurfacePoints) -> SurfacePoints:
 def dtu_comparison(surface: Surface, truth: Surface, masks: DtuMasks) -> Comparison:
     """Compares as DTU's evaluation does; millimetres."""
     ours, theirs = (
-        thinned(_dense(part, DTU_SPACING_MM), DTU_SPACING_MM) if isinstance(part, trimesh.Trimesh) else part
+        thin_out(_dense(part, DTU_SPACING_MM), DTU_SPACING_MM) if isinstance(part, trimesh.Trimesh) else part
         for part in (surface, truth)
     )
     if isinstance(surface, SurfacePoints):
-        ours = thinned(ours, DTU_SPACING_MM)
+        ours = thin_out(ours, DTU_SPACING_MM)
     near = ours.take(masks.near(ours.positions))
     return Comparison(
         surface=near.take(masks.counts(near.positions)),
@@ -144,7 +141,6 @@ def tanks_comparison(surface: Surface, truth: Surface, crop: Path | None, thresh
 
     Args:
         surface: in the frame of the truth.
-        truth: the scan.
         crop: polygon of the scene (.json); None crops nothing.
         threshold: τ of the scene.
     """
@@ -183,35 +179,10 @@ def voxel_means(points: SurfacePoints, side: float) -> SurfacePoints:
     return SurfacePoints(np.array(reduced.points), normals)
 
 
-def box_mask(points: SurfacePoints, low: Corner, high: Corner) -> Bool[np.ndarray, " points"]:
-    """Returns which points lie in a box."""
-    inside = np.ones(len(points), bool)
-    if low is not None:
-        inside &= (points.positions >= np.asarray(low)).all(axis=1)
-    if high is not None:
-        inside &= (points.positions <= np.asarray(high)).all(axis=1)
-    return inside
-
-
-def only(
-    comparison: Comparison,
-    surface: Bool[np.ndarray, " points"] | None = None,
-    truth: Bool[np.ndarray, " true_points"] | None = None,
-) -> Comparison:
-    """Lets fewer points count. Distances are measured to all points as before."""
-    if surface is not None:
-        comparison = replace(comparison, surface=comparison.surface.take(surface))
-    if truth is not None:
-        comparison = replace(comparison, truth=comparison.truth.take(truth))
-    return comparison
-
-
 def icp_transform(surface: SurfacePoints, truth: SurfacePoints, distance: float) -> Float[np.ndarray, "4 4"]:
     """Returns the rigid motion that brings the surface's points nearest to the truth's (point-to-point ICP).
 
     Args:
-        surface: points to move.
-        truth: points to move to.
         distance: farther points are not matched.
     """
     o3d = open3d()
@@ -220,7 +191,7 @@ def icp_transform(surface: SurfacePoints, truth: SurfacePoints, distance: float)
     return np.array(found.transformation)
 
 
-def moved(surface: Surface, transform: Float[np.ndarray, "4 4"]) -> Surface:
+def transform_surface(surface: Surface, transform: Float[np.ndarray, "4 4"]) -> Surface:
     """Returns a surface under a similarity transform."""
     if isinstance(surface, trimesh.Trimesh):
         surface = surface.copy()
@@ -264,7 +235,7 @@ _RAY_END = 1e-3
 """Share of the distance by which a ray ends before its point, so that the point's own face does not hide it."""
 
 
-def seen_points(
+def visible_points(
     points: Float[np.ndarray, "points 3"],
     truth: trimesh.Trimesh,
     capture: Path,
@@ -274,29 +245,18 @@ def seen_points(
 
     Args:
         points: on the mesh, in the frame of the capture.
-        truth: the mesh.
-        capture: its folder.
-        on_progress: called with the number of views done.
 
     Raises:
         CaptureError: the capture cannot be read.
     """
-    tensor = open3d().core.Tensor
     views, frame = capture_views(capture)
-    scene = raycasting_scene(truth.vertices, truth.faces)
-    in_scene = torch.from_numpy(frame.to_scene(points))
-    centers = frame.to_capture(views.positions.double().numpy())
+    caster = RayCaster(truth.vertices, truth.faces)
     count = np.zeros(len(points), np.int8)
-    for index, center in enumerate(centers):
-        left = np.flatnonzero(count < NEEDED_VIEWS)
-        x, y, z = (in_scene[left] @ views.viewmats[index, :3, :3].double().T + views.viewmats[index, :3, 3]).unbind(1)
-        fx, fy, cx, cy = (float(views.Ks[index, row, col]) for row, col in ((0, 0), (1, 1), (0, 2), (1, 2)))
-        across, down = fx * x / z + cx, fy * y / z + cy
-        inside = (z > 0) & (across >= 0) & (across < views.widths[index]) & (down >= 0) & (down < views.heights[index])
-        left = left[inside.numpy()]
-        away = points[left] - center
-        rays = np.concatenate([np.broadcast_to(center, away.shape), away], axis=1).astype(np.float32)
-        hidden = scene.test_occlusions(tensor(rays), tnear=0.0, tfar=1.0 - _RAY_END).numpy()
+    for index in range(len(views.widths)):
+        camera, left = Camera.of(views, index, frame), np.flatnonzero(count < NEEDED_VIEWS)
+        at, depth = camera.project(points[left])
+        left = left[(depth > 0) & ((at >= 0) & (at < (camera.width, camera.height))).all(axis=1)]
+        hidden = caster.occluded(camera.center, points[left] - camera.center, far=1 - _RAY_END)
         count[left[~hidden]] += 1
         on_progress(index + 1)
     return count >= NEEDED_VIEWS
@@ -317,7 +277,7 @@ def capture_views(capture: Path) -> tuple[PinholeCameras, CaptureFrame]:
 _SLAB = 1 << 20
 
 
-def thinned(points: SurfacePoints, spacing: float, seed: int = 0) -> SurfacePoints:
+def thin_out(points: SurfacePoints, spacing: float, seed: int = 0) -> SurfacePoints:
     """Removes points until none is nearer than the spacing to another: in random order, each keeps its neighbours out.
 
     Works on slabs along the longest axis, so that memory holds the pairs of one slab only.

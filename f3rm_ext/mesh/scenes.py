@@ -49,7 +49,6 @@ def open_run_scene(
     """Opens a run of f3rm-ext or sugar-ext.
 
     Args:
-        load_config: its config.yml.
         scale: factor on the size of the rendered views.
         depth: where the surface is along a ray; None takes ``planes`` for splats trained to be flat (regularisation
             planar), else ``median``.
@@ -96,11 +95,9 @@ def open_splat_scene(
 
     Args:
         splats: .ply, .spz, .splat, a checkpoint of sugar-ext, splatfacto or SuGaR, or a folder of 3DGS or SuGaR.
-        data: folder of the capture.
         frame: frame of the splats; auto is the usual one of such files.
         scale: factor on the size of the rendered views.
         depth: where the surface is along a ray; None takes ``median``.
-        device: where to render.
         stereo_width: width of the photos for stereo, px; 0 does without.
 
     Raises:
@@ -140,8 +137,6 @@ def splat_views(gaussians: Gaussians, mip: MipOptions, cameras: Cameras, depth: 
     Args:
         gaussians: with their 3D filter, on the device to render on.
         mip: the 2D filter; without a 3D filter.
-        cameras: pinhole cameras on the CPU.
-        depth: where the surface is along a ray.
     """
     device = gaussians.means.device
     scene = SplatScene(gaussians, torch.zeros_like(gaussians.means[:, 0]), mip)

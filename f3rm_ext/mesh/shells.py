@@ -40,9 +40,7 @@ def fuse_shells(
     """Fuses the depth and colours of all views into meshes of the innermost box and of the shells around it.
 
     Args:
-        stored: the views.
         voxel: side of a voxel in the innermost box, scene units.
-        space: the innermost box.
         min_weight: number of views that must have filled a voxel.
         on_progress: called with the work done and to do.
 

@@ -46,10 +46,7 @@ def median_depth(
     half of the weight is reached, and of its neighbours, so that it is finer than a bin.
 
     Args:
-        scene: the Gaussians.
-        view: one camera.
         mean: the mean depth, from which the range of the bins is taken; 0 where nothing is seen.
-        settings: of the rasteriser.
     """
     seen = mean[mean > 0]
     if not len(seen):
@@ -82,13 +79,7 @@ Shapes = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def front_plane_depth(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Float[Tensor, "h w"]:
-    """Returns the depth along the camera's axis, scene units, on the CPU; 0 where too little of the light stops.
-
-    Args:
-        scene: the Gaussians, on any device.
-        view: one camera.
-        settings: of the rasteriser.
-    """
+    """Returns the depth along the camera's axis, scene units, on the CPU; 0 where too little of the light stops."""
     camera = _camera(scene, view, settings)
     shapes = _shapes(scene)
     bins = cpu.bin_view(*shapes, camera, scene.mip.antialiased)

@@ -29,7 +29,6 @@ def take_stereo(
     """Replaces the depth of views by that of stereo where the stereo of several views agrees, and differs from it.
 
     Args:
-        stored: the rendered views.
         stereo: the same views with stereo depth; sizes and intrinsics may be others, and none is above 0 where stereo
             finds nothing.
         on_progress: called with the number of views whose stereo is done.

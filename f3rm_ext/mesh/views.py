@@ -16,6 +16,7 @@ from torch import Tensor
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.stereo.agreement import DepthMaps
 from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.query.queryable import Queryable
 from f3rm_ext.utils.pictures import to_bytes
 
@@ -62,7 +63,6 @@ class SceneViews:
             model: renders ``rgb``, ``accumulation``, and ``depth`` (median) and ``expected_depth`` along the rays.
             cameras: the training cameras, scene frame.
             scale: factor on the width and height of the pictures.
-            depth: where the surface is along a ray.
 
         Raises:
             ConfigError: a field has no such depth.
@@ -86,7 +86,6 @@ def rendered_view(outputs: Mapping[str, Tensor], depth: Float[Tensor, "h w 1"]) 
 
     Args:
         outputs: ``rgb`` and ``accumulation``, (h, w, channels).
-        depth: along the camera's axis.
     """
     depth = depth.cpu()
     solid = (outputs["accumulation"].cpu() >= MIN_ACCUMULATION) & depth.isfinite() & (depth > 0)
@@ -128,12 +127,7 @@ class StoredViews(DepthMaps):
 
 @contextlib.contextmanager
 def stored_views(views: SceneViews, on_progress: Callable[[int], None] = lambda done: None) -> Iterator[StoredViews]:
-    """Renders all views into a temporary folder, which is deleted at the end.
-
-    Args:
-        views: what to render.
-        on_progress: called with the number of views done.
-    """
+    """Renders all views into a temporary folder, which is deleted at the end."""
     with tempfile.TemporaryDirectory(prefix="f3rm-ext-views-") as folder:
         stored = StoredViews(views.cameras, Path(folder))
         for index in range(len(views)):
@@ -169,6 +163,5 @@ def pixel_size(stored: StoredViews) -> float:
 
 def _ray_lengths(views: PinholeCameras, index: int) -> Float[Tensor, "h w"]:
     """Length of each pixel's ray per unit of depth."""
-    width, height, K = int(views.widths[index]), int(views.heights[index]), views.Ks[index]
-    x, y = (torch.arange(width) + 0.5 - K[0, 2]) / K[0, 0], (torch.arange(height) + 0.5 - K[1, 2]) / K[1, 1]
-    return (1 + x.square() + y[:, None].square()).sqrt()
+    _, directions = Camera.of(views, index).pixel_rays()
+    return torch.from_numpy(np.linalg.norm(directions, axis=-1)).float()

@@ -181,7 +181,7 @@ def check_backends() -> Iterator[Finding]:
 
 def check_open3d() -> Iterator[Finding]:
     """Checks whether meshes can be made, and whose libusb Open3D gets."""
-    from f3rm_ext.mesh.open3d_library import open3d
+    from f3rm_ext.utils.open3d_library import open3d
 
     try:
         version = open3d().__version__

@@ -1,6 +1,5 @@
 """``f3rm-ext eval mesh``: how well a mesh fits the true surface."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.scripts.common import check_crop, check_suffix, require_own_file, write_json
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from f3rm_ext.mesh.metrics import Comparison, SurfaceMetrics
     from f3rm_ext.mesh.protocols import Surface
 
+COMMAND = "f3rm-ext eval mesh"
 Coordinate = Annotated[float, Range(-1e12)]
 Vector = tuple[Coordinate, Coordinate, Coordinate]
 _SHARES = (0.005, 0.01, 0.02)
@@ -78,8 +79,7 @@ class EvalMesh:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.crop_min and self.crop_max and any(a >= b for a, b in zip(self.crop_min, self.crop_max, strict=True)):
-            raise ConfigError("The crop box is empty: each value of --crop-min must be below that of --crop-max.")
+        check_crop(self.crop_min, self.crop_max)
         if self.protocol == "dtu" and self.observation_mask is None:
             raise ConfigError("The protocol dtu counts what the scanner saw: give DTU's --observation-mask.")
         if self.protocol != "dtu" and (self.observation_mask or self.ground_plane):
@@ -89,20 +89,16 @@ class EvalMesh:
 
             known = ", ".join(f"{name} {value:g}" for name, value in TANKS_THRESHOLDS.items())
             raise ConfigError(f"Each scene of Tanks and Temples has its own threshold: give --thresholds ({known}).")
-        if self.out is not None and self.out.suffix.lower() != ".json":
-            raise ConfigError(f"--out is {self.out}, but metrics are written as JSON: give a name that ends in .json.")
+        check_suffix(self.out, ".json")
 
     def main(self) -> int:
         """Compares, prints a table, and writes the metrics. Returns the exit code."""
         from f3rm_ext.mesh.mesh_files import read_surface
         from f3rm_ext.mesh.metrics import compare
-        from f3rm_ext.utils.console import console, image_progress
-        from f3rm_ext.utils.output_file import replace_file, require_writable
-        from f3rm_ext.utils.provenance import require_ours
+        from f3rm_ext.utils.console import console, image_progress, say
 
         if self.out is not None:
-            require_ours(self.out, "f3rm-ext eval mesh")
-            require_writable(self.out)
+            require_own_file(self.out, COMMAND)
         surface, truth = read_surface(self.mesh), read_surface(self.truth)
         thresholds = self.thresholds or self._default_thresholds(truth)
         surface, transform = self._aligned(surface, truth, thresholds)
@@ -111,7 +107,7 @@ class EvalMesh:
             task = progress.add_task("Distances", total=len(comparison.surface) + len(comparison.truth))
             metrics = compare(comparison, thresholds, lambda done: progress.update(task, completed=done))
         record = {
-            "made_by": "f3rm-ext eval mesh",
+            "made_by": COMMAND,
             "mesh": str(self.mesh.resolve()),
             "truth": str(self.truth.resolve()),
             "protocol": self.protocol,
@@ -123,12 +119,10 @@ class EvalMesh:
             "transform": None if transform is None else transform.tolist(),
             **metrics.record(),
         }
-        if self.out is not None:
-            with replace_file(self.out) as stream:
-                stream.write((json.dumps(record, indent=1) + "\n").encode())
         console().print(self._table(metrics))
         if self.out is not None:
-            console().print(f"Metrics are in {self.out}.", highlight=False, markup=False, soft_wrap=True)
+            write_json(self.out, record)
+            say(f"Metrics are in {self.out}.")
         return 0
 
     def _default_thresholds(self, truth: "Surface") -> tuple[float, ...]:
@@ -146,7 +140,7 @@ class EvalMesh:
     ) -> "tuple[Surface, np.ndarray | None]":
         import numpy as np
 
-        from f3rm_ext.mesh.protocols import icp_transform, moved, plain_comparison
+        from f3rm_ext.mesh.protocols import icp_transform, plain_comparison, transform_surface
 
         transform = None
         if self.transform is not None:
@@ -156,19 +150,19 @@ class EvalMesh:
                 raise ConfigError(f"{self.transform} cannot be read ({error}): give a text file of numbers.") from error
             if transform.shape != (4, 4):
                 raise ConfigError(f"{self.transform} holds no 4 × 4 matrix: write it as four lines of four numbers.")
-            surface = moved(surface, transform)
+            surface = transform_surface(surface, transform)
         if self.icp:
             points = plain_comparison(surface, truth, min(self.points, 200_000))
             motion = icp_transform(points.surface, points.truth, 5 * max(thresholds))
             transform = motion if transform is None else motion @ transform
-            surface = moved(surface, motion)
+            surface = transform_surface(surface, motion)
         return surface, transform
 
     def _comparison(self, surface: "Surface", truth: "Surface", thresholds: tuple[float, ...]) -> "Comparison":
         import trimesh
 
         from f3rm_ext.mesh import protocols
-        from f3rm_ext.mesh.protocols import seen_points
+        from f3rm_ext.mesh.mesh_files import box_mask
         from f3rm_ext.utils.console import image_progress
 
         if self.protocol == "dtu":
@@ -179,13 +173,11 @@ class EvalMesh:
             comparison = protocols.tanks_comparison(surface, truth, self.crop, min(thresholds))
         else:
             comparison = protocols.plain_comparison(surface, truth, self.points, self.crop_min, self.crop_max)
-        counts = [
-            protocols.box_mask(part, self.crop_min, self.crop_max) for part in (comparison.surface, comparison.truth)
-        ]
-        comparison = protocols.only(comparison, *counts)
+        comparison = comparison.restrict(
+            *(box_mask(part.positions, self.crop_min, self.crop_max) for part in (comparison.surface, comparison.truth))
+        )
         if self.crop is not None and self.protocol != "tanks-and-temples":
-            comparison = protocols.only(
-                comparison,
+            comparison = comparison.restrict(
                 protocols.volume_mask(comparison.surface, self.crop),
                 protocols.volume_mask(comparison.truth, self.crop),
             )
@@ -197,13 +189,13 @@ class EvalMesh:
                 )
             with image_progress("views") as progress:
                 task = progress.add_task("Visible truth", total=None)
-                seen = seen_points(
+                seen = protocols.visible_points(
                     comparison.truth.positions,
                     truth,
                     self.seen_from,
                     lambda done: progress.update(task, completed=done),
                 )
-            comparison = protocols.only(comparison, truth=seen)
+            comparison = comparison.restrict(truth=seen)
         return comparison
 
     def _table(self, metrics: "SurfaceMetrics") -> Any:

@@ -1,12 +1,12 @@
 """``f3rm-ext eval query``: how well queries find the labelled objects of a capture."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.query.options import QueryTarget
+from f3rm_ext.scripts.common import require_own_file, write_json
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -77,14 +77,11 @@ class EvalQuery(QueryTarget):
         from f3rm_ext.features.extractors.registry import understands_text
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.query.queryable import get_head
-        from f3rm_ext.utils.atomic_files import write_atomic
-        from f3rm_ext.utils.output_file import require_writable
-        from f3rm_ext.utils.provenance import require_ours
+        from f3rm_ext.utils.console import say
 
         run = open_run_or_mesh(self.load_config, self.mesh, self.data)
         out = self.out or self.target_folder() / "query.json"
-        require_ours(out, COMMAND)
-        require_writable(out)
+        require_own_file(out, COMMAND)
         head = get_head(run.model.query_heads(), self.feature)
         truth = self._truth(run)
         by = self.by
@@ -110,8 +107,8 @@ class EvalQuery(QueryTarget):
         }
         CONSOLE.print(self._table(results))
         CONSOLE.print(self._class_table(results))
-        write_atomic(out, json.dumps(record, indent=1).encode())
-        CONSOLE.print(f"The figures are in {out}.", highlight=False, soft_wrap=True)
+        write_json(out, record)
+        say(f"The figures are in {out}.")
         return 0
 
     def _truth(self, run: "Photos") -> "LabelSource":

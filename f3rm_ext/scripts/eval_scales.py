@@ -1,11 +1,12 @@
 """``f3rm-ext eval scales``: image quality of splats at resolutions above and below that of training."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.scripts.common import check_suffix, require_own_file, write_json
+from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
     from f3rm_ext.export.splats import SplatRun
@@ -36,13 +37,13 @@ class EvalScales:
 
     load_config: Path
     """config.yml of the run."""
-    scales: tuple[float, ...] = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+    scales: tuple[Positive, ...] = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
     """Scales to compare, as ratios to the training resolution, above 0."""
     filter_2d: Switch = "as-trained"
     """Whether to render with Mip-Splatting's 2D filter (on) or 3DGS's dilation (off)."""
     filter_3d: Switch = "as-trained"
     """Whether to render with the 3D filter; on computes it if the run was trained without."""
-    view: int = 0
+    view: Annotated[int, Range(0)] = 0
     """Index of the held-out photo to show in scales.png, 0 or more."""
     out: Path | None = None
     """JSON file for the metrics; the image gets the same name with .png. By default scales.json beside the config, with
@@ -51,13 +52,8 @@ class EvalScales:
     def __post_init__(self) -> None:
         if not self.scales:
             raise ConfigError("There are no scales to compare: give some, e.g. --scales 0.5 1 2.")
-        for scale in self.scales:
-            if not 0 < scale < float("inf"):
-                raise ConfigError(f"{scale:g} among --scales is no valid ratio: use numbers above 0.")
-        if self.view < 0:
-            raise ConfigError(f"--view is {self.view}, but photos are counted from 0.")
-        if self.out is not None and self.out.suffix.lower() != ".json":
-            raise ConfigError(f"--out is {self.out}, but metrics are written as JSON: give a name that ends in .json.")
+        check_ranges(self)
+        check_suffix(self.out, ".json")
 
     def main(self) -> int:
         """Evaluates and writes the metrics. Returns the exit code."""
@@ -65,9 +61,9 @@ class EvalScales:
 
         from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.splat.multiscale_eval import evaluate_scales, select_scales, strip_png
-        from f3rm_ext.utils.console import image_progress
-        from f3rm_ext.utils.output_file import replace_file, require_writable
-        from f3rm_ext.utils.provenance import require_ours, sign_png
+        from f3rm_ext.utils.console import image_progress, say
+        from f3rm_ext.utils.output_file import replace_file
+        from f3rm_ext.utils.provenance import sign_png
 
         run = load_splat_run(self.load_config)
         photos = run.photos
@@ -75,14 +71,13 @@ class EvalScales:
             raise ConfigError(f"--view is {self.view}, but there are {len(photos)} held-out photos: use 0 and up.")
         possible = select_scales(self.scales, photos.views, photos.scale_factor)
         for sentence in possible.left_out:
-            CONSOLE.print(sentence, highlight=False, markup=False, soft_wrap=True)
+            say(sentence)
         if not possible.scales:
             raise ConfigError("None of the --scales can be compared, for the reasons above: choose others.")
         out = self.out or self.load_config.parent / self._name()
         picture = out.with_suffix(".png")
         for path in (out, picture):
-            require_ours(path, COMMAND)
-            require_writable(path)
+            require_own_file(path, COMMAND)
         trained = self._filters(run)
         run.set_filters(_SWITCHES[self.filter_2d], _SWITCHES[self.filter_3d])
         with image_progress("images") as progress:
@@ -101,12 +96,11 @@ class EvalScales:
             "scales": [result.record() for result in results],
             "left_out": possible.left_out,
         }
-        with replace_file(out) as stream:
-            stream.write(json.dumps(record, indent=1).encode())
+        write_json(out, record)
         with replace_file(picture) as stream:
             stream.write(sign_png(strip_png(results), {"made_by": COMMAND}))
         CONSOLE.print(self._table(results))
-        CONSOLE.print(f"Metrics are in {out}, images in {picture}.", highlight=False, markup=False, soft_wrap=True)
+        say(f"Metrics are in {out}, images in {picture}.")
         return 0
 
     @staticmethod

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal, Union
 import tyro
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.mesh.options import Length, Share
 from f3rm_ext.query.options import QueryOptions, parse_queries
-from f3rm_ext.scripts.export_mesh import Mesh
+from f3rm_ext.scripts.common import FrameOption, Vector, check_crop, check_suffix
+from f3rm_ext.scripts.export_mesh import Mesh, RefinedMesh
 from f3rm_ext.scripts.export_part import Part
-from f3rm_ext.scripts.export_refined_mesh import RefinedMesh
 from f3rm_ext.scripts.export_texture import Texture
+from f3rm_ext.utils.ranges import Count
 
 if TYPE_CHECKING:
     from f3rm_ext.capture.frame import CaptureFrame
@@ -19,11 +21,10 @@ if TYPE_CHECKING:
     from f3rm_ext.query.queryable import QueryHead
 
 COMMAND = "export features"
-Vector = tuple[float, float, float]
 
 
 @dataclass(kw_only=True)
-class Features(QueryOptions):
+class Features(QueryOptions, FrameOption):
     """Writes a point cloud of the scene with its features, and with the scores of queries if any are given.
 
     The points lie on the surfaces that the training cameras see, and have the features of the field there. The PLY
@@ -40,11 +41,11 @@ class Features(QueryOptions):
 
     out: Path
     """The .ply file to write; the features go to the .npz file beside it."""
-    points: int = 200_000
+    points: Count = 200_000
     """Number of points at most, 1 or more."""
-    accumulation: float = 0.8
+    accumulation: Share = 0.8
     """Lowest opacity along the ray that sees a point, 0 to 1."""
-    density: float = 0.0
+    density: Length = 0.0
     """Lowest density at a point, per scene unit; 0 takes all points."""
     depth: Literal["median", "expected"] = "median"
     """Where a point lies along its ray: the median depth is sharper at edges, the expected depth smoother on walls."""
@@ -52,11 +53,8 @@ class Features(QueryOptions):
     """Lowest x, y and z of the points, in the coordinates of --frame."""
     crop_max: Vector | None = None
     """Highest x, y and z of the points, in the coordinates of --frame."""
-    voxel: float = 0.0
+    voxel: Length = 0.0
     """Keep one point in each cube of this side, in units of --frame; 0 keeps all points."""
-    frame: Literal["capture", "scene"] = "capture"
-    """Coordinates of the files: those of the capture, in the units of transforms.json, or those of the scene as the
-    model sees it, with cameras within about ±1."""
     select: bool = False
     """Take only points where a query reaches --threshold."""
     space: Literal["distilled", "full", "none"] = "distilled"
@@ -65,18 +63,8 @@ class Features(QueryOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.out.suffix.lower() != ".ply":
-            raise ConfigError(
-                f"--out is {self.out}, but a point cloud is written as PLY: give a name that ends in .ply."
-            )
-        if self.points < 1:
-            raise ConfigError(f"--points is {self.points}, but there must be at least 1.")
-        if not 0 <= self.accumulation <= 1:
-            raise ConfigError(f"--accumulation is {self.accumulation}, outside 0 to 1.")
-        if not (self.density >= 0 and self.voxel >= 0):
-            raise ConfigError("--density and --voxel must be 0 (take all points) or above.")
-        if self.crop_min and self.crop_max and any(a >= b for a, b in zip(self.crop_min, self.crop_max, strict=True)):
-            raise ConfigError("The crop box is empty: each value of --crop-min must be below that of --crop-max.")
+        check_suffix(self.out, ".ply")
+        check_crop(self.crop_min, self.crop_max)
         if self.select and not (self.text or self.exemplar or self.vector):
             raise ConfigError(
                 "--select takes what a query finds, but there is no query: give --text, --exemplar or --vector."
@@ -91,7 +79,7 @@ class Features(QueryOptions):
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.queryable import get_head
         from f3rm_ext.query.writer import provenance
-        from f3rm_ext.utils.console import console, image_progress
+        from f3rm_ext.utils.console import image_progress, say
         from f3rm_ext.utils.provenance import require_ours
 
         for path in (self.out, self.out.with_suffix(".npz")):
@@ -125,20 +113,19 @@ class Features(QueryOptions):
                 lambda points: progress.update(task, completed=points),
             )
         fewer = f" (fewer than the {self.points} of --points)" if len(cloud) < self.points else ""
-        console().print(f"{len(cloud)} points{fewer} are in {self.out} and {npz}.", highlight=False, soft_wrap=True)
+        say(f"{len(cloud)} points{fewer} are in {self.out} and {npz}.")
         return 0
 
     def _cloud_options(self, frame: "CaptureFrame") -> "CloudOptions":
         import numpy as np
 
         from f3rm_ext.export.cloud import CloudOptions
-
-        low, high = np.asarray(self.crop_min or (-np.inf,) * 3), np.asarray(self.crop_max or (np.inf,) * 3)
+        from f3rm_ext.mesh.mesh_files import box_mask
 
         def inside(points: np.ndarray) -> np.ndarray:
             at = points.astype(np.float64)
             at = frame.to_capture(at) if self.frame == "capture" else at
-            return ((at >= low) & (at <= high)).all(axis=1)
+            return box_mask(at, self.crop_min, self.crop_max)
 
         return CloudOptions(
             points=self.points,
@@ -202,7 +189,7 @@ class Splats:
         """Exports. Returns the exit code."""
         from f3rm_ext.export.splats import export_run, load_splat_run
         from f3rm_ext.splat.files.formats import format_to_write, require_replaceable
-        from f3rm_ext.utils.console import console
+        from f3rm_ext.utils.console import say
 
         kind = format_to_write(self.out)
         require_replaceable(self.out)
@@ -216,7 +203,7 @@ class Splats:
         size_mib = self.out.stat().st_size / 2**20
         lines.append(f"{made.count} Gaussians (SH degree {made.sh_degree}, {size_mib:.1f} MiB) are in {self.out}.")
         for line in lines:
-            console().print(line, highlight=False, markup=False, soft_wrap=True)
+            say(line)
         return 0
 
 
@@ -251,7 +238,7 @@ class Convert:
     def main(self) -> int:
         """Converts. Returns the exit code."""
         from f3rm_ext.splat.files import convert_splats
-        from f3rm_ext.utils.console import console
+        from f3rm_ext.utils.console import say
 
         made = convert_splats(self.source, self.out, self.sh_degree, self.bad_values, self.spz_axes)
         size_mib = self.out.stat().st_size / 2**20
@@ -262,7 +249,7 @@ class Convert:
             f"{made.result.count} Gaussians (SH degree {made.result.sh_degree}, {size_mib:.1f} MiB) are in {self.out}.",
         ]
         for line in lines:
-            console().print(line, highlight=False, markup=False, soft_wrap=True)
+            say(line)
         return 0
 
 

@@ -1,6 +1,5 @@
-"""``f3rm-ext export mesh``: a triangle mesh of the scene."""
+"""``f3rm-ext export mesh`` and ``refined-mesh``: a triangle mesh of the scene."""
 
-import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,6 +8,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.options import ExtractionOptions
+from f3rm_ext.scripts.common import FrameOption, MeshOutput, Vector, check_crop, measured_cost
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -16,12 +16,11 @@ if TYPE_CHECKING:
 
     from f3rm_ext.mesh.scenes import SurfaceScene
 
-COMMAND = "f3rm-ext export mesh"
-Vector = tuple[float, float, float]
+COMMAND, REFINED_COMMAND = "f3rm-ext export mesh", "f3rm-ext export refined-mesh"
 
 
 @dataclass(kw_only=True)
-class Mesh:
+class Mesh(FrameOption, MeshOutput):
     """Writes a triangle mesh of the scene with colours at its vertices.
 
     tsdf renders depth from the training cameras, keeps the pixels on which several views agree, and fuses them; it
@@ -48,14 +47,6 @@ class Mesh:
     splats_frame: Literal["auto", "scene", "capture"] = "auto"
     """Frame of the splats: scene, as `f3rm-ext export splats` writes them, or capture, as 3DGS and SuGaR do. auto takes
     capture for folders and SuGaR's files, else scene."""
-    out: Path
-    """File to write: .ply, .obj or .glb."""
-    frame: Literal["capture", "scene"] = "capture"
-    """Coordinates of the file: those of the capture, in the units of transforms.json, or those of the scene as the
-    model sees it, with cameras within about ±1."""
-    up: Literal["auto", "z", "y"] = "auto"
-    """Axis of the file that takes the frame's z axis. auto is y for .glb, whose readers expect it, else z, which leaves
-    the coordinates as they are."""
     depth: Literal["auto", "median", "mean", "planes"] = "auto"
     """Where the surface is along a ray, tsdf and level-set: where half of the weight is reached, at the mean of all
     weights, or on the planes of the Gaussians at which the ray stops. auto takes planes for runs of planar, else
@@ -87,30 +78,22 @@ class Mesh:
                 f"--stereo-width only works with --method tsdf, but --method is {self.extraction.method}: leave one of "
                 "them out."
             )
-        if self.crop_min and self.crop_max and any(a >= b for a, b in zip(self.crop_min, self.crop_max, strict=True)):
-            raise ConfigError("The crop box is empty: each value of --crop-min must be below that of --crop-max.")
+        check_crop(self.crop_min, self.crop_max)
 
     def main(self) -> int:
         """Extracts and writes the mesh. Returns the exit code."""
-        import torch
-
-        from f3rm_ext.engine.cost import peak_mib, reset_peak
         from f3rm_ext.mesh.extraction import extract_mesh
-        from f3rm_ext.mesh.mesh_files import axis_up, require_output, write_mesh
-        from f3rm_ext.utils.console import console, image_progress, note, show_stages
+        from f3rm_ext.mesh.mesh_files import require_output
+        from f3rm_ext.utils.console import image_progress, note, show_stages
 
         require_output(self.out)
         scene = self._open()
         unit = scene.frame.scale if self.frame == "capture" else 1.0
         lengths = {name: getattr(self.extraction, name) * unit for name in ("voxel", "close_holes")}
         options = replace(self.extraction, **lengths)
-        cpu = torch.device("cpu")
-        reset_peak(cpu)
-        began = time.perf_counter()
-        with image_progress("steps") as progress:
+        with measured_cost() as cost, image_progress("steps") as progress:
             extraction = extract_mesh(scene, options, show_stages(progress))
         mesh = self._in_frame(extraction.mesh, scene)
-        up = axis_up(self.out, self.up)
         record = {
             "made_by": COMMAND,
             **scene.origin,
@@ -120,19 +103,11 @@ class Mesh:
             **scene.frame.describe(),
             "crop_min": self.crop_min,
             "crop_max": self.crop_max,
-            "seconds": round(time.perf_counter() - began, 1),
-            "peak_mib": round(peak_mib(cpu)),
+            **cost,
         }
-        write_mesh(self.out, mesh, record, up)
+        self.write(mesh, f"{len(mesh.vertices)} vertices and {len(mesh.faces)} triangles", record)
         if options.vertices and len(mesh.vertices) < 0.98 * options.vertices:
             note(f"The surface has fewer vertices than the {options.vertices} of --vertices.")
-        console().print(
-            f"{len(mesh.vertices)} vertices and {len(mesh.faces)} triangles are in {self.out} (frame of the "
-            f"{self.frame}, {up} up; {record['seconds']} s, {record['peak_mib']} MiB).",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
         return 0
 
     def _open(self) -> "SurfaceScene":
@@ -159,15 +134,57 @@ class Mesh:
 
         from f3rm_ext.errors import MeshError
         from f3rm_ext.mesh.cleaning import select_faces
+        from f3rm_ext.mesh.mesh_files import box_mask
 
         if self.frame == "capture":
             mesh = mesh.copy()
             mesh.vertices = scene.frame.to_capture(np.asarray(mesh.vertices))
-        low, high = np.asarray(self.crop_min or (-np.inf,) * 3), np.asarray(self.crop_max or (np.inf,) * 3)
-        inside = ((mesh.vertices >= low) & (mesh.vertices <= high)).all(axis=1)
+        inside = box_mask(np.asarray(mesh.vertices), self.crop_min, self.crop_max)
         mesh = select_faces(mesh, inside[mesh.faces].all(axis=1))
         if not len(mesh.faces):
             raise MeshError(
                 f"No triangle lies in the crop box: choose it in the coordinates of the {self.frame}, or leave it out."
             )
         return mesh
+
+
+@dataclass(kw_only=True)
+class RefinedMesh(FrameOption, MeshOutput):
+    """Writes the mesh of a run of sugar-ext-refine, with the colours of the Gaussians at its vertices.
+
+    The name of the file chooses its format: .ply, .obj or .glb. An existing file is replaced only if a command of
+    f3rm-ext wrote it. The file says in which frame it is and which axis points up.
+
+    Typical calls:
+      f3rm-ext export refined-mesh --load-config .../config.yml --out room.ply
+      f3rm-ext export refined-mesh --load-config .../config.yml --out room.glb
+    """
+
+    load_config: Path
+    """config.yml of the run."""
+
+    def main(self) -> int:
+        """Writes the mesh. Returns the exit code."""
+        import numpy as np
+
+        from f3rm_ext.capture.frame import CaptureFrame
+        from f3rm_ext.export.splats import load_splat_run
+        from f3rm_ext.mesh.bound.gaussians import refined_mesh
+        from f3rm_ext.mesh.bound.model import BoundModel
+        from f3rm_ext.mesh.mesh_files import require_output
+
+        require_output(self.out)
+        run = load_splat_run(self.load_config)
+        if not isinstance(run.model, BoundModel):
+            raise ConfigError(
+                f"{self.load_config} is of the method {run.config.method_name}, which has no mesh: give a run of "
+                "sugar-ext-refine, or make a mesh with `f3rm-ext export mesh`."
+            )
+        mesh = refined_mesh(run.model.bound)
+        outputs = run.manager.train_dataparser_outputs
+        frame = CaptureFrame.of_outputs(outputs, Path(run.manager.dataparser.config.data))
+        if self.frame == "capture":
+            mesh.vertices = frame.to_capture(np.asarray(mesh.vertices))
+        record = {"made_by": REFINED_COMMAND, **run.describe(), "frame": self.frame, **frame.describe()}
+        self.write(mesh, f"{len(mesh.vertices)} vertices and {len(mesh.faces)} triangles", record)
+        return 0

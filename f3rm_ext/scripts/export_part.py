@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.mesh.options import Length, Share
 from f3rm_ext.query.options import QueryInputs, parse_queries
+from f3rm_ext.scripts.common import MeshOutput
 
 if TYPE_CHECKING:
     import trimesh
@@ -14,7 +16,7 @@ COMMAND = "f3rm-ext export part"
 
 
 @dataclass(kw_only=True)
-class Part(QueryInputs):
+class Part(QueryInputs, MeshOutput):
     """Cuts out the part of a mesh that a query finds, and writes it as a mesh of its own.
 
     The mesh has features (`f3rm-ext features lift-mesh`). It is cut where the score is --threshold; triangles there are
@@ -32,15 +34,10 @@ class Part(QueryInputs):
     """The mesh, with features."""
     data: Path | None = None
     """Where the capture of the mesh is now, for --exemplar; by default where it was when features were lifted."""
-    out: Path
-    """File to write: .ply, .obj or .glb."""
-    min_part: float = 0.01
+    min_part: Share = 0.01
     """Drop connected parts with a smaller share of the found area, 0 to 1; 1 keeps only the largest."""
-    close_holes: float = 0.0
+    close_holes: Length = 0.0
     """Close holes up to this radius in units of the mesh, also the one that the cut leaves; 0 closes none."""
-    up: Literal["auto", "z", "y"] = "auto"
-    """Axis of the file that takes the mesh's z axis. auto is y for .glb, whose readers expect it, else z, which leaves
-    the coordinates as they are."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,37 +45,28 @@ class Part(QueryInputs):
             raise ConfigError(
                 "A part is what one query finds: give one --text, --exemplar or --vector; `mug | cup` finds either."
             )
-        for name, valid, needs in (
-            ("min-part", 0 <= self.min_part <= 1, "0 to 1"),
-            ("close-holes", 0 <= self.close_holes < float("inf"), "0 or more"),
-        ):
-            if not valid:
-                raise ConfigError(f"--{name} is {getattr(self, name.replace('-', '_'))}: use {needs}.")
 
     def main(self) -> int:
         """Cuts out the part and writes it. Returns the exit code."""
-        from f3rm_ext.mesh.mesh_files import axis_up, require_output, write_mesh
-        from f3rm_ext.mesh.semantics.cutting import cleaned_part, cut_above
+        from f3rm_ext.mesh.mesh_files import require_output
+        from f3rm_ext.mesh.semantics.cutting import clean_part, cut_at_level
         from f3rm_ext.mesh.semantics.mesh_run import open_mesh_run, read_featured_mesh
         from f3rm_ext.mesh.semantics.model import QueryableMesh
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.run import Photos
-        from f3rm_ext.utils.console import console
 
-        if self.out.resolve() == self.mesh.resolve():
-            raise MeshError(f"--out is the mesh itself, {self.mesh}: choose another name, so that both stay.")
+        self.require_other(self.mesh)
         require_output(self.out)
         mesh, features = read_featured_mesh(self.mesh)
         model = QueryableMesh(mesh, features.heads, features.maps)
         # Texts and vectors need no photos, so the capture may be gone.
         photos = open_mesh_run(self.mesh, self.data) if self.exemplar else Photos(model, None)  # type: ignore[arg-type]
         (query,) = encode_queries(parse_queries(self), photos)
-        part = cut_above(*model.scored(query), self.threshold)
-        part = cleaned_part(part, self.min_part, self.close_holes)
-        share = part.area / mesh.area
+        part = cut_at_level(*model.scored(query), self.threshold)
+        part = clean_part(part, self.min_part, self.close_holes)
+        share = 100 * part.area / mesh.area
         if self.out.suffix.lower() == ".ply":
             _color_vertices(part)
-        up = axis_up(self.out, self.up)
         said = features.provenance
         kept = ("frame", "scene_from_capture", "scene_units_per_capture_unit", "extractors")
         record = {
@@ -90,14 +78,7 @@ class Part(QueryInputs):
             "close_holes": self.close_holes,
             **{key: said[key] for key in kept if key in said},
         }
-        write_mesh(self.out, part, record, up)
-        console().print(
-            f"{len(part.faces)} triangles with {100 * share:.2g} % of the mesh's area are in {self.out} (frame of the "
-            f"{said['frame']}, {up} up).",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        self.write(part, f"{len(part.faces)} triangles with {share:.2g} % of the mesh's area", record)
         return 0
 
 

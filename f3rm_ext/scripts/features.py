@@ -62,7 +62,7 @@ class Extract:
 
         from f3rm_ext.features.source import prepare_features
         from f3rm_ext.features.store.feature_store import cache_root
-        from f3rm_ext.utils.console import console
+        from f3rm_ext.utils.console import say
 
         if not self.features.extractors:
             raise ConfigError("No extractor is given: name one, e.g. --features.extractors clip.")
@@ -75,8 +75,8 @@ class Extract:
         for spec in sources[0].specs:
             kind = f"{spec.dim} PCA codes" if spec.code_basis is not None else f"{spec.dim} dimensions"
             images = len({key for source in sources for key in source.keys})
-            console().print(f"{spec.name}: {images} images, {kind}.", highlight=False)
-        console().print(f"Features are in {cache_root(self.features.cache_dir)}.", highlight=False, soft_wrap=True)
+            say(f"{spec.name}: {images} images, {kind}.")
+        say(f"Features are in {cache_root(self.features.cache_dir)}.")
         return 0
 
     def _datasets(self) -> "list[InputDataset]":
@@ -125,7 +125,7 @@ class Lift:
         from f3rm_ext.engine.opening import open_run
         from f3rm_ext.splat.features.heads import save_lifted
         from f3rm_ext.splat.gaussian_model import GaussianModel
-        from f3rm_ext.utils.console import console
+        from f3rm_ext.utils.console import say
 
         if not self.extractors:
             raise ConfigError("No extractor is given: name one, e.g. --extractors clip.")
@@ -147,18 +147,22 @@ class Lift:
         model.lift_features(manager.train_dataset, source, required=True)
         save_lifted(model.lifted, opened.checkpoint)
         for name, head in model.query_heads().items():
-            console().print(
+            say(
                 f"{name}: {head.dim} dimensions on {model.num_gaussians} Gaussians "
                 f"({head.codes.nbytes / 2**20:.1f} MiB) of {len(manager.train_dataset)} photos are in "
-                f"{opened.checkpoint}.",
-                highlight=False,
-                soft_wrap=True,
+                f"{opened.checkpoint}."
             )
         return 0
 
 
 @dataclass
-class Info:
+class _Store:
+    cache_dir: Path | None = None
+    """Folder of the feature store; by default $F3RM_EXT_CACHE or, if that is not set, ~/.cache/f3rm_ext."""
+
+
+@dataclass
+class Info(_Store):
     """List what the feature store holds: images, dimension, size on disk, and the energy that PCA codes keep.
 
     The column "explained" gives the share of the features' energy that the codes keep; 90 % or more is plenty for
@@ -169,15 +173,12 @@ class Info:
       f3rm-ext features info --cache-dir /data/features
     """
 
-    cache_dir: Path | None = None
-    """Folder of the feature store; by default $F3RM_EXT_CACHE or, if that is not set, ~/.cache/f3rm_ext."""
-
     def main(self) -> int:
         """Prints a table and returns the exit code."""
         from rich.table import Table
 
         from f3rm_ext.features.store.feature_store import cache_root
-        from f3rm_ext.utils.console import console
+        from f3rm_ext.utils.console import console, say
 
         cache = cache_root(self.cache_dir)
         table = Table(title=f"Features in {cache}", title_justify="left")
@@ -202,16 +203,16 @@ class Info:
                 table.add_row(*cells, images, str(store.dim), mib, "")
         if table.row_count:
             console().print(table)
-            console().print(f"{total / (1 << 20):.1f} MiB in all.", highlight=False)
+            say(f"{total / (1 << 20):.1f} MiB in all.")
         elif not broken:
-            console().print(f"There are no features in {cache} yet.", highlight=False, soft_wrap=True)
+            say(f"There are no features in {cache} yet.")
         for message in broken:
-            console().print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+            say(message, "red")
         return EXIT_DAMAGED if broken else 0
 
 
 @dataclass
-class Verify:
+class Verify(_Store):
     """Read every stored feature and name the damaged files; the exit code is 2 if there are any.
 
     To repair them, run `f3rm-ext features extract`, or delete them: missing features are made again.
@@ -221,14 +222,11 @@ class Verify:
       f3rm-ext features verify --cache-dir /data/features
     """
 
-    cache_dir: Path | None = None
-    """Folder of the feature store; by default $F3RM_EXT_CACHE or, if that is not set, ~/.cache/f3rm_ext."""
-
     def main(self) -> int:
         """Reads all shards and returns the exit code."""
         from f3rm_ext.features.pca_codes import load_basis
         from f3rm_ext.features.store.feature_store import cache_root
-        from f3rm_ext.utils.console import console, image_progress
+        from f3rm_ext.utils.console import image_progress, say
 
         cache = cache_root(self.cache_dir)
         found: list[str] = []
@@ -249,15 +247,14 @@ class Verify:
                         found.append(f"{damage.path} {damage.reason}")
                 checked += len(keys)
         for message in found:
-            console().print(message, style="red", markup=False, highlight=False, soft_wrap=True)
+            say(message, "red")
         if found:
-            console().print(
+            say(
                 f"{len(found)} of {checked} files are damaged: run `f3rm-ext features extract` on their captures, or "
-                "delete them.",
-                highlight=False,
+                "delete them."
             )
             return EXIT_DAMAGED
-        console().print(f"All {checked} shards in {cache} are intact.", highlight=False, soft_wrap=True)
+        say(f"All {checked} shards in {cache} are intact.")
         return 0
 
 

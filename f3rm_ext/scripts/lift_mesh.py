@@ -1,20 +1,20 @@
 """``f3rm-ext features lift-mesh``: 2D features onto the vertices of a mesh."""
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.scripts.common import MeshPhotos, measured_cost, require_own_file
 
 if TYPE_CHECKING:
     from f3rm_ext.features.base import FeatureMap
 
 
 @dataclass(kw_only=True)
-class LiftMesh:
+class LiftMesh(MeshPhotos):
     """Lift 2D features onto a mesh from the photos of its capture, without training.
 
     Each vertex takes the mean of the features where photos see it, with the weights of `f3rm-ext export texture`.
@@ -30,10 +30,6 @@ class LiftMesh:
 
     mesh: Path
     """The mesh: .ply, .obj, .glb, .stl, or .npz with vertices and faces."""
-    load_config: Path | None = None
-    """config.yml of a run on the capture; its extractors are the default."""
-    data: Path | None = None
-    """The capture (transforms.json or COLMAP's sparse/0), instead of a run."""
     extractors: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--extractor"])] = ()
     """Extractors, each written as NAME or NAME:key=value,key=value; `f3rm-ext doctor` lists the names. By default those
     of the run."""
@@ -42,16 +38,12 @@ class LiftMesh:
     per vertex and dimension. By default that of the run, else 0."""
     cache_dir: Path | None = None
     """Folder of the feature store; by default that of the run, else as in `f3rm-ext features extract`."""
-    frame: Literal["auto", "capture", "scene"] = "auto"
-    """Coordinates of the mesh: those of the capture, or those of the scene as the model sees it. auto is what the mesh
-    file says, else capture."""
     code_map: bool = False
     """Also lift onto the texels of a textured mesh, as numbers of a dictionary: for meshes whose triangles are larger
     than things."""
 
     def __post_init__(self) -> None:
-        if (self.load_config is None) == (self.data is None):
-            raise ConfigError("The photos are those of a run or of a capture: give either --load-config or --data.")
+        super().__post_init__()
         if self.load_config is None and not self.extractors:
             raise ConfigError("No extractor is given: name one, e.g. --extractors clip.")
 
@@ -60,7 +52,6 @@ class LiftMesh:
         import torch
 
         from f3rm_ext.capture.frame import CaptureFrame
-        from f3rm_ext.engine.cost import peak_mib, reset_peak
         from f3rm_ext.mesh.mesh_files import read_mesh
         from f3rm_ext.mesh.semantics.code_map import lift_code_map, texture_side
         from f3rm_ext.mesh.semantics.feature_file import MeshFeatures, features_path, save_features
@@ -68,15 +59,12 @@ class LiftMesh:
         from f3rm_ext.mesh.semantics.mesh_run import frame_of_mesh, open_capture_manager
         from f3rm_ext.mesh.texture.photos import photos_of
         from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
-        from f3rm_ext.utils.console import console, image_progress, show_stages
-        from f3rm_ext.utils.output_file import require_writable
-        from f3rm_ext.utils.provenance import require_ours
+        from f3rm_ext.utils.console import image_progress, say, show_stages
 
         mesh, out = read_mesh(self.mesh), features_path(self.mesh)
         if self.code_map:
             texture_side(mesh)  # before the work begins
-        require_ours(out, "f3rm-ext features lift-mesh")
-        require_writable(out)
+        require_own_file(out, "f3rm-ext features lift-mesh")
         manager = open_capture_manager(
             self.load_config, self.data, extractors=self.extractors, codes=self.codes, cache_dir=self.cache_dir
         )
@@ -87,9 +75,8 @@ class LiftMesh:
         source = manager.prepare_features(with_train=True)[0]
         if not source.specs:
             raise ConfigError(f"The run {self.load_config} has no extractors: name one, e.g. --extractors clip.")
-        reset_peak(cpu := torch.device("cpu"))
-        began, heads, maps = time.perf_counter(), LiftedHeads(), {}
-        with image_progress("photos") as progress:
+        heads, maps = LiftedHeads(), {}
+        with measured_cost() as cost, image_progress("photos") as progress:
             for spec in source.specs:
 
                 def load(index: int, name: str = spec.name) -> "FeatureMap":
@@ -100,7 +87,7 @@ class LiftMesh:
                 heads.add(LiftedHead(spec, torch.from_numpy(lifted.codes)))
                 if self.code_map:
                     maps[spec.name] = lift_code_map(mesh, photos, load, spec.dim, show)
-        unseen = int((~lifted.seen).sum())
+        unseen = int((~lifted.visible).sum())
         record = {
             "mesh": str(self.mesh.resolve()),
             "data": str(data.resolve()),
@@ -110,10 +97,9 @@ class LiftMesh:
             "frame": frame,
             **frames.describe(),
             "unseen": unseen,
-            "seconds": round(time.perf_counter() - began, 1),
-            "peak_mib": round(peak_mib(cpu)),
+            **cost,
         }
-        save_features(out, mesh, MeshFeatures(heads, lifted.seen, maps, record))
+        save_features(out, mesh, MeshFeatures(heads, lifted.visible, maps, record))
         lines = [
             f"{name}: {head.dim} dimensions on {len(head.codes)} vertices ({head.codes.nbytes / 2**20:.1f} MiB)"
             + (f" and {len(maps[name].dictionary)} codes on texels" if name in maps else "")
@@ -126,5 +112,5 @@ class LiftMesh:
                 "nearest ones along the surface."
             )
         for line in lines:
-            console().print(line, highlight=False, markup=False, soft_wrap=True)
+            say(line)
         return 0

@@ -68,7 +68,6 @@ class Plan:
 
         Args:
             arguments: without the program's name.
-            prog: the program's name.
 
         Raises:
             ConfigError: an option is wrong or the method is missing.

@@ -33,8 +33,7 @@ class Profile:
         from rich.console import Console
 
         from f3rm_ext.html.profile_charts import COMMAND, write_picture
-        from f3rm_ext.html.profile_page import build_page
-        from f3rm_ext.html.profile_tables import print_profile
+        from f3rm_ext.html.profile_page import build_page, print_profile
         from f3rm_ext.profiling.profile_file import find_profile, read_profile
         from f3rm_ext.utils.output_file import replace_file
         from f3rm_ext.utils.provenance import require_ours, sign_text

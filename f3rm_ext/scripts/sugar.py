@@ -41,7 +41,6 @@ class Run(ChainOptions):
 
         Args:
             arguments: without the program's name.
-            prog: the program's name.
 
         Raises:
             ConfigError: an option is wrong.

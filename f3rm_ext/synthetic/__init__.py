@@ -15,7 +15,6 @@ def synthesize(out: Path, config: SynthConfig, progress: bool = True) -> Path:
 
     Args:
         out: Folder to make. It may exist if it is empty, or with ``config.overwrite``.
-        config: Options of the capture.
         progress: Show a progress bar on stderr if that is a terminal.
 
     Returns:
@@ -35,7 +34,6 @@ def take_picture(out: Path, config: PictureConfig) -> Path:
 
     Args:
         out: File to write; its suffix, .jpg or .png, determines the format.
-        config: Options of the picture.
 
     Returns:
         ``out``.

@@ -1,7 +1,6 @@
 """Renders the scene from every camera and writes a capture. Import this module late, because it imports numba."""
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,55 +27,43 @@ CONVENTIONS = {
 
 def write_capture(out: Path, config: SynthConfig, progress: bool = True) -> Path:
     """Writes a synthetic capture, see :func:`f3rm_ext.synthetic.synthesize`."""
+    from rich.console import Console
+
     config.check()
-    with files.replace_capture(out, config.overwrite) as folder:
-        _write(folder, config, progress)
+    console = Console(stderr=True)
+    with (
+        files.replace_capture(out, config.overwrite) as folder,
+        image_progress(on=console, disable=not (progress and console.is_terminal)) as bar,
+    ):
+        task = bar.add_task("Lighting the room", total=config.num_images)
+        world = build_world(config.seed, config.shiny, config.light_rays)
+        scene = light_world(world, config.light_rays)
+        bar.reset(task, description="Taking pictures")
+        for name in files.IMAGE_FOLDERS:
+            (folder / name).mkdir()
+        poses = orbit(config.num_images, np.array(LOOK_AT), config.seed)
+        focal_px = focal_length_px(config.fov, config.width)
+        for k, pose in enumerate(poses):
+            size = config.width, config.height
+            view = render(scene, pose, *size, focal_px, samples=config.samples, bounces=config.bounces)
+            name = _frame_name(k)
+            files.write_png(folder / "images" / name, view.rgb)
+            files.write_png(folder / "depth" / name, files.encode_depth(view.depth))
+            files.write_png(folder / "normals" / name, files.encode_normals(view.normals))
+            files.write_png(folder / "labels" / name, view.labels)
+            bar.advance(task)
+        _write_mesh(folder, world)
+        names = ["background", *[thing.name for thing in world.things]]
+        (folder / "classes.txt").write_text("".join(f"{i} {name}\n" for i, name in enumerate(names)), encoding="utf-8")
+        files.sync(folder / "classes.txt")
+        files.write_json(folder / "classes.json", {str(i): name for i, name in enumerate(names)})
+        files.write_json(folder / "scene.json", _scene(config, world))
+        files.write_json(folder / "transforms.json", _transforms(config, poses, focal_px, names))
     return out
-
-
-def _write(folder: Path, config: SynthConfig, progress: bool) -> None:
-    for name in files.IMAGE_FOLDERS:
-        (folder / name).mkdir()
-    world = build_world(config.seed, config.shiny, config.light_rays)
-    poses = orbit(config.num_images, np.array(LOOK_AT), config.seed)
-    focal_px = focal_length_px(config.fov, config.width)
-    steps = _steps(config.num_images, progress)
-    next(steps)
-    scene = light_world(world, config.light_rays)
-    for k in steps:
-        view = render(
-            scene, poses[k], config.width, config.height, focal_px, samples=config.samples, bounces=config.bounces
-        )
-        name = _frame_name(k)
-        files.write_png(folder / "images" / name, view.rgb)
-        files.write_png(folder / "depth" / name, files.encode_depth(view.depth))
-        files.write_png(folder / "normals" / name, files.encode_normals(view.normals))
-        files.write_png(folder / "labels" / name, view.labels)
-    _write_mesh(folder, world)
-    names = ["background", *[thing.name for thing in world.things]]
-    (folder / "classes.txt").write_text("".join(f"{i} {name}\n" for i, name in enumerate(names)), encoding="utf-8")
-    files.sync(folder / "classes.txt")
-    files.write_json(folder / "classes.json", {str(i): name for i, name in enumerate(names)})
-    files.write_json(folder / "scene.json", _scene(config, world))
-    files.write_json(folder / "transforms.json", _transforms(config, poses, focal_px, names))
 
 
 def _frame_name(k: int) -> str:
     return f"frame_{k + 1:05d}.png"
-
-
-def _steps(number: int, progress: bool) -> Iterator[int]:
-    """Yields 0 for the lighting and then the index of each view, under a progress bar."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with image_progress(on=console, disable=not (progress and console.is_terminal)) as bar:
-        task = bar.add_task("Lighting the room", total=number)
-        yield 0
-        bar.reset(task, description="Taking pictures")
-        for k in range(number):
-            yield k
-            bar.advance(task)
 
 
 def _write_mesh(folder: Path, world: World) -> None:

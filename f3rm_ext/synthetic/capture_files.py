@@ -69,31 +69,12 @@ def write_ply(
     faces: Int[np.ndarray, "faces 3"],
 ) -> None:
     """Writes a binary PLY with normal, colour and ``label`` at each vertex."""
-    names = ("x", "y", "z", "nx", "ny", "nz")
-    vertex = np.empty(
-        len(vertices),
-        [(name, "<f4") for name in names] + [(name, "u1") for name in ("red", "green", "blue", "label")],
-    )
-    for name, column in zip(names, np.concatenate([vertices, normals], axis=1).T, strict=True):
-        vertex[name] = column
-    vertex["red"], vertex["green"], vertex["blue"] = colors.T
-    vertex["label"] = labels
-    face = np.empty(len(faces), [("count", "u1"), ("corners", "<i4", 3)])
-    face["count"], face["corners"] = 3, faces
-    header = [
-        "ply",
-        "format binary_little_endian 1.0",
-        f"element vertex {len(vertices)}",
-        *[f"property float {name}" for name in names],
-        *[f"property uchar {name}" for name in ("red", "green", "blue", "label")],
-        f"element face {len(faces)}",
-        "property list uchar int vertex_indices",
-        "end_header",
-    ]
-    with path.open("wb") as file:
-        file.write(("\n".join(header) + "\n").encode("ascii"))
-        file.write(vertex.tobytes())
-        file.write(face.tobytes())
+    import trimesh
+    from trimesh.exchange.ply import export_ply
+
+    mesh = trimesh.Trimesh(vertices, faces, vertex_normals=normals, vertex_colors=colors, process=False)
+    mesh.vertex_attributes["label"] = labels
+    path.write_bytes(export_ply(mesh, vertex_normal=True))
     sync(path)
 
 

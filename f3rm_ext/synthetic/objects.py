@@ -6,9 +6,8 @@ from collections.abc import Callable
 import numpy as np
 
 from f3rm_ext.synthetic import shapes
-from f3rm_ext.synthetic.materials import Color, Material, srgb
+from f3rm_ext.synthetic.materials import Color, Material, Pattern, srgb
 from f3rm_ext.synthetic.mesh import Mesh, Real, join_meshes
-from f3rm_ext.synthetic.patterns import Pattern
 
 GREY: Color = (0.5, 0.5, 0.5)
 

@@ -5,55 +5,17 @@ linear RGB albedo there. :mod:`f3rm_ext.synthetic.shapes` documents the coordina
 and distances below are.
 """
 
-import enum
 import math
 from typing import no_type_check
 
 import numpy as np
-from numba import njit
+from jaxtyping import Float, Int
+from numba import njit, prange
 
-from f3rm_ext.synthetic.kernels import FAST
+from f3rm_ext.synthetic.materials import MaterialTable
 
-
-class Pattern(enum.IntEnum):
-    """Patterns of materials; a, b and c are the material's colours, p0 … p3 its parameters."""
-
-    PLAIN = 0
-    """a with a cloudy variation of strength p1 and size p0."""
-    CHECKER = 1
-    """a and b in squares of side p0 on x and y."""
-    STRIPES = 2
-    """a and b in stripes of width p0 along p1·x + p2·y + p3·z."""
-    WOOD = 3
-    """Rings and grain around the x axis, from a to b; p0 is the distance between rings."""
-    MARBLE = 4
-    """Veins of b and some c in a; p0 is the distance between veins."""
-    TERRAZZO = 5
-    """Chips of b, c and grey in a; p0 is the size of the chips."""
-    FABRIC = 6
-    """A weave of threads of a and b, p0 apart, on x and y."""
-    PLANKS = 7
-    """Floorboards along x, from a to b, p0 long and p1 wide."""
-    CUBE = 8
-    """3x3 coloured stickers on each side of the cube ±1; p0 shuffles them."""
-    PAINTING = 9
-    """Hills under a sun, on x, y in 0-1; p0 varies the picture."""
-    DOUGHNUT = 10
-    """Dough a, icing b with sprinkles, on (turn around, turn across)."""
-    RUG = 11
-    """Borders and diamonds of a, b and c on x, y; p0 is the radius."""
-    RIBBON = 12
-    """Wrapping paper a with dots of c, crossed by a ribbon b; on the cube ±1."""
-    FRUIT = 13
-    """a turning to b with height z by p0, with pores p1 apart."""
-    BANDS = 14
-    """a with a zigzag of b between z = p0 and p1 and rims of c; x is the turn around, p2 zigzags."""
-    SKY = 15
-    """From a below to b above with clouds of c, on x, y in 0-1."""
-    SPOTS = 16
-    """Dots of b, p0 apart, in a."""
-    PANEL = 17
-    """Wallpaper: a above, b below z = p0, with faint stripes p1 wide along x + y."""
+FAST = {"contract", "afn", "reassoc", "nsz", "arcp"}
+"""All of fast math except "no infinities" and "no NaNs"."""
 
 
 @no_type_check
@@ -310,3 +272,34 @@ def pattern_color(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
         color = _times(a, 1.0 if stripe else 0.93) if z > p0 else b
         return _times(color, 0.96 + 0.08 * noise(x * 45, y * 45, z * 45))
     return _times(a, 1.0 + p1 * (2.0 * fractal(x / p0, y / p0, z / p0, 3) - 1.0))
+
+
+@no_type_check
+@njit(cache=True, parallel=True)
+def _pattern_colors(table, which, coords, out):
+    for i in prange(len(coords)):
+        m = which[i]
+        a, b, c = table.colors[m]
+        p = table.params[m]
+        out[i, 0], out[i, 1], out[i, 2] = pattern_color(
+            table.pattern[m],
+            coords[i, 0],
+            coords[i, 1],
+            coords[i, 2],
+            (a[0], a[1], a[2]),
+            (b[0], b[1], b[2]),
+            (c[0], c[1], c[2]),
+            p[0],
+            p[1],
+            p[2],
+            p[3],
+        )
+
+
+def pattern_colors(
+    table: MaterialTable, which: Int[np.ndarray, " n"], coords: Float[np.ndarray, "n 3"]
+) -> Float[np.ndarray, "n 3"]:
+    """Returns the albedo (or emitted colour), linear RGB, of materials at texture coordinates."""
+    out = np.empty((len(coords), 3))
+    _pattern_colors(table, which, coords, out)
+    return out

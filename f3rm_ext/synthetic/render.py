@@ -1,22 +1,28 @@
-"""The rendering kernel: one thread per row. It traces mirror-like reflections and looks up all other light."""
+"""Rendering: traces mirror-like reflections and looks up all other light."""
 
-import math
-from typing import NamedTuple, no_type_check
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from jaxtyping import Float
 
-from f3rm_ext.synthetic.kernels import FAST, STACK_SIZE, Tree, cast
-from f3rm_ext.synthetic.lighting import Geometry, sun_reaches
+from f3rm_ext.synthetic.capture_files import encode_srgb
+from f3rm_ext.synthetic.lighting import Hits, sun_reaches
 from f3rm_ext.synthetic.materials import MaterialTable
-from f3rm_ext.synthetic.patterns import _hash, pattern_color
+from f3rm_ext.synthetic.mesh import Mesh
+from f3rm_ext.synthetic.patterns import pattern_colors
+from f3rm_ext.utils.open3d_library import RayCaster
+
+_PIXELS = 1 << 18
+"""Pixels rendered at once."""
+_SUN_WIDTH = 0.007
+"""Diameter of the sun, radians."""
 
 
 class LitScene(NamedTuple):
     """Everything that a view is rendered from."""
 
-    tree: Tree
-    geometry: Geometry
+    caster: RayCaster
+    mesh: Mesh
     materials: MaterialTable
     light: np.ndarray
     """(verts, 3) float64: irradiance / π without the sun's direct light."""
@@ -39,227 +45,60 @@ class View(NamedTuple):
     """uint8 object ids at pixel centres; 0 where nothing is hit."""
 
 
-@no_type_check
-@njit(cache=True)
-def material_color(materials, m, x, y, z):
-    """Colour of material m at texture coordinates (x, y, z), linear RGB."""
-    c, p = materials.colors[m], materials.params[m]
-    return pattern_color(
-        materials.pattern[m],
-        x,
-        y,
-        z,
-        (c[0, 0], c[0, 1], c[0, 2]),
-        (c[1, 0], c[1, 1], c[1, 2]),
-        (c[2, 0], c[2, 1], c[2, 2]),
-        p[0],
-        p[1],
-        p[2],
-        p[3],
-    )
+def _shading_normals(mesh: Mesh, hits: Hits) -> Float[np.ndarray, "hits 3"]:
+    """Smooth unit normals at hits, turned towards where the rays came from."""
+    normals = hits.interpolate(mesh, mesh.normals)
+    return normals / (np.linalg.norm(normals, axis=1) * np.where(hits.front, 1, -1))[:, None]
 
 
-@no_type_check
-@njit(cache=True, parallel=True)
-def _vertex_colors(materials, vertex_material, coords, out):
-    for i in prange(coords.shape[0]):
-        r, g, b = material_color(materials, vertex_material[i], coords[i, 0], coords[i, 1], coords[i, 2])
-        out[i, 0], out[i, 1], out[i, 2] = r, g, b
-
-
-def vertex_colors(materials: MaterialTable, vertex_material: np.ndarray, coords: np.ndarray) -> np.ndarray:
-    """Returns the albedo (or emitted colour) of each vertex, linear RGB (verts, 3)."""
-    out = np.empty((len(coords), 3))
-    _vertex_colors(materials, vertex_material, coords, out)
-    return np.clip(out, 0.0, 1.0)
-
-
-@no_type_check
-@njit(cache=True, fastmath=FAST, error_model="numpy")
-def _shading_normal(tree, geometry, hit, bu, bv, dx, dy, dz):
-    """Smooth unit normal at a hit, turned towards where the ray came from."""
-    i0, i1, i2 = geometry.corners[hit, 0], geometry.corners[hit, 1], geometry.corners[hit, 2]
-    bw = 1.0 - bu - bv
-    n = geometry.normals
-    nx = bw * n[i0, 0] + bu * n[i1, 0] + bv * n[i2, 0]
-    ny = bw * n[i0, 1] + bu * n[i1, 1] + bv * n[i2, 1]
-    nz = bw * n[i0, 2] + bu * n[i1, 2] + bv * n[i2, 2]
-    scale = 1.0 / math.sqrt(nx * nx + ny * ny + nz * nz)
-    e = tree.triangles[hit]
-    facing = (e[4] * e[8] - e[5] * e[7]) * dx + (e[5] * e[6] - e[3] * e[8]) * dy + (e[3] * e[7] - e[4] * e[6]) * dz
-    if facing > 0.0:
-        scale = -scale
-    return nx * scale, ny * scale, nz * scale
-
-
-@no_type_check
-@njit(cache=True, fastmath=FAST, error_model="numpy")
 def _radiance(
-    tree, geometry, materials, light, sun_light, sun, ox, oy, oz, dx, dy, dz, bounces, seed, tilt_u, tilt_v, stack
-):
-    """Linear RGB that arrives along a ray (unit direction)."""
-    tr, tg, tb = 1.0, 1.0, 1.0
-    r, g, b = 0.0, 0.0, 0.0
+    scene: LitScene,
+    origin: Float[np.ndarray, "3"],
+    directions: Float[np.ndarray, "rays 3"],
+    bounces: int,
+    tilt: tuple[float, float],
+    rng: np.random.Generator,
+) -> Float[np.ndarray, "rays 3"]:
+    """Linear RGB that arrives along rays (unit directions)."""
+    mesh, surface = scene.mesh, scene.materials.surface
+    arriving, through = np.zeros(directions.shape), np.ones(directions.shape)
+    origins, left = np.broadcast_to(origin, directions.shape), np.arange(len(directions))
     for bounce in range(bounces + 1):
-        t, hit, bu, bv = cast(tree, ox, oy, oz, dx, dy, dz, 1e9, False, stack)
-        if hit < 0:
-            break
-        i0, i1, i2 = geometry.corners[hit, 0], geometry.corners[hit, 1], geometry.corners[hit, 2]
-        bw = 1.0 - bu - bv
-        q = geometry.coords
-        m = geometry.material[hit]
-        cr, cg, cb = material_color(
-            materials,
-            m,
-            bw * q[i0, 0] + bu * q[i1, 0] + bv * q[i2, 0],
-            bw * q[i0, 1] + bu * q[i1, 1] + bv * q[i2, 1],
-            bw * q[i0, 2] + bu * q[i1, 2] + bv * q[i2, 2],
-        )
-        gloss, metal = materials.surface[m, 0], materials.surface[m, 1]
-        roughness, emission = materials.surface[m, 2], materials.surface[m, 3]
-        if emission > 0.0:
-            r += tr * cr * emission
-            g += tg * cg * emission
-            b += tb * cb * emission
-            break
-        nx, ny, nz = _shading_normal(tree, geometry, hit, bu, bv, dx, dy, dz)
-        ox += t * dx + 1e-4 * nx
-        oy += t * dy + 1e-4 * ny
-        oz += t * dz + 1e-4 * nz
-        e = light
-        er = bw * e[i0, 0] + bu * e[i1, 0] + bv * e[i2, 0]
-        eg = bw * e[i0, 1] + bu * e[i1, 1] + bv * e[i2, 1]
-        eb = bw * e[i0, 2] + bu * e[i1, 2] + bv * e[i2, 2]
-        if bounce > 0:
-            s = sun_light
-            er += bw * s[i0, 0] + bu * s[i1, 0] + bv * s[i2, 0]
-            eg += bw * s[i0, 1] + bu * s[i1, 1] + bv * s[i2, 1]
-            eb += bw * s[i0, 2] + bu * s[i1, 2] + bv * s[i2, 2]
-        elif sun[1, 0] > 0.0:
-            facing = nx * sun[0, 0] + ny * sun[0, 1] + nz * sun[0, 2]
-            if facing > 0.0:
-                # Start above the facets: their smooth normals may face a sun that the facets turn away from.
-                lift = 0.002
-                if sun_reaches(tree, sun, ox + lift * nx, oy + lift * ny, oz + lift * nz, tilt_u, tilt_v, stack):
-                    facing *= min(1.0, 6.0 * facing)
-                    er += sun[1, 0] * facing
-                    eg += sun[1, 1] * facing
-                    eb += sun[1, 2] * facing
-        if gloss <= 0.0:
-            r += tr * cr * er
-            g += tg * cg * eg
-            b += tb * cb * eb
-            break
-        cosine = max(0.0, -(dx * nx + dy * ny + dz * nz))
-        grazing = (1.0 - cosine) ** 5 * (1.0 - min(1.0, 3.0 * roughness))
-        if metal > 0.0:
-            if bounce == bounces:
-                r += tr * cr * er
-                g += tg * cg * eg
-                b += tb * cb * eb
-                break
-            fr, fg, fb = cr + (1.0 - cr) * grazing, cg + (1.0 - cg) * grazing, cb + (1.0 - cb) * grazing
+        hits = Hits.cast(scene.caster, origins, directions)
+        left, through, directions = left[hits.rays], through[hits.rays], directions[hits.rays]
+        materials = mesh.material[hits.faces]
+        gloss, metal, roughness, emission = surface[materials].T[..., None]
+        colors = pattern_colors(scene.materials, materials, hits.interpolate(mesh, mesh.coords))
+        normals = _shading_normals(mesh, hits)
+        points = origins[hits.rays] + hits.distance * directions + 1e-4 * normals
+        light = hits.interpolate(mesh, scene.light)
+        if bounce:
+            light += hits.interpolate(mesh, scene.sun_light)
         else:
-            fr = gloss + (1.0 - gloss) * grazing
-            fg, fb = fr, fr
-            r += tr * (1.0 - fr) * cr * er
-            g += tg * (1.0 - fg) * cg * eg
-            b += tb * (1.0 - fb) * cb * eb
-        tr, tg, tb = tr * fr, tg * fg, tb * fb
-        if max(tr, tg, tb) < 0.01:
-            break
-        turned = 2.0 * (dx * nx + dy * ny + dz * nz)
-        dx, dy, dz = dx - turned * nx, dy - turned * ny, dz - turned * nz
-        if roughness > 0.0:
-            dx += roughness * (2.0 * _hash(seed, bounce, 11) - 1.0)
-            dy += roughness * (2.0 * _hash(seed, bounce, 12) - 1.0)
-            dz += roughness * (2.0 * _hash(seed, bounce, 13) - 1.0)
-            scale = 1.0 / math.sqrt(dx * dx + dy * dy + dz * dz)
-            dx, dy, dz = dx * scale, dy * scale, dz * scale
-    return r, g, b
+            facing = normals @ scene.sun[0]
+            lit = np.flatnonzero(facing > 0)
+            # Start above the facets: their smooth normals may face a sun that the facets turn away from.
+            lit = lit[sun_reaches(scene.caster, scene.sun, points[lit] + 0.002 * normals[lit], tilt)]
+            light[lit] += (facing[lit] * np.minimum(1, 6 * facing[lit]))[:, None] * scene.sun[1]
+        cosine = (directions * normals).sum(axis=1, keepdims=True)
+        grazing = (1 - np.maximum(0, -cosine)) ** 5 * (1 - np.minimum(1, 3 * roughness))
+        mirror = np.where(metal > 0, colors, gloss)
+        mirror = np.where((gloss > 0) & (emission == 0), mirror + (1 - mirror) * grazing, 0)
+        scattered = np.where((metal > 0) & (gloss > 0), bounce == bounces, 1 - mirror)
+        arriving[left] += through * colors * np.where(emission > 0, emission, scattered * light)
+        through = through * mirror
+        go = np.flatnonzero(through.max(axis=1) >= 0.01)
+        left, through, roughness = left[go], through[go], roughness[go]
+        directions = directions[go] - 2 * cosine[go] * normals[go]
+        directions += roughness * rng.uniform(-1, 1, directions.shape)
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        origins = points[go]
+    return arriving
 
 
-@no_type_check
-@njit(cache=True, fastmath=FAST)
-def _film(x):
+def _film(x: np.ndarray) -> np.ndarray:
     """Narkowicz's fit (2015) of the ACES film curve: linear radiance to linear display value in 0-1."""
-    return min(1.0, max(0.0, x * (2.51 * x + 0.03) / (x * (2.43 * x + 0.59) + 0.14)))
-
-
-@no_type_check
-@njit(cache=True, fastmath=FAST)
-def _encode(x):
-    """Linear display value to sRGB, 0-255."""
-    x = 12.92 * x if x <= 0.0031308 else 1.055 * x ** (1.0 / 2.4) - 0.055
-    return int(255.0 * x + 0.5)
-
-
-@no_type_check
-@njit(cache=True, parallel=True, fastmath=FAST, error_model="numpy")
-def _render(
-    tree, geometry, materials, light, sun_light, sun, c2w, focal, side, bounces, exposure, rgb, depth, normals, labels
-):
-    height, width = labels.shape
-    for row in prange(height):
-        stack = np.empty(STACK_SIZE, np.int32)
-        for col in range(width):
-            red, green, blue = 0.0, 0.0, 0.0
-            for sample in range(side * side + 1):
-                centre = sample == side * side
-                x, y = col + 0.5, row + 0.5
-                if not centre:
-                    x = col + (sample % side + 0.5) / side
-                    y = row + (sample // side + 0.5) / side
-                # OpenGL camera: x right, y up, looking along -z.
-                px, py = (x - 0.5 * width) / focal, -(y - 0.5 * height) / focal
-                scale = 1.0 if centre else 1.0 / math.sqrt(px * px + py * py + 1.0)
-                dx = scale * (c2w[0, 0] * px + c2w[0, 1] * py - c2w[0, 2])
-                dy = scale * (c2w[1, 0] * px + c2w[1, 1] * py - c2w[1, 2])
-                dz = scale * (c2w[2, 0] * px + c2w[2, 1] * py - c2w[2, 2])
-                ox, oy, oz = c2w[0, 3], c2w[1, 3], c2w[2, 3]
-                if centre:
-                    t, hit, bu, bv = cast(tree, ox, oy, oz, dx, dy, dz, 1e9, False, stack)
-                    if hit < 0:
-                        depth[row, col] = 0.0
-                        labels[row, col] = 0
-                        normals[row, col, :] = 0.0
-                        continue
-                    # The direction has length 1 along the optical axis: t is the z-depth.
-                    depth[row, col] = t
-                    labels[row, col] = geometry.label[hit]
-                    nx, ny, nz = _shading_normal(tree, geometry, hit, bu, bv, dx, dy, dz)
-                    normals[row, col, 0], normals[row, col, 1], normals[row, col, 2] = nx, ny, nz
-                else:
-                    # The sun is 0.4° wide: each sample of a pixel sees another part, the same part in every pixel.
-                    number = (row * width + col) * side * side + sample
-                    tilt_u = 0.007 * ((sample % side + 0.5) / side - 0.5)
-                    tilt_v = 0.007 * ((sample // side + 0.5) / side - 0.5)
-                    r, g, b = _radiance(
-                        tree,
-                        geometry,
-                        materials,
-                        light,
-                        sun_light,
-                        sun,
-                        ox,
-                        oy,
-                        oz,
-                        dx,
-                        dy,
-                        dz,
-                        bounces,
-                        number,
-                        tilt_u,
-                        tilt_v,
-                        stack,
-                    )
-                    red += _film(exposure * r)
-                    green += _film(exposure * g)
-                    blue += _film(exposure * b)
-            share = 1.0 / (side * side)
-            rgb[row, col, 0] = _encode(red * share)
-            rgb[row, col, 1] = _encode(green * share)
-            rgb[row, col, 2] = _encode(blue * share)
+    return np.clip(x * (2.51 * x + 0.03) / (x * (2.43 * x + 0.59) + 0.14), 0, 1)
 
 
 def render(
@@ -275,21 +114,33 @@ def render(
     """Renders one view of the scene.
 
     Args:
-        scene: The lit scene.
         c2w: (3 or 4, 4) camera to world, OpenGL convention, metres.
-        width_px: Image width.
         height_px: Image height; the principal point is the middle of the image.
-        focal_px: Focal length of both axes.
         samples: Colour samples along each side of a pixel.
         bounces: Number of reflections that a ray is followed through.
-        exposure: Factor on radiance before the film curve.
     """
-    view = View(
-        rgb=np.zeros((height_px, width_px, 3), np.uint8),
-        depth=np.zeros((height_px, width_px)),
-        normals=np.zeros((height_px, width_px, 3)),
-        labels=np.zeros((height_px, width_px), np.uint8),
-    )
-    pose = np.ascontiguousarray(c2w[:3, :4], np.float64)
-    _render(*scene, pose, float(focal_px), samples, bounces, float(exposure), *view)
-    return view
+    count = height_px * width_px
+    view = View(np.zeros((count, 3), np.uint8), np.zeros(count), np.zeros((count, 3)), np.zeros(count, np.uint8))
+    origin, offsets = c2w[:3, 3], (np.arange(samples) + 0.5) / samples
+    for pixels in np.array_split(np.arange(count), count // _PIXELS + 1):
+        row, column = np.divmod(pixels, width_px)
+
+        def rays(across: float, down: float, row: np.ndarray = row, column: np.ndarray = column) -> np.ndarray:
+            """Directions of length 1 along the optical axis."""
+            x, y = (column + across - 0.5 * width_px) / focal_px, (row + down - 0.5 * height_px) / focal_px
+            return np.stack([x, -y, -np.ones_like(x)], axis=1) @ c2w[:3, :3].T
+
+        hits = Hits.cast(scene.caster, origin, rays(0.5, 0.5))
+        seen = pixels[hits.rays]
+        view.depth[seen], view.labels[seen] = hits.distance[:, 0], scene.mesh.label[hits.faces]
+        view.normals[seen] = _shading_normals(scene.mesh, hits)
+        total = np.zeros((len(pixels), 3))
+        for number, (down, across) in enumerate((y, x) for y in offsets for x in offsets):
+            directions = rays(across, down)
+            directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+            # Each sample of a pixel sees another part of the sun, the same part in every pixel.
+            tilt = _SUN_WIDTH * (across - 0.5), _SUN_WIDTH * (down - 0.5)
+            rng = np.random.default_rng([int(pixels[0]), number])
+            total += _film(exposure * _radiance(scene, origin, directions, bounces, tilt, rng))
+        view.rgb[pixels] = encode_srgb(total / samples**2)
+    return View(*(values.reshape(height_px, width_px, *values.shape[1:]) for values in view))

@@ -4,10 +4,9 @@ import numpy as np
 
 from f3rm_ext.synthetic import shapes
 from f3rm_ext.synthetic.lighting import Lights
-from f3rm_ext.synthetic.materials import srgb
+from f3rm_ext.synthetic.materials import Pattern, srgb
 from f3rm_ext.synthetic.mesh import Mesh, Real, join_meshes, placement
 from f3rm_ext.synthetic.objects import SHADE, Workshop, landscape
-from f3rm_ext.synthetic.patterns import Pattern
 
 HALF = 2.5
 """Half of the room's side, metres: it spans ±HALF in x and y and stands on z = 0."""
@@ -164,8 +163,6 @@ def lights(rng: np.random.Generator, lamp_to_world: np.ndarray, fineness: int) -
     """Returns the lights: the sky in the window, the lamp's shade with its open ends, and a low sun.
 
     Args:
-        rng: Varies the position of the sun.
-        lamp_to_world: Pose of the lamp.
         fineness: Sets how many points represent the window and the lamp.
     """
     width, height, middle = WINDOW

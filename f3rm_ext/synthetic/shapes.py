@@ -219,9 +219,6 @@ def isosurface(
 
     Args:
         distance: Maps points (…, 3) to distances (…), negative inside.
-        low: Least corner of the box.
-        high: Greatest corner of the box.
-        spacing: Distance between grid points.
     """
     from skimage.measure import marching_cubes
 

@@ -7,11 +7,12 @@ import numpy as np
 from jaxtyping import Float
 
 from f3rm_ext.synthetic import objects, room
-from f3rm_ext.synthetic.kernels import build_tree
-from f3rm_ext.synthetic.lighting import Geometry, Lights, bake
+from f3rm_ext.synthetic.lighting import Lights, bake
 from f3rm_ext.synthetic.materials import MaterialTable, pack
 from f3rm_ext.synthetic.mesh import Mesh, join_meshes, placement
-from f3rm_ext.synthetic.render import LitScene, vertex_colors
+from f3rm_ext.synthetic.patterns import pattern_colors
+from f3rm_ext.synthetic.render import LitScene
+from f3rm_ext.utils.open3d_library import RayCaster
 
 TABLE_HEIGHT = 0.74
 LOOK_AT = (0.0, 0.0, TABLE_HEIGHT + 0.12)
@@ -69,7 +70,6 @@ def build_world(seed: int, shiny: bool = True, light_rays: int = 32) -> World:
     """Builds the scene of a seed. The same seed always gives the same scene.
 
     Args:
-        seed: Number of the scene.
         shiny: Whether glaze, varnish and metal reflect; otherwise everything is matt.
         light_rays: The option of that name. Here it sets how many points represent the window and the lamp.
     """
@@ -123,7 +123,7 @@ def build_world(seed: int, shiny: bool = True, light_rays: int = 32) -> World:
 
     mesh = join_meshes(meshes).compact()
     materials = pack(shop.materials, shiny)
-    rgb = vertex_colors(materials, _vertex_values(mesh, mesh.material), mesh.coords)
+    rgb = np.clip(pattern_colors(materials, _vertex_values(mesh, mesh.material), mesh.coords), 0, 1)
     return World(mesh, materials, things, rgb, room.lights(rng, lamp_pose, max(2, min(6, math.isqrt(light_rays)))))
 
 
@@ -136,19 +136,9 @@ def light_world(world: World, gather_rays: int) -> LitScene:
     """Computes the scene's light and makes it ready to render.
 
     Args:
-        world: The scene.
         gather_rays: Rays per vertex and bounce that gather the light between surfaces.
     """
-    mesh = world.mesh
-    tree = build_tree(mesh.vertices, mesh.faces)
-    geometry = Geometry(
-        corners=np.ascontiguousarray(mesh.faces[tree.order], np.int32),
-        vertices=np.ascontiguousarray(mesh.vertices, np.float64),
-        normals=np.ascontiguousarray(mesh.normals, np.float64),
-        coords=np.ascontiguousarray(mesh.coords, np.float64),
-        material=np.ascontiguousarray(mesh.material[tree.order], np.int32),
-        label=np.ascontiguousarray(mesh.label[tree.order], np.uint8),
-    )
+    caster = RayCaster(world.mesh.vertices, world.mesh.faces)
     glows = world.materials.surface[world.vertex_material, 3] > 0
-    light, sun_light = bake(tree, geometry, world.lights, world.vertex_rgb, glows, gather_rays)
-    return LitScene(tree, geometry, world.materials, light, sun_light, world.lights.sun)
+    light, sun_light = bake(caster, world.mesh, world.lights, world.vertex_rgb, glows, gather_rays)
+    return LitScene(caster, world.mesh, world.materials, light, sun_light, world.lights.sun)

@@ -72,7 +72,7 @@ def _key_figures(scores: Mapping[str, Mapping[str, Any]], records: Mapping[str, 
     keys = []
     for name, label in (("eval-refined", "refined splats"), ("eval-texture", "textured mesh")):
         if "psnr" in scores.get(name, {}):
-            keys.append((f"{scores[name]['psnr']:.1f} dB", f"PSNR on views it has never seen, {label}"))
+            keys.append((f"{scores[name]['psnr']:.1f} dB", f"PSNR on held-out views, {label}"))
     best = (scores.get("eval-mesh", {}).get("scores") or [None])[-1]
     if best:
         keys.append((f"{best['f_score']:.2f}", f"F-score of the mesh at {best['threshold']:.3g}"))

@@ -25,7 +25,7 @@ def check_requirements(
     """
     notes: list[str] = []
     if meshes:
-        from f3rm_ext.mesh.open3d_library import open3d
+        from f3rm_ext.utils.open3d_library import open3d
 
         open3d()
     on_gpu = training == "splats" and compat.has_cuda()

@@ -16,12 +16,22 @@ def _broken(*_: object, **__: object) -> torch.Tensor:
 
 
 @pytest.fixture
-def view(viewer: Any, open_page: Callable[[str], Any], wait_until: Callable[..., None]) -> Iterator[Any]:
-    """A page that shows the scene's colours; after the test, whatever it did, nerfstudio's render threads must live."""
+def view(
+    request: pytest.FixtureRequest,
+    open_page: Callable[[str], Any],
+    look_through: Callable[[Any, int], None],
+    wait_until: Callable[..., None],
+) -> Iterator[Any]:
+    """A page that shows the colours of a field, unless a test names another viewer; afterwards, whatever the test did,
+    nerfstudio's render threads must live."""
+    viewer = request.getfixturevalue(getattr(request, "param", "viewer"))
     page = open_page(f"http://127.0.0.1:{viewer.config.websocket_port}")
     wait_until(lambda: page.output() != "not set" and page.resolution() != (0, 0), WAIT_S, "a first picture")
     if page.output() != "rgb":  # the panel is shared, and an earlier test has chosen something
         page.choose_output("rgb")
+    # What the panel says may be of an earlier page.
+    wait_until(lambda: bool(viewer.viser_server.get_clients()), WAIT_S, "the page being known to the viewer")
+    look_through(viewer, 0)
     wait_until(lambda: page.picture().std() > CHANGED, WAIT_S, "a picture of the scene")
     yield page
     machines = list(viewer.render_statemachines.values())
@@ -41,15 +51,22 @@ def changes(wait_until: Callable[..., None], difference: Callable[..., float]) -
     return check
 
 
-def test_every_output_can_be_chosen_and_looks_different(view: Any, changes: Callable[..., None]) -> None:
-    assert {"rgb", "depth", "accumulation", "feature_pca"} <= set(view.outputs())
+@pytest.mark.parametrize(
+    ("view", "names"),
+    [
+        ("viewer", ("depth", "feature_pca", "accumulation", "rgb")),
+        ("splat_viewer", ("depth", "accumulation", "normal", "normal_from_depth", "rgb")),
+    ],
+    indirect=["view"],
+)
+def test_every_output_can_be_chosen_and_turned_and_looks_different(
+    view: Any, names: tuple[str, ...], changes: Callable[..., None]
+) -> None:
+    assert set(names) <= set(view.outputs()) and ("feature_pca" in view.outputs()) == ("feature_pca" in names)
     assert view.output() == "rgb"
-    for name in ("depth", "feature_pca", "accumulation", "rgb"):
+    for name in names:
         changes(view, lambda name=name: view.choose_output(name), f"choosing {name}")
         assert view.output() == name
-
-
-def test_turning_the_view_changes_the_picture(view: Any, changes: Callable[..., None]) -> None:
     changes(view, lambda: view.drag(150), "turning")
 
 

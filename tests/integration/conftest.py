@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,23 +11,18 @@ from typing import Any
 import pytest
 
 
-@dataclass
-class Typed:
-    """A command that has ended."""
+class Typed(sys.modules["f3rm_ext_test_commands"].Finished):
+    """A command that has ended in this process."""
 
-    code: int
-    out: str
-    err: str
+    @property
+    def out(self) -> str:
+        """Its standard output."""
+        return self.stdout
 
-    def refuses(self) -> str:
-        """The one sentence of a command that failed as it should."""
-        lines = [line for line in self.err.splitlines() if line.strip()]
-        assert self.code == 2, f"exit code {self.code}\n{self.out[-1500:]}\n{self.err[-3000:]}"
-        errors = [line for line in lines if line.startswith("Error: ")]
-        assert len(errors) == 1 and lines[-1] == errors[0], self.err[-3000:]
-        assert "Traceback" not in self.out + self.err
-        assert errors[0].endswith(".") and "\n" not in errors[0]
-        return errors[0]
+    @property
+    def err(self) -> str:
+        """Its errors."""
+        return self.stderr
 
 
 @pytest.fixture

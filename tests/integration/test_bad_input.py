@@ -2,12 +2,8 @@
 
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +17,6 @@ pytestmark = [
 ]
 
 
-@dataclass
-class Result:
-    """What a command left."""
-
-    code: int
-    out: str
-    err: str
-
-    def refuses(self, pattern: str) -> None:
-        """Checks that the command failed with one sentence that matches."""
-        lines = [line for line in self.err.splitlines() if line.startswith("Error: ")]
-        assert self.code == 2, f"exit code {self.code}\n{self.out[-1500:]}\n{self.err[-3000:]}"
-        assert "Traceback" not in self.err + self.out
-        assert len(lines) == 1, self.err[-3000:]
-        assert re.search(pattern, lines[0]), lines[0]
-        assert lines[0].rstrip().endswith("."), lines[0]
-
-
 class Shell:
     """Runs commands in the folder of a test."""
 
@@ -50,12 +28,11 @@ class Shell:
         """Starts a command and returns its process id."""
         return self._server.start(*argv, folder=self.folder)
 
-    def finish(self) -> Result:
+    def finish(self) -> Any:
         """Waits for the command that was started last."""
-        done = self._server.finish(200)
-        return Result(done.code, done.stdout, done.stderr)
+        return self._server.finish(200)
 
-    def run(self, *argv: object) -> Result:
+    def run(self, *argv: object) -> Any:
         self.start(*argv)
         return self.finish()
 
@@ -68,7 +45,7 @@ class Shell:
             *dataparser,
         )
 
-    def train(self, *options: object, dataparser: tuple = (), steps: int = 2) -> Result:
+    def train(self, *options: object, dataparser: tuple = (), steps: int = 2) -> Any:
         return self.run(*self.train_line(*options, dataparser=dataparser, steps=steps))
 
     def trained_nothing(self) -> bool:
@@ -120,40 +97,12 @@ class TestCapture:
         shell.train().refuses(r"images/03\.png.*--drop-missing-frames")
         assert shell.trained_nothing()
         result = shell.train(dataparser=("f3rm-ext-data", "--drop-missing-frames", "True"))
-        assert result.code == 0, result.err[-3000:]
-
-    def test_unreadable_image(self, shell: Shell, capture: Path) -> None:
-        (capture / "images" / "02.png").write_bytes(b"not an image")
-        shell.train().refuses(r"02\.png")
-
-    @pytest.mark.parametrize("value", [float("nan"), 7.0], ids=["nan", "not rigid"])
-    def test_bad_pose(self, shell: Shell, capture: Path, value: float) -> None:
-        frames = frames_of(capture)
-        frames[1]["transform_matrix"][0][0] = value
-        write_meta(capture, frames)
-        shell.train().refuses(r"01\.png|frame")
-
-    @pytest.mark.parametrize("count", [0, 1])
-    def test_too_few_images(self, shell: Shell, capture: Path, count: int) -> None:
-        write_meta(capture, frames_of(capture)[:count])
-        shell.train().refuses(r"image")
-
-    def test_transforms_that_are_no_json(self, shell: Shell, capture: Path) -> None:
-        (capture / "transforms.json").write_text("{")
-        shell.train().refuses(r"transforms\.json")
+        assert result.code == 0, result.stderr[-3000:]
 
 
 class TestOptions:
-    @pytest.mark.parametrize("rays", [0, -5])
-    def test_non_positive_rays(self, shell: Shell, capture: Path, rays: int) -> None:
-        shell.train("--pipeline.datamanager.train-num-rays-per-batch", rays).refuses(rf"{rays}")
-        assert shell.trained_nothing()
-
     def test_unknown_extractor(self, shell: Shell, capture: Path) -> None:
         shell.train("--pipeline.datamanager.features.extractors", "dense-dasy").refuses(r"dense-dasy.*dense-daisy")
-
-    def test_number_of_codes(self, shell: Shell, capture: Path) -> None:
-        shell.train("--pipeline.datamanager.features.codes", 3).refuses(r"codes is 3")
 
     def test_device_that_is_not_there(self, shell: Shell, capture: Path) -> None:
         import torch
@@ -172,7 +121,7 @@ class TestRun:
     @pytest.fixture
     def run(self, shell: Shell, capture: Path) -> Path:
         result = shell.train("--timestamp", "first", "--steps-per-save", 2, steps=4)
-        assert result.code == 0, result.err[-3000:]
+        assert result.code == 0, result.stderr[-3000:]
         return shell.folder / "outputs" / "capture" / "f3rm-ext-lite" / "first"
 
     def test_truncated_shard_and_damaged_checkpoints(self, shell: Shell, run: Path) -> None:
@@ -180,7 +129,7 @@ class TestRun:
         content = shard.read_bytes()
         shard.write_bytes(content[: len(content) // 2])
         verified = shell.run("f3rm-ext", "features", "verify", "--cache-dir", shell.cache)
-        assert verified.code == 2 and shard.stem[:8] in verified.out + verified.err, verified.out + verified.err
+        assert verified.code == 2 and shard.stem[:8] in verified.text, verified.text
 
         checkpoints = sorted((run / "nerfstudio_models").iterdir())
         for path in checkpoints:
@@ -198,21 +147,13 @@ class TestRun:
             time.sleep(0.05)  # a file cannot be awaited
         os.kill(process, signal.SIGINT)
         result = shell.finish()
-        assert result.code == 130, result.err[-3000:]
-        assert "Traceback" not in result.err + result.out
-        assert "continue with: ns-train f3rm-ext-lite --load-dir" in result.err
-        assert f"Saved up to step {max(int(path.stem[5:]) for path in folder.iterdir())};" in result.err
+        assert result.code == 130, result.stderr[-3000:]
+        assert "Traceback" not in result.text
+        assert "continue with: ns-train f3rm-ext-lite --load-dir" in result.stderr
+        assert f"Saved up to step {max(int(path.stem[5:]) for path in folder.iterdir())};" in result.stderr
 
 
-def test_installed_scripts_do_the_same(capture: Path, tmp_path: Path) -> None:
+def test_installed_scripts_do_the_same(capture: Path, run_command: Any) -> None:
     """One of the above through the real script, so that the stand-in for it above proves something."""
-    script = Path(sys.executable).with_name("ns-train")
-    result = subprocess.run(
-        [script, "f3rm-ext-lite", "--data", "capture", "--load-dir", "nowhere", "--machine.device-type", "cpu"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        timeout=300,
-    )
-    Result(result.returncode, result.stdout, result.stderr).refuses(r"nowhere.*does not exist")
+    words = ("ns-train", "f3rm-ext-lite", "--data", capture, "--load-dir", "nowhere", "--machine.device-type", "cpu")
+    run_command(*words, fresh=True).refuses(r"nowhere.*does not exist")

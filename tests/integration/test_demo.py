@@ -69,13 +69,6 @@ def test_bad_options_are_one_sentence(
     assert not (tmp_path / "d").exists()
 
 
-def test_a_folder_with_other_things_is_left_alone(run_command: Run, tmp_path: Path) -> None:
-    (tmp_path / "photo.jpg").write_bytes(b"mine")
-    done = run_command("f3rm-ext", "demo", "--out", tmp_path)
-    assert done.code == 2 and "photo.jpg" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["photo.jpg"]
-
-
 def test_a_capture_that_cannot_be_used_says_so_in_its_own_words(run_command: Run, tmp_path: Path) -> None:
     (tmp_path / "capture").mkdir()
     done = run_command("f3rm-ext", "demo", "--data", tmp_path / "capture", "--out", tmp_path / "d")

@@ -57,7 +57,7 @@ def test_a_shift_is_undone_by_a_matrix_or_icp(f3rm_ext: Typed, tmp_path: Path, o
         (("truth.ply", "--truth", "truth.ply", "--thresholds", "0"), "above 0"),
         (("truth.ply", "--truth", "truth.ply", "--crop-min", "9", "9", "9"), "No point of the mesh is left"),
         (("truth.ply", "--truth", "truth.ply", "--transform", "none.txt"), "cannot be read"),
-        (("truth.ply", "--truth", "truth.ply", "--out", "scores.txt"), "ends in .json"),
+        (("truth.ply", "--truth", "truth.ply", "--out", "scores.txt"), ".json"),
         (("empty.ply", "--truth", "truth.ply"), "no points and no faces"),
     ],
 )

@@ -1,7 +1,6 @@
 """``f3rm-ext export features`` as a user types it; the files are opened by programs that know nothing of us."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -153,36 +152,9 @@ class TestRefusals:
         export(f3rm_ext, untrained.config, path, "--points", 20)
         return path
 
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            (("--text", ""), ("text to look for is empty",)),
-            (("--exemplar", f"{EXAMPLE}:70,10"), ("outside the image",)),
-            (("--feature", "clip"), ("no feature 'clip'",)),
-            (("--select",), ("there is no query",)),
-            (("--points", "0"), ("--points is 0",)),
-            (("--accumulation", "1.5"), ("--accumulation is 1.5",)),
-            (("--density", "-1"), ("--density and --voxel",)),
-            (("--crop-min", "0", "0", "0", "--crop-max", "1", "0", "1"), ("crop box is empty",)),
-            (("--crop-min", "90", "90", "90", "--crop-max", "91", "91", "91"), ("No point is left", "in the crop box")),
-        ],
-    )
-    def test_wrong_options(
+    def test_wrong_options_and_runs_that_cannot_be_asked(
         self,
         untrained: Any,
-        f3rm_ext: Typed,
-        remember: Callable,
-        out: Path,
-        arguments: tuple[str, ...],
-        words: tuple[str, ...],
-    ) -> None:
-        before = remember(out.parent)
-        said = f3rm_ext("export", "features", "--load-config", untrained.config, "--out", out, *arguments).refuses()
-        assert all(word in said for word in words), said
-        assert before.is_as_it_was()
-
-    def test_runs_that_cannot_be_asked(
-        self,
         no_features: Path,
         weightless: tuple[Path, Path],
         other_basis: Path,
@@ -190,20 +162,23 @@ class TestRefusals:
         remember: Callable,
         out: Path,
     ) -> None:
-        before = remember(out.parent)
-        cases = [
+        before, ours = remember(out.parent), untrained.config
+        for config, arguments, word in (
+            (ours, ("--exemplar", f"{EXAMPLE}:70,10"), "outside the image"),
+            (ours, ("--feature", "clip"), "no feature 'clip'"),
+            (ours, ("--select",), "there is no query"),
+            (ours, ("--accumulation", "1.5"), "--accumulation is 1.5"),
+            (ours, ("--density", "-1"), "--density is -1.0"),
+            (ours, ("--crop-min", "0", "0", "0", "--crop-max", "1", "0", "1"), "crop box is empty"),
+            (ours, ("--crop-min", "90", "90", "90", "--crop-max", "91", "91", "91"), "0 in the crop box"),
             (no_features, (), "no distilled features"),
             (weightless[0], ("--text", "mug"), str(weightless[1])),
             (other_basis, ("--exemplar", f"{EXAMPLE}:20,20"), "another basis"),
-        ]
-        for config, arguments, word in cases:
+            (ours, ("--out", out.with_suffix(".obj")), ".ply"),
+        ):
             said = f3rm_ext("export", "features", "--load-config", config, "--out", out, *arguments).refuses()
             assert word in said, said
         assert before.is_as_it_was()
-
-    def test_points_need_no_weights(self, weightless: tuple[Path, Path], f3rm_ext: Typed, tmp_path: Path) -> None:
-        ours = export(f3rm_ext, weightless[0], tmp_path / "new.ply", "--points", 30, "--exemplar", f"{EXAMPLE}:20,20")
-        assert len(ours["positions"]) == 30
 
     @pytest.mark.parametrize("name", ["room.ply", "room.npz"])
     def test_files_of_others(
@@ -215,14 +190,3 @@ class TestRefusals:
         before = remember(folder)
         said = f3rm_ext("export", "features", "--load-config", untrained.config, "--out", folder / "room.ply").refuses()
         assert str(folder / name) in said and before.is_as_it_was()
-
-    def test_other_kinds_of_files(self, untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
-        out = tmp_path / "new" / "room.obj"
-        said = f3rm_ext("export", "features", "--load-config", untrained.config, "--out", out).refuses()
-        assert ".ply" in said and not out.parent.exists()
-
-
-def test_runs_that_were_moved_are_exported_too(untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
-    shutil.copytree(untrained.folder, tmp_path / "elsewhere")
-    ours = export(f3rm_ext, tmp_path / "elsewhere" / "config.yml", tmp_path / "room.ply", "--points", 20)
-    assert str(tmp_path / "elsewhere") in str(ours["provenance"])

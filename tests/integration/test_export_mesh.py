@@ -1,7 +1,6 @@
 """``f3rm-ext export mesh`` as a user types it, on splats laid on the true surface of the tiny room."""
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -111,23 +110,6 @@ def test_splats_of_a_file_and_frames(f3rm_ext: Typed, room_splats: Path, tiny_ca
     assert read_provenance(tmp_path / "room.glb")["up"] == "y"
     cropped = f3rm_ext(*base, "--out", tmp_path / "room.obj", "--crop-max", 9, 9, 1.0)
     assert cropped.code == 0 and read_mesh(tmp_path / "room.obj").bounds[1, 2] <= 1.0
-
-
-def test_disk_full_keeps_the_old_mesh(
-    f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "room.ply"
-    base = ("export", "mesh", "--splats", room_splats, "--data", tiny_capture, "--method", "poisson-centres")
-    base = (*base, "--poisson-depth", 5, "--splats-frame", "capture", "--out", out)
-    assert f3rm_ext(*base).code == 0
-    before = out.read_bytes()
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    assert "No space left on device" in f3rm_ext(*base).refuses()
-    assert out.read_bytes() == before and [path.name for path in tmp_path.iterdir()] == ["room.ply"]
 
 
 def test_mistakes(f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_path: Path) -> None:

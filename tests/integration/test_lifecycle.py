@@ -44,15 +44,6 @@ def test_eval_reports_images_features_memory_and_speed(results: dict[str, Any]) 
     assert metrics["psnr"] > 9 and metrics["feature_cosine_dense-daisy"] > 0.5
 
 
-def test_lpips_is_there_where_its_weights_are(results: dict[str, Any], data_root: Path) -> None:
-    assert 0 < results["results"]["lpips"] < 1.5
-
-
-def test_eval_pictures(results: dict[str, Any]) -> None:
-    kinds = {name.split("_0")[0] for name in results["images"]}
-    assert {"eval_img", "eval_depth", "eval_accumulation", "eval_feature_pca"} <= kinds
-
-
 def test_eval_without_lpips_weights_says_so_in_one_line(
     trained: Any, run_command: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -196,17 +187,6 @@ def test_render_needs_no_extractor_and_no_store(trained: Any, run_command: Calla
     assert not (tmp_path / "empty-cache" / "features").exists()
 
 
-def test_coverage_is_in_the_run_folder(trained: Any) -> None:
-    coverage = json.loads((trained.folder / "coverage.json").read_text())
-    assert coverage
-
-
-@pytest.mark.parametrize("backend", ["torch", "numba"])
-def test_backends_train(train: Callable[..., Any], tmp_path: Path, backend: str) -> None:
-    run = train(tmp_path, 2, "--pipeline.model.backend", backend)
-    assert list(run.checkpoints.glob("*.ckpt"))
-
-
 def test_several_extractors_and_losses(train: Callable[..., Any], tmp_path: Path) -> None:
     run = train(
         tmp_path,
@@ -218,10 +198,3 @@ def test_several_extractors_and_losses(train: Callable[..., Any], tmp_path: Path
     state = torch.load(next(iter(run.checkpoints.glob("*.ckpt"))), weights_only=True)["pipeline"]
     heads = {key.split(".heads.")[1].split(".")[0] for key in state if ".heads." in key}
     assert heads == {"dense-daisy", "dense-daisy_2"}
-
-
-def test_codes_are_distilled(train: Callable[..., Any], tmp_path: Path) -> None:
-    run = train(tmp_path, 3, "--pipeline.datamanager.features.codes", 16)
-    state = torch.load(next(iter(run.checkpoints.glob("*.ckpt"))), weights_only=True)["pipeline"]
-    assert state["_model.feature_field.heads.dense-daisy.decoder.weight"].shape[0] == 16
-    assert state["_model.feature_field.heads.dense-daisy.code_basis"].shape[0] == 16

@@ -124,7 +124,7 @@ def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Pat
         ((*part, "--mesh", room, "--text", "stool", "rug"), "A part is what one query finds"),
         ((*part, "--mesh", room, "--text", "stool", "--threshold", 1), "No vertex reaches the score 1"),
         ((*part, "--mesh", room, "--text", "stool", "--threshold", -1), "The whole mesh reaches the score -1"),
-        ((*part, "--mesh", room, "--text", "stool", "--min-part", 2), "--min-part is 2.0: use 0 to 1"),
+        ((*part, "--mesh", room, "--text", "stool", "--min-part", 2), "--min-part is 2.0"),
         (("export", "part", "--mesh", room, "--text", "stool", "--out", room), "--out is the mesh itself"),
         ((*part, "--mesh", room, "--text", "stool", "--feature", "clip"), "no feature 'clip'"),
         (("features", "lift-mesh", "--mesh", room, "--data", tiny_capture), "No extractor is given"),

@@ -95,27 +95,17 @@ def test_a_probe_measures_and_leaves_nothing(plan: Callable[..., Any], tiny_capt
         (("f3rm-ext", "--gpu", "voodoo"), "No card named 'voodoo' is known"),
         (("f3rm-ext", "--vram-gib", "-1"), "--vram-gib is -1.0"),
         (("f3rm-ext", "--data", "/nowhere/at-all"), "/nowhere/at-all"),
-        (("sugar-ext", "colmap", "--data", "/nowhere/at-all"), "/nowhere/at-all"),
         (("f3rm-ext", "--images", "9"), "--width-px"),
         (("f3rm-ext", "--epochs", "0"), "--epochs is 0.0"),
         (("f3rm-ext", "--gpu", "4090", "--probe"), "--probe measures this machine"),
-        (("f3rm-ext", "--epochs", "1e308"), "--epochs"),
         (("sugar-ext", "--gaussians", str(10**14)), "--gaussians"),
-        (("f3rm-ext", "--images", "9", "--width-px", str(10**11), "--height-px", "64"), "--width-px"),
         (("f3rm-ext", "--max-num-iterations", "-10"), "--max-num-iterations"),
-        (("sugar-ext", "--max-num-iterations", "0"), "--max-num-iterations"),
-        (("f3rm-ext", "--max-num-iterations", str(10**11)), "--max-num-iterations"),
         (("f3rm-ext", "--machine.num-devices", "0"), "--machine.num-devices"),
     ],
 )
 def test_bad_input_is_one_sentence(plan: Callable[..., Any], arguments: tuple[str, ...], words: str) -> None:
     done = plan(*arguments)
     assert done.code == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.text
-
-
-def test_unknown_options_end_as_in_ns_train(plan: Callable[..., Any]) -> None:
-    done = plan("f3rm-ext", "--no-such-option", "3")
-    assert done.code == 2 and "--no-such-option" in done.stderr
 
 
 def test_help_teaches(plan: Callable[..., Any]) -> None:

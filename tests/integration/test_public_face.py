@@ -16,30 +16,19 @@ from f3rm_ext.errors import ConfigError
 
 README = Path(__file__).parents[2] / "README.md"
 RUN = Path("outputs/capture/f3rm-ext/2026-01-01_120000")
-SPLATS = (
-    *("--pipeline.model.num-random", 500, "--pipeline.model.densify.max-gaussians", 800),
-    *("--pipeline.model.surface.samples", 500, "--pipeline.datamanager.num-downscales", 0),
-    *("--pipeline.model.regularization", "none", "--optimizers.means.scheduler.max-steps", 60),
-)
 
 
-@pytest.fixture(scope="module", params=["f3rm-ext-lite", "sugar-ext-lite"])
-def run_folder(
-    request: pytest.FixtureRequest,
-    run_command: Callable[..., Any],
-    tiny_capture: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Path:
-    out, method = tmp_path_factory.mktemp("face"), request.param
-    is_field, labels = method.startswith("f3rm"), f"labels:data={tiny_capture}"
-    done = run_command(
-        *("ns-train", method, "--data", tiny_capture, "--output-dir", out, "--experiment-name", "e"),
-        *("--timestamp", "t", "--vis", "tensorboard", "--max-num-iterations", 60),
-        *("--pipeline.datamanager.features.extractors" if is_field else "--pipeline.model.features", labels),
-        *(("--pipeline.datamanager.train-num-rays-per-batch", 256) if is_field else SPLATS),
-    )
-    assert done.code == 0, done.text[-3000:]
-    return out / "e" / method / "t"
+@pytest.fixture(scope="module")
+def labelled_field(train: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of a field with the capture's classes as features."""
+    labels = ("--pipeline.datamanager.features.extractors", f"labels:data={tiny_capture}")
+    return train(tmp_path_factory.mktemp("face"), 60, *labels)
+
+
+@pytest.fixture(params=["labelled_field", "labelled_splats"])
+def run_folder(request: pytest.FixtureRequest) -> Path:
+    """A run of a field, and one of splats."""
+    return request.getfixturevalue(request.param).folder
 
 
 @pytest.fixture(scope="module")

@@ -61,10 +61,6 @@ def test_failures_are_said_at_once_and_reasons_are_counted_and_answered(run: Run
     assert "    1  it is Sunday\n" in end
 
 
-def test_nothing_is_said_where_nothing_was_skipped(run: Run) -> None:
-    assert "left out" not in run("def test_it(): ...")
-
-
 def test_the_limit_ends_a_run_with_its_report(run: Run) -> None:
     said = run(WRONG + WAITING, "-o", "run_limit_s=6", expect=2)
     at_once, _, report = said.partition("The limit of 6 s for all tests is over. What was running:\n")

@@ -74,19 +74,6 @@ def test_bad_options_end_in_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folder_with_photos_is_left_alone(scene: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "photo.jpg").write_text("mine")
-    run = scene("synth", tmp_path, *TINY, "--overwrite")
-    assert run.code == 2 and "choose a new folder" in run.stderr
-    assert [p.name for p in tmp_path.iterdir()] == ["photo.jpg"]
-
-
-def test_folder_that_cannot_be_made(scene: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    run = scene("synth", tmp_path / "file" / "room", *TINY)
-    assert run.code == 2 and run.stderr.startswith("Error: Cannot write")
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_interrupted_run_leaves_no_half_capture(tmp_path: Path, number: signal.Signals, code: int) -> None:
     out = tmp_path / "room"

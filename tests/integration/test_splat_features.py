@@ -12,43 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-METHOD = "sugar-ext-lite"
-STEPS = 60
-SMALL = (
-    *("--vis", "tensorboard", "--logging.local-writer.enable", "False"),
-    *("--pipeline.model.num-random", 500, "--pipeline.model.densify.max-gaussians", 800),
-    *("--pipeline.model.surface.samples", 500, "--pipeline.datamanager.num-downscales", 0),
-    *("--pipeline.model.regularization", "none", "--pipeline.model.surface.prune-opacity", 0.05),
-    *("--optimizers.means.scheduler.max-steps", STEPS),
-)
+METHOD, STEPS = "sugar-ext-lite", 60
 EXAMPLE = "frame_00001.png"
 Typed = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def train_splats(run_command: Callable[..., Any], tiny_capture: Path) -> Callable[..., Any]:
-    """`ns-train sugar-ext-lite` on the tiny capture; what became of it."""
-
-    def run(output_dir: Path, *arguments: object, steps: int = STEPS) -> Any:
-        return run_command(
-            "ns-train",
-            METHOD,
-            *("--data", tiny_capture, "--output-dir", output_dir, "--experiment-name", "e", "--timestamp", "t"),
-            *("--max-num-iterations", steps),
-            *SMALL,
-            *arguments,
-        )
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def splats(train_splats: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def splats(labelled_splats: Any) -> Path:
     """A run with labels as features."""
-    root = tmp_path_factory.mktemp("splats")
-    done = train_splats(root, "--pipeline.model.features", f"labels:data={tiny_capture}")
-    assert done.code == 0, done.text[-4000:]
-    return root / "e" / METHOD / "t"
+    return labelled_splats.folder
 
 
 def state(folder: Path, step: int = STEPS - 1) -> dict[str, Any]:

@@ -82,10 +82,9 @@ def far_from_mesh(
     """
     from scipy.spatial import KDTree
 
-    from f3rm_ext.mesh.open3d_library import raycasting_scene
+    from f3rm_ext.utils.open3d_library import RayCaster
 
-    scene = raycasting_scene(mesh.vertices.numpy(), mesh.faces.numpy())
-    away = scene.compute_distance(points.contiguous().numpy()).numpy()
+    *_, away = RayCaster(mesh.vertices.numpy(), mesh.faces.numpy()).nearest(points.numpy())
     return torch.from_numpy(away > share * KDTree(cameras.numpy()).query(points.numpy())[0])
 
 

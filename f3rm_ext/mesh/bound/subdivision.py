@@ -59,13 +59,11 @@ def divided(mesh: StartMesh, points: Float[Tensor, "points 3"], most: int) -> St
         points: centres of splats near it, scene frame, CPU.
         most: points of a triangle that is not divided.
     """
-    from f3rm_ext.mesh.open3d_library import raycasting_scene
+    from f3rm_ext.utils.open3d_library import RayCaster
 
-    points = points.contiguous()
     for _ in range(_ROUNDS):
-        scene = raycasting_scene(mesh.vertices.numpy(), mesh.faces.numpy())
-        near = scene.compute_closest_points(points.numpy())["primitive_ids"].numpy()
-        full = torch.bincount(torch.from_numpy(near.astype("int64")), minlength=len(mesh.faces)) > most
+        near, *_ = RayCaster(mesh.vertices.numpy(), mesh.faces.numpy()).nearest(points.numpy())
+        full = torch.bincount(torch.from_numpy(near), minlength=len(mesh.faces)) > most
         if not full.any():
             break
         mesh = _with_divided(mesh, full)

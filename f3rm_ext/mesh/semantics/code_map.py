@@ -22,7 +22,7 @@ from f3rm_ext.mesh.semantics.lifting import lift_places
 from f3rm_ext.mesh.texture.atlas import Atlas, Texels, texture_texels, to_pixels
 from f3rm_ext.mesh.texture.baking import texel_areas
 from f3rm_ext.mesh.texture.photos import Photos
-from f3rm_ext.mesh.texture.rendering import interpolated, texture_of
+from f3rm_ext.mesh.texture.rendering import interpolate, texture_of
 from f3rm_ext.mesh.texture.visibility import Places
 from f3rm_ext.utils.console import StageProgress
 
@@ -64,10 +64,6 @@ def lift_code_map(
 
     Args:
         mesh: with a square texture, in the frame of the cameras.
-        photos: the photos with their cameras.
-        load: returns the feature map of a photo.
-        dim: dimension of the feature.
-        on_progress: called with stages and their progress.
 
     Raises:
         MeshError: the mesh has no square texture, or no photo sees it.
@@ -79,7 +75,7 @@ def lift_code_map(
     samples = []
     some = Places(*(values[chosen] for values in places))
     for _, lifted in lift_places(mesh, some, photos, load, dim, _staged("Dictionary", on_progress)):
-        samples.append(lifted.codes[lifted.seen])
+        samples.append(lifted.codes[lifted.visible])
     known = np.concatenate(samples)
     if not len(known):
         raise MeshError("No training photo sees the texture: try --frame scene or --frame capture.")
@@ -87,7 +83,7 @@ def lift_code_map(
     entries = torch.from_numpy(dictionary)
     flat = np.full(atlas.size_px**2, NOTHING, np.uint16)
     for part, lifted in lift_places(mesh, places, photos, load, dim, _staged("Code map", on_progress)):
-        seen = np.flatnonzero(lifted.seen)
+        seen = np.flatnonzero(lifted.visible)
         for now in np.array_split(seen, len(seen) // _TEXELS_AT_ONCE + 1):
             away = torch.cdist(torch.from_numpy(lifted.codes[now].astype(np.float32)), entries)
             flat[texels.places[part][now]] = away.argmin(dim=1).numpy()
@@ -121,7 +117,7 @@ def make_dictionary(codes: Float32[np.ndarray, "n feat"]) -> Float32[np.ndarray,
 
 def _places(atlas: Atlas, texels: Texels) -> Places:
     faces = np.asarray(atlas.mesh.faces)[texels.faces]
-    points = interpolated(np.asarray(atlas.mesh.vertices, np.float32), faces, texels.weights).astype(np.float32)
+    points = interpolate(np.asarray(atlas.mesh.vertices, np.float32), faces, texels.weights).astype(np.float32)
     normals = np.asarray(atlas.mesh.face_normals, np.float32)[texels.faces]
     return Places(points, normals, texel_areas(atlas)[texels.faces])
 
@@ -146,7 +142,7 @@ class ScoredMesh(NamedTuple):
     scores: Float[np.ndarray, " verts"]
 
 
-def divided(
+def subdivide_to_texels(
     mesh: trimesh.Trimesh,
     scores: Float[np.ndarray, " verts"],
     code_map: CodeMap,
@@ -158,10 +154,7 @@ def divided(
     their vertices.
 
     Args:
-        mesh: with texture coordinates.
         scores: of its vertices, for places whose texels have no feature.
-        code_map: of the feature that was queried.
-        code_scores: scores of its dictionary.
     """
     visual = mesh.visual
     assert isinstance(visual, TextureVisuals)

@@ -13,16 +13,11 @@ from f3rm_ext.mesh.cleaning import close_holes, select_faces, small_parts
 from f3rm_ext.mesh.mesh_files import vertex_colors
 
 
-def cut_above(mesh: trimesh.Trimesh, scores: Float[np.ndarray, " verts"], level: float) -> trimesh.Trimesh:
+def cut_at_level(mesh: trimesh.Trimesh, scores: Float[np.ndarray, " verts"], level: float) -> trimesh.Trimesh:
     """Returns the part of a mesh where the score, linear on each triangle, is at least a level.
 
     Triangles on the level are split there. Triangles that share an edge share the new vertex on it. Texture coordinates
     and colours are interpolated.
-
-    Args:
-        mesh: triangles.
-        scores: score of each vertex.
-        level: where to cut.
 
     Raises:
         MeshError: nothing reaches the level, or everything does.
@@ -42,8 +37,8 @@ def cut_above(mesh: trimesh.Trimesh, scores: Float[np.ndarray, " verts"], level:
             "cut: raise --threshold or query another way."
         )
     one, two = faces[count == 1], faces[count == 2]
-    a, b, c = _rotated(one, inside[one]).T  # a is inside
-    d, e, f = _rotated(two, ~inside[two]).T  # d is outside
+    a, b, c = _rotate(one, inside[one]).T  # a is inside
+    d, e, f = _rotate(two, ~inside[two]).T  # d is outside
     ends = np.concatenate([[a, b], [a, c], [e, d], [f, d]], axis=1)
     edges, number = np.unique(ends, axis=1, return_inverse=True)
     numbers = np.where(scores[ends[0]] == level, ends[0], len(scores) + number.reshape(-1))
@@ -65,16 +60,15 @@ def cut_above(mesh: trimesh.Trimesh, scores: Float[np.ndarray, " verts"], level:
     return part
 
 
-def cleaned_part(part: trimesh.Trimesh, min_part: float, close_holes: float) -> trimesh.Trimesh:
+def clean_part(part: trimesh.Trimesh, min_part: float, close_holes: float) -> trimesh.Trimesh:
     """Drops small connected parts, and closes holes. Both look at places: texture seams do not separate.
 
     Args:
-        part: triangles.
         min_part: connected parts with a smaller share of the area are dropped; the largest one stays.
         close_holes: radius up to which holes are closed; 0 closes none. Lids have the colour of their rim.
     """
-    part = select_faces(part, ~small_parts(_welded(part)[0], min_part))
-    return part if close_holes == 0 else _closed(part, close_holes)
+    part = select_faces(part, ~small_parts(_weld(part)[0], min_part))
+    return part if close_holes == 0 else _close(part, close_holes)
 
 
 class _OnEdges(NamedTuple):
@@ -97,20 +91,20 @@ class _OnEdges(NamedTuple):
         return np.concatenate([values, first * self.shares + second * (1 - self.shares)])
 
 
-def _rotated(faces: np.ndarray, special: np.ndarray) -> np.ndarray:
+def _rotate(faces: np.ndarray, special: np.ndarray) -> np.ndarray:
     """Triangles turned so that their one special corner comes first."""
     start = special.argmax(axis=1)
     return np.take_along_axis(faces, (start[:, None] + np.arange(3)) % 3, axis=1)
 
 
-def _welded(mesh: trimesh.Trimesh) -> tuple[trimesh.Trimesh, np.ndarray]:
+def _weld(mesh: trimesh.Trimesh) -> tuple[trimesh.Trimesh, np.ndarray]:
     """The triangles between places, in the same order, and a vertex at each place."""
     points, first, place_of = np.unique(mesh.vertices, axis=0, return_index=True, return_inverse=True)
     return trimesh.Trimesh(points, place_of.reshape(-1)[mesh.faces], process=False), first
 
 
-def _closed(part: trimesh.Trimesh, size: float) -> trimesh.Trimesh:
-    welded, vertex_at = _welded(part)
+def _close(part: trimesh.Trimesh, size: float) -> trimesh.Trimesh:
+    welded, vertex_at = _weld(part)
     if not _is_manifold(welded):
         raise MeshError(
             "The part has edges with more than two triangles, so its holes cannot be closed: leave --close-holes out, "

@@ -43,7 +43,7 @@ class MeshFeatures:
 
     heads: LiftedHeads
     """One code per vertex and feature."""
-    seen: Bool[np.ndarray, " verts"]
+    visible: Bool[np.ndarray, " verts"]
     """Vertices that a photo sees."""
     maps: dict[str, CodeMap]
     """Code maps in texture space by the feature's name; empty without them."""
@@ -80,7 +80,7 @@ def save_features(path: Path, mesh: trimesh.Trimesh, features: MeshFeatures) -> 
     with replace_file(path) as stream, NpzWriter(stream) as npz:
         npz.array(PROVENANCE, np.asarray(json.dumps(record)))
         npz.array("heads", np.asarray(json.dumps(features.heads.describe())))
-        npz.array("seen", features.seen)
+        npz.array("seen", features.visible)
         for name, values in features.heads.state_dict().items():
             npz.array(name, values.cpu().numpy())
         for name, code_map in features.maps.items():

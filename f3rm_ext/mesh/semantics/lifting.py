@@ -20,8 +20,9 @@ from f3rm_ext.errors import MeshError
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.mesh.texture.photos import Photos
-from f3rm_ext.mesh.texture.visibility import Occluder, PhotoLookup, Places
+from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places
 from f3rm_ext.utils.console import StageProgress
+from f3rm_ext.utils.open3d_library import RayCaster
 
 SUMS_MIB = 512
 """Memory of the sums of features. Where a mesh needs more, its places are lifted in several passes over the photos."""
@@ -35,7 +36,7 @@ class LiftedPlaces(NamedTuple):
 
     codes: Float16[np.ndarray, "places feat"]
     """0 where no photo sees a place."""
-    seen: Bool[np.ndarray, " places"]
+    visible: Bool[np.ndarray, " places"]
     """Places that at least one photo sees."""
 
 
@@ -50,10 +51,6 @@ def lift_vertices(
 
     Args:
         mesh: triangles, in the frame of the cameras.
-        photos: the photos with their cameras.
-        load: returns the feature map of a photo.
-        dim: dimension of the feature.
-        on_progress: called with stages and their progress.
 
     Returns:
         Features of all vertices; those that no photo sees are filled.
@@ -81,7 +78,7 @@ def lift_vertices(
             "No training photo sees the mesh: it is of another capture or in another frame, so try --frame scene or "
             "--frame capture."
         )
-    codes = codes[nearest_seen(points, faces, seen)]
+    codes = codes[nearest_visible(points, faces, seen)]
     return LiftedPlaces(codes[place_of], seen[place_of])
 
 
@@ -98,26 +95,21 @@ def lift_places(
 
     Args:
         mesh: hides places from photos; in the frame of the cameras.
-        places: where to lift to.
-        photos: the photos with their cameras.
-        load: returns the feature map of a photo.
-        dim: dimension of the feature.
-        on_progress: called with a stage and its progress.
     """
-    occluder = Occluder(mesh)
+    caster = RayCaster(mesh.vertices, mesh.faces)
     at_once = max(1, int(SUMS_MIB * 2**20) // (4 * dim))
     parts = [slice(start, start + at_once) for start in range(0, len(places.points), at_once)]
     for number, part in enumerate(parts):
         count = len(places.points[part])
         sums, total = torch.zeros(count, dim), torch.zeros(count)
         for index, camera in enumerate(photos.cameras):
-            lookup, packed = PhotoLookup(camera, photos.read(index), occluder), PackedMaps.pack([load(index)])
+            lookup, packed = PhotoLookup(camera, photos.read(index), caster), PackedMaps.pack([load(index)])
             for start in range(part.start, part.start + count, _PLACES_AT_ONCE):
                 now = slice(start, min(start + _PLACES_AT_ONCE, part.start + count))
-                sighting = lookup.see(Places(*(values[now] for values in places)))
-                which = torch.from_numpy(start - part.start + sighting.which)
-                weights = torch.from_numpy(sighting.weights).float()
-                yx_px = torch.from_numpy(sighting.at[:, ::-1].astype(np.float32))
+                sample = lookup.look_up(Places(*(values[now] for values in places)))
+                which = torch.from_numpy(start - part.start + sample.which)
+                weights = torch.from_numpy(sample.weights).float()
+                yx_px = torch.from_numpy(sample.at[:, ::-1].astype(np.float32))
                 found = packed.sample(torch.zeros(len(which), dtype=torch.int64), yx_px)
                 sums[which] += found.mul_(weights[:, None])
                 total[which] += weights
@@ -127,7 +119,7 @@ def lift_places(
         yield part, LiftedPlaces(codes.numpy(), seen.numpy())
 
 
-def nearest_seen(
+def nearest_visible(
     points: Float[np.ndarray, "places 3"], faces: Int[np.ndarray, "faces 3"], seen: Bool[np.ndarray, " places"]
 ) -> Int[np.ndarray, " places"]:
     """Returns for each place the nearest seen one along edges, itself if it is seen.
@@ -136,7 +128,6 @@ def nearest_seen(
 
     Args:
         points: places, all different.
-        faces: triangles between them.
         seen: at least one is.
     """
     source = np.arange(len(points))

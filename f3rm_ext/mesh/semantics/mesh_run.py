@@ -11,10 +11,11 @@ import trimesh
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.image_datamanager import ImageDataManager, ImageDataManagerConfig, LiftedFeatureOptions
-from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance
 from f3rm_ext.mesh.semantics.feature_file import MeshFeatures, features_path, load_features
 from f3rm_ext.mesh.semantics.model import QueryableMesh
+from f3rm_ext.mesh.texture.photos import read_datamanager
 from f3rm_ext.query.run import Photos, load_run
 from f3rm_ext.utils.json_shape import parse_json
 
@@ -67,7 +68,6 @@ def open_mesh_run(path: Path, data: Path | None = None) -> MeshRun:
     """Opens a mesh with features.
 
     Args:
-        path: the mesh.
         data: where its capture is now; None for where it was.
 
     Raises:
@@ -120,7 +120,14 @@ def open_capture_manager(
     from f3rm_ext.compat import default_device_type
 
     if load_config is not None:
-        config = _of_run(load_config)
+        manager = read_datamanager(load_config)
+        options = getattr(manager, "features", LiftedFeatureOptions())
+        config = ImageDataManagerConfig(
+            data=Path(manager.data or manager.dataparser.data),
+            dataparser=manager.dataparser,
+            camera_res_scale_factor=getattr(manager, "camera_res_scale_factor", 1.0),
+            features=LiftedFeatureOptions(options.extractors, options.cache_dir, options.codes),
+        )
     else:
         config = ImageDataManagerConfig(data=data, dataparser=CaptureDataParserConfig())
     options = config.features
@@ -130,21 +137,6 @@ def open_capture_manager(
         options.codes if codes is None else codes,
     )
     return cast(ImageDataManager, config.setup(device=default_device_type(), test_mode="test"))
-
-
-def _of_run(load_config: Path) -> ImageDataManagerConfig:
-    from f3rm_ext.engine.config_file import read_config
-
-    if not load_config.is_file():
-        raise ConfigError(f"There is no file {load_config}: give the config.yml that ns-train wrote for a run.")
-    manager = cast(Any, read_config(load_config).pipeline.datamanager)
-    options = getattr(manager, "features", LiftedFeatureOptions())
-    return ImageDataManagerConfig(
-        data=Path(manager.data or manager.dataparser.data),
-        dataparser=manager.dataparser,
-        camera_res_scale_factor=getattr(manager, "camera_res_scale_factor", 1.0),
-        features=LiftedFeatureOptions(options.extractors, options.cache_dir, options.codes),
-    )
 
 
 def frame_of_mesh(path: Path, frame: Literal["auto", "capture", "scene"], capture: CaptureFrame) -> str:

@@ -16,14 +16,14 @@ from trimesh.visual.texture import TextureVisuals
 from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.mesh.cleaning import select_faces
 from f3rm_ext.mesh.mesh_files import vertex_colors
-from f3rm_ext.mesh.semantics.code_map import CodeMap, ScoredMesh, divided
+from f3rm_ext.mesh.semantics.code_map import CodeMap, ScoredMesh, subdivide_to_texels
 from f3rm_ext.mesh.texture.atlas import vertex_texels
-from f3rm_ext.mesh.texture.rendering import SurfaceColors, interpolated, texture_of
-from f3rm_ext.mesh.texture.visibility import Occluder
+from f3rm_ext.mesh.texture.rendering import SurfaceColors, interpolate, texture_of
 from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import Scorer
 from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
+from f3rm_ext.utils.open3d_library import RayCaster
 
 CHUNK = 1 << 15
 """Vertices scored at once."""
@@ -53,7 +53,6 @@ class QueryableMesh:
     Args:
         mesh: triangles, scene frame.
         heads: one code per vertex and feature.
-        maps: code maps by the feature's name.
     """
 
     training = False
@@ -61,7 +60,7 @@ class QueryableMesh:
     def __init__(self, mesh: trimesh.Trimesh, heads: LiftedHeads, maps: Mapping[str, CodeMap]) -> None:
         self.mesh = mesh
         self._heads, self._maps = heads, maps
-        self._occluder, self._faces = Occluder(mesh), np.asarray(mesh.faces)
+        self._caster, self._faces = RayCaster(mesh.vertices, mesh.faces), np.asarray(mesh.faces)
         colored = texture_of(mesh) is not None or vertex_colors(mesh) is not None
         self._colors = SurfaceColors(mesh) if colored else None
         self._renderer = ChunkedRenderer()
@@ -88,7 +87,6 @@ class QueryableMesh:
         Rays that meet no surface are white, and 0 in the other outputs and in the further ones.
 
         Args:
-            camera: one camera.
             extra: further outputs, see :class:`~f3rm_ext.query.queryable.Queryable`.
             obb_box: triangles whose middle lies outside are left out.
         """
@@ -96,12 +94,12 @@ class QueryableMesh:
             middles = torch.from_numpy(np.asarray(self.mesh.triangles_center, np.float32))
             within = np.flatnonzero(obb_box.within(middles).numpy())
             cropped = select_faces(self.mesh, np.isin(np.arange(len(self._faces)), within))
-            occluder = Occluder(cropped)
+            caster = RayCaster(cropped.vertices, cropped.faces)
         else:
-            within, occluder = None, self._occluder
+            within, caster = None, self._caster
 
         def forward(rays: RayBundle) -> dict[str, Tensor | list]:
-            hit = occluder.cast(torch.cat([rays.origins, rays.directions], dim=-1).float().numpy())
+            hit = caster.cast(rays.origins.numpy(), rays.directions.numpy())
             met = np.isfinite(hit["t_hit"])
             faces = hit["primitive_ids"][met].astype(np.int64)
             places = _Hits(faces if within is None else within[faces], hit["primitive_uvs"][met])
@@ -139,7 +137,7 @@ class QueryableMesh:
 
         Points farther away than :data:`REACH` have NaN, so that no query finds them.
         """
-        faces, weights, away = self._occluder.nearest(points.cpu().float().numpy())
+        faces, weights, away = self._caster.nearest(points.cpu().float().numpy())
         beyond = torch.from_numpy(away > REACH * self.mesh.scale)
         return {
             name: self._values(name, _Hits(faces, weights)).masked_fill_(beyond[:, None], torch.nan)
@@ -171,7 +169,7 @@ class QueryableMesh:
         if code_map is None:
             return ScoredMesh(self.mesh, scores)
         codes = torch.from_numpy(code_map.dictionary).float()
-        return divided(self.mesh, scores, code_map, scorer(lambda _: codes)[:, 0].numpy())
+        return subdivide_to_texels(self.mesh, scores, code_map, scorer(lambda _: codes)[:, 0].numpy())
 
     def vertex_colors(self) -> Float[np.ndarray, "verts 3"]:
         """Returns the colours of the vertices, 0 to 1; grey for a mesh without colours."""
@@ -186,10 +184,10 @@ class QueryableMesh:
         corners, missing = self._faces[places.faces], np.ones(len(values), bool)
         if name in self._maps:
             assert isinstance(self.mesh.visual, TextureVisuals)
-            entries = self._maps[name].look_up(interpolated(np.asarray(self.mesh.visual.uv), corners, places.weights))
+            entries = self._maps[name].look_up(interpolate(np.asarray(self.mesh.visual.uv), corners, places.weights))
             missing = entries < 0
             values[~missing] = self._maps[name].dictionary[entries[~missing]]
-        values[missing] = interpolated(codes, corners[missing], places.weights[missing])
+        values[missing] = interpolate(codes, corners[missing], places.weights[missing])
         return torch.from_numpy(values)
 
     def _shaded(self, places: _Hits, directions: np.ndarray) -> Float[Tensor, "n 3"]:

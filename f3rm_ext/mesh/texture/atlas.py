@@ -11,7 +11,7 @@ from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import ConfigError, MeshError, reason_of
 from f3rm_ext.mesh.box_contraction import BoxContraction
-from f3rm_ext.mesh.open3d_library import open3d, raycasting_scene
+from f3rm_ext.utils.open3d_library import RayCaster
 
 SMALLEST_PX, LARGEST_PX = 64, 8192
 """Sides of textures."""
@@ -77,8 +77,6 @@ def unwrap(
 
     Args:
         mesh: triangles; vertices at the same place are joined.
-        size_px: side of the texture.
-        padding_px: free texels between charts.
         grow: double the side until the charts fit, up to :data:`LARGEST_PX`.
         space: give charts the sizes that they have in contracted space; by default those in the scene.
         piece_faces: most triangles of a piece in which charts are sought.
@@ -87,10 +85,10 @@ def unwrap(
         MeshError: the charts do not fit.
         ConfigError: xatlas is not installed.
     """
-    mesh = welded(mesh)
+    mesh = weld(mesh)
     packed = _xatlas().Atlas()
     # xatlas leaves out triangles with an area below 1e-7, whatever the units.
-    sized = mesh if space is None else contracted(mesh, space)
+    sized = mesh if space is None else contract_mesh(mesh, space)
     enlarged = ((sized.vertices - sized.bounds[0]) / np.sqrt(np.median(sized.area_faces))).astype(np.float32)
     corners = []
     for piece in pieces(mesh, piece_faces):
@@ -98,7 +96,7 @@ def unwrap(
         packed.add_mesh(enlarged[used], faces.reshape(-1, 3).astype(np.uint32))
         corners.append(used)
     _pack(packed, size_px, padding_px)
-    source, faces, uv = _joined(packed, corners)
+    source, faces, uv = _join(packed, corners)
     # xatlas only aims at the size. The charts are packed once more, as small as they must be to fit.
     side = max(packed.width, packed.height)
     while grow and side > _GROWN * size_px and size_px < LARGEST_PX:
@@ -125,12 +123,7 @@ def unwrap(
 
 
 def pieces(mesh: trimesh.Trimesh, most_faces: int) -> list[Int[np.ndarray, " faces"]]:
-    """Divides faces by their places, with cuts across the longest side of what is divided, into equal parts.
-
-    Args:
-        mesh: the triangles.
-        most_faces: of a piece.
-    """
+    """Divides faces by their places, with cuts across the longest side of what is divided, into equal parts."""
     centers, done, left = mesh.triangles_center, [], [np.arange(len(mesh.faces))]
     while left:
         faces = left.pop()
@@ -142,12 +135,12 @@ def pieces(mesh: trimesh.Trimesh, most_faces: int) -> list[Int[np.ndarray, " fac
     return done
 
 
-def contracted(mesh: trimesh.Trimesh, space: BoxContraction) -> trimesh.Trimesh:
+def contract_mesh(mesh: trimesh.Trimesh, space: BoxContraction) -> trimesh.Trimesh:
     """Returns the triangles in contracted space, where the innermost box has the size that it has in the scene."""
     return trimesh.Trimesh(space.contract(np.asarray(mesh.vertices)) * space.radius, mesh.faces, process=False)
 
 
-def welded(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
+def weld(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
     """Returns the mesh with vertices at the same place joined, and without triangles that have no area."""
     mesh = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False)
     mesh.merge_vertices()
@@ -173,30 +166,24 @@ def texture_texels(atlas: Atlas) -> Texels:
 
     A texel beside a chart has the place on the chart that is nearest to it.
     """
-    tensor = open3d().core.Tensor
     size, pixels = atlas.size_px, atlas.pixels
     flat = np.concatenate([pixels, np.zeros((len(pixels), 1))], axis=1).astype(np.float32)
-    scene = raycasting_scene(flat, atlas.mesh.faces)
+    caster = RayCaster(flat, atlas.mesh.faces)
     face = np.full((size, size), -1, np.int32)
     weights = np.zeros((size, size, 2), np.float32)
     columns = np.arange(size, dtype=np.float32) + 0.5
     for first in range(0, size, _ROWS_AT_ONCE):
         rows = np.arange(first, min(first + _ROWS_AT_ONCE, size), dtype=np.float32) + 0.5
-        rays = np.zeros((len(rows), size, 6), np.float32)
-        rays[..., 0], rays[..., 1], rays[..., 2], rays[..., 5] = columns, rows[:, None], 1, -1
-        hit = scene.cast_rays(tensor(rays))
-        ids = hit["primitive_ids"].numpy()
-        found = ids != scene.INVALID_ID
+        above = np.stack(np.broadcast_arrays(columns, rows[:, None], np.float32(1)), axis=-1)
+        hit = caster.cast(above, np.array([0.0, 0.0, -1.0]))
         block = slice(first, first + len(rows))
-        face[block] = np.where(found, ids, 0).astype(np.int32) - ~found
-        weights[block] = hit["primitive_uvs"].numpy()
+        face[block] = np.where(np.isfinite(hit["t_hit"]), hit["primitive_ids"].astype(np.int64), -1)
+        weights[block] = hit["primitive_uvs"]
     beside = _beside(face >= 0, atlas)
     rows, columns = np.nonzero(beside)
     for part in np.array_split(np.arange(len(rows)), max(1, len(rows) // 500_000)):
-        at = np.stack([columns[part] + 0.5, rows[part] + 0.5, np.zeros(len(part))], axis=1).astype(np.float32)
-        near = scene.compute_closest_points(tensor(at))
-        face[rows[part], columns[part]] = near["primitive_ids"].numpy()
-        weights[rows[part], columns[part]] = near["primitive_uvs"].numpy()
+        near = caster.nearest(np.stack([columns[part] + 0.5, rows[part] + 0.5, np.zeros(len(part))], axis=1))
+        face[rows[part], columns[part]], weights[rows[part], columns[part]] = near[:2]
     places = np.flatnonzero(face.reshape(-1) >= 0)
     return Texels(face.reshape(-1)[places], weights.reshape(-1, 2)[places], places)
 
@@ -226,7 +213,7 @@ def _pack(atlas: Any, size_px: int, padding_px: int, texels_per_unit: float = 0.
     atlas.generate(_xatlas().ChartOptions(), options, False)
 
 
-def _joined(packed: Any, corners: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _join(packed: Any, corners: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sources of the vertices, faces and texture coordinates of all pieces together."""
     sources, faces, uvs, count = [], [], [], 0
     for index, used in enumerate(corners):

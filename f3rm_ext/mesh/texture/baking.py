@@ -16,17 +16,17 @@ from f3rm_ext.mesh.options import TextureOptions
 from f3rm_ext.mesh.texture.atlas import (
     LARGEST_PX,
     Atlas,
-    contracted,
+    contract_mesh,
     texture_texels,
     unwrap,
     vertex_texels,
-    welded,
+    weld,
 )
 from f3rm_ext.mesh.texture.blending import blend_photos
 from f3rm_ext.mesh.texture.photos import Photos
 from f3rm_ext.mesh.texture.seams import fill_outward, level_seams
-from f3rm_ext.mesh.texture.visibility import Occluder
 from f3rm_ext.utils.console import StageProgress
+from f3rm_ext.utils.open3d_library import RayCaster
 
 _USED = 0.6
 """Share of a texture that charts cover, about."""
@@ -78,7 +78,7 @@ def bake_texture(
     made = atlas.mesh
     made.visual = TextureVisuals(uv=visual.uv, material=material)
     facts: dict[str, object] = {"texture_px": atlas.size_px, "charts": atlas.charts}
-    return BakedMesh(made, len(texels), int((~blend.seen).sum()), blend.gains, facts)
+    return BakedMesh(made, len(texels), int((~blend.visible).sum()), blend.gains, facts)
 
 
 def bake_vertices(
@@ -92,12 +92,12 @@ def bake_vertices(
     Raises:
         MeshError: no photo sees the mesh.
     """
-    made = welded(mesh)
+    made = weld(mesh)
     # A vertex takes the mean of a small part of the triangles around it, so that edges of objects stay clean.
     areas = np.asarray(made.area_faces, np.float32) / 9
     blend = blend_photos(made, vertex_texels(made), areas, photos, options.balance_exposure, on_progress)
     made.visual = ColorVisuals(made, vertex_colors=np.rint(blend.colors).astype(np.uint8))
-    return BakedMesh(made, len(made.vertices), int((~blend.seen).sum()), blend.gains, {})
+    return BakedMesh(made, len(made.vertices), int((~blend.visible).sum()), blend.gains, {})
 
 
 def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: BoxContraction | None = None) -> int:
@@ -105,7 +105,6 @@ def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: BoxContraction | N
 
     Args:
         mesh: in the frame of the photos.
-        photos: of the capture.
         space: see :func:`~f3rm_ext.mesh.texture.atlas.unwrap`.
 
     Raises:
@@ -120,7 +119,7 @@ def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: BoxContraction | N
             "No training photo sees the mesh: it is of another capture or in another frame, so try --frame scene or "
             "--frame capture."
         )
-    area = (mesh if space is None else contracted(mesh, space)).area
+    area = (mesh if space is None else contract_mesh(mesh, space)).area
     side = np.sqrt(area / _USED) / max(float(np.quantile(widths, 0.25)), 1e-12)
     return int(np.clip(2 ** np.round(np.log2(side)), 256, LARGEST_PX))
 
@@ -137,12 +136,12 @@ def distant_background(mesh: trimesh.Trimesh, photos: Photos) -> BoxContraction 
 
 def _probed_depths(mesh: trimesh.Trimesh, photos: Photos) -> list[Float[np.ndarray, " rays"]]:
     """Depth of the mesh along some rays of each photo."""
-    occluder = Occluder(mesh)
+    caster = RayCaster(mesh.vertices, mesh.faces)
     depths = []
     for camera in photos.cameras:
         step = max(1.0, float(np.sqrt(camera.width * camera.height / _PROBES)))
         columns, rows = np.arange(step / 2, camera.width, step), np.arange(step / 2, camera.height, step)
-        hit = occluder.cast(camera.rays(np.stack(np.broadcast_arrays(columns, rows[:, None]), axis=-1)))
+        hit = caster.cast(*camera.rays(np.stack(np.broadcast_arrays(columns, rows[:, None]), axis=-1)))
         depths.append(hit["t_hit"][np.isfinite(hit["t_hit"])])
     return depths
 

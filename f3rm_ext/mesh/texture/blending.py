@@ -9,10 +9,10 @@ from scipy.spatial import KDTree
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.texture.atlas import Texels
-from f3rm_ext.mesh.texture.exposure import find_gains
 from f3rm_ext.mesh.texture.photos import Photos
-from f3rm_ext.mesh.texture.visibility import Occluder, PhotoLookup, Places
+from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places
 from f3rm_ext.utils.console import StageProgress
+from f3rm_ext.utils.open3d_library import RayCaster
 
 CHUNK = 1 << 19
 """Places coloured at once."""
@@ -21,6 +21,13 @@ _SAMPLES = 20_000
 _ANCHORS = 200_000
 """Coloured places from which unseen ones are filled."""
 _NEAREST = 6
+_DARKEST, _BRIGHTEST = 8.0, 247.0
+"""Colours beyond are clipped and say nothing about a gain."""
+_GAIN_PRIOR = 1e-2
+"""Weight, as a share of a photo's own, that draws the gain of a photo to 1."""
+_REFLECTION = 0.1
+"""Difference of logarithms above which two photos show a reflection or a wrong surface rather than a gain."""
+_GAIN_ROUNDS = 5
 
 
 @dataclass
@@ -29,7 +36,7 @@ class Blend:
 
     colors: Float[np.ndarray, "texels 3"]
     """0 to 255; those of unseen places are filled from the nearest seen ones."""
-    seen: Bool[np.ndarray, " texels"]
+    visible: Bool[np.ndarray, " texels"]
     """Places that at least one photo sees."""
     gains: Float[np.ndarray, "photos 3"]
     """Factors on the colours of the photos by which their exposures were balanced."""
@@ -47,17 +54,12 @@ def blend_photos(
 
     Args:
         mesh: triangles, in the frame of the cameras.
-        texels: the places.
-        areas: area of a texel on each triangle.
-        photos: what colours them.
-        balance: whether to balance exposures.
-        on_progress: called with stages and their progress.
 
     Raises:
         MeshError: no photo sees any place.
         CaptureError: a photo cannot be read.
     """
-    occluder = Occluder(mesh)
+    caster = RayCaster(mesh.vertices, mesh.faces)
     corners = np.asarray(mesh.vertices, np.float32)[mesh.faces]
     normals = np.asarray(mesh.face_normals, np.float32)
     points = np.empty((len(texels), 3), np.float32)
@@ -73,18 +75,18 @@ def blend_photos(
     said, weights = np.zeros((len(photos), len(sampled), 3), np.float32), np.zeros((len(photos), len(sampled)))
     if balance:
         for index, camera in enumerate(photos.cameras):
-            sighting = PhotoLookup(camera, photos.read(index), occluder).see(places(sampled))
-            said[index, sighting.which], weights[index, sighting.which] = sighting.colors, sighting.weights
+            sample = PhotoLookup(camera, photos.read(index), caster).look_up(places(sampled))
+            said[index, sample.which], weights[index, sample.which] = sample.colors, sample.weights
             on_progress("Exposure", index + 1, len(photos))
     gains = find_gains(said, weights)
     sums, total = np.zeros((len(texels), 3), np.float32), np.zeros(len(texels), np.float32)
     for index, camera in enumerate(photos.cameras):
-        lookup = PhotoLookup(camera, photos.read(index), occluder)
+        lookup = PhotoLookup(camera, photos.read(index), caster)
         for part in _chunks(len(texels)):
-            sighting = lookup.see(places(part))
-            which = part.start + sighting.which
-            sums[which] += sighting.weights[:, None] * sighting.colors * gains[index]
-            total[which] += sighting.weights
+            sample = lookup.look_up(places(part))
+            which = part.start + sample.which
+            sums[which] += sample.weights[:, None] * sample.colors * gains[index]
+            total[which] += sample.weights
         on_progress("Photos", index + 1, len(photos))
     seen = total > 0
     if not seen.any():
@@ -118,3 +120,45 @@ def _fill(points: np.ndarray, colors: np.ndarray, seen: np.ndarray, on_progress:
 
 def _chunks(count: int) -> list[slice]:
     return [slice(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
+
+
+def find_gains(
+    colors: Float[np.ndarray, "photos samples 3"], weights: Float[np.ndarray, "photos samples"]
+) -> Float[np.ndarray, "photos 3"]:
+    """Returns the factor on each photo's colours, per channel, after which photos agree where they see the same place.
+
+    Least squares on logarithms, log color = log place − log gain, reweighted so that reflections count little
+    (Geman-McClure). Gains are 1 in geometric mean.
+
+    Args:
+        colors: what each photo says about each sample, 0 to 255.
+        weights: of its colours; 0 where a photo does not see a sample.
+    """
+    gains = np.ones((len(colors), 3))
+    for channel in range(3):
+        values = colors[..., channel].astype(np.float64)
+        use = (weights > 0) & (values > _DARKEST) & (values < _BRIGHTEST)
+        use &= use.sum(axis=0) >= 2
+        if use.any():
+            gains[:, channel] = np.exp(_log_gains(np.log(np.where(use, values, 1.0)), weights * use))
+    return gains
+
+
+def _log_gains(logs: np.ndarray, use: np.ndarray) -> np.ndarray:
+    """Solves for the gains after the colours of the places have been eliminated from the normal equations."""
+    gain = np.zeros(len(logs))
+    weights = use
+    for _ in range(_GAIN_ROUNDS):
+        share = weights / np.maximum(weights.sum(axis=0), 1e-12)
+        mean = (share * logs).sum(axis=0)
+        matrix = np.diag(weights.sum(axis=1)) - weights @ share.T
+        right = -(weights * (logs - mean)).sum(axis=1)
+        own = weights.sum(axis=1)
+        # A photo that shares no place with others keeps its gain of 1.
+        matrix += np.diag(_GAIN_PRIOR * own + 1e-9)
+        gain = np.linalg.solve(matrix, right)
+        gain -= (own * gain).sum() / max(own.sum(), 1e-12) * (own > 0)
+        places = (share * (logs + gain[:, None])).sum(axis=0)
+        residual = logs + gain[:, None] - places
+        weights = use / np.square(1 + np.square(residual / _REFLECTION))
+    return gain

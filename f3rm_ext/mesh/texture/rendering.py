@@ -9,10 +9,12 @@ from jaxtyping import Bool, Float, Int, Integer, UInt8
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.mesh_files import vertex_colors
 from f3rm_ext.mesh.texture.atlas import to_pixels
-from f3rm_ext.mesh.texture.photos import Camera, Photo
-from f3rm_ext.mesh.texture.visibility import Occluder, bilinear
+from f3rm_ext.mesh.texture.photos import Photo
+from f3rm_ext.mesh.texture.visibility import bilinear
+from f3rm_ext.utils.open3d_library import RayCaster
 
 SAMPLES = 3
 """Rays per pixel along each axis."""
@@ -29,10 +31,6 @@ class MeshPicture(NamedTuple):
 
 class SurfaceColors:
     """The colours of a mesh: of its texture, or of its vertices.
-
-    Args:
-        mesh: the mesh.
-        name: its name, for messages.
 
     Raises:
         MeshError: it has no colours.
@@ -51,7 +49,7 @@ class SurfaceColors:
 
     def __call__(self, faces: Integer[np.ndarray, " n"], weights: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n 3"]:
         """Returns colours, 0 to 255, at places given by barycentric weights of second and third corner."""
-        values = interpolated(self._values, self._faces[faces], weights)
+        values = interpolate(self._values, self._faces[faces], weights)
         if self._texture is None:
             return values
         height, width = self._texture.shape[:2]
@@ -61,16 +59,12 @@ class SurfaceColors:
 class MeshRenderer:
     """Renders a mesh with a texture or vertex colours by casting rays, without shading.
 
-    Args:
-        mesh: the mesh.
-        name: its name, for messages.
-
     Raises:
         MeshError: it has no colours.
     """
 
     def __init__(self, mesh: trimesh.Trimesh, name: str = "The mesh") -> None:
-        self._occluder, self._colors = Occluder(mesh), SurfaceColors(mesh, name)
+        self._caster, self._colors = RayCaster(mesh.vertices, mesh.faces), SurfaceColors(mesh, name)
 
     def render(self, camera: Camera) -> MeshPicture:
         """Returns what a camera sees."""
@@ -79,23 +73,20 @@ class MeshRenderer:
         offsets = (np.arange(SAMPLES) + 0.5) / SAMPLES
         for down in offsets:
             for across in offsets:
-                columns, rows = np.arange(camera.width) + across, np.arange(camera.height) + down
-                places = np.stack(np.broadcast_arrays(columns, rows[:, None]), axis=-1)
-                hit = self._occluder.cast(camera.rays(places))
+                hit = self._caster.cast(*camera.pixel_rays(across, down))
                 on = np.isfinite(hit["t_hit"])
                 total[on] += self._colors(hit["primitive_ids"][on], hit["primitive_uvs"][on])
                 covered &= on
         return MeshPicture(total / SAMPLES**2, covered)
 
 
-def interpolated(
+def interpolate(
     values: Float[np.ndarray, "verts channels"], corners: Int[np.ndarray, "n 3"], weights: Float[np.ndarray, "n 2"]
 ) -> Float[np.ndarray, "n channels"]:
     """Interpolates values of vertices.
 
     Args:
         values: one row per vertex.
-        corners: vertices of the triangle of each place.
         weights: barycentric weights of its second and third corner.
     """
     b, c = weights.T[..., None]

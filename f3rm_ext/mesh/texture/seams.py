@@ -20,8 +20,6 @@ def level_seams(atlas: Atlas, texels: Texels, colors: Float[np.ndarray, "texels 
     sides.
 
     Args:
-        atlas: the atlas.
-        texels: its texels.
         colors: their colours, changed in place.
     """
     first, second = _seam_samples(atlas)
@@ -43,15 +41,6 @@ def level_seams(atlas: Atlas, texels: Texels, colors: Float[np.ndarray, "texels 
         change, _ = cg(system, right, rtol=1e-3, maxiter=100)
         colors[involved, channel] += change
     colors[involved] = np.clip(colors[involved], 0, 255)
-
-
-def seam_lookups(atlas: Atlas) -> Int[np.ndarray, "n 8"]:
-    """Returns the texels that :func:`level_seams` reads, as indices in the flattened texture.
-
-    Each row is one sample along the cuts: four texels on one side, then four on the other.
-    """
-    sides = _seam_samples(atlas)
-    return np.concatenate([bilinear_corners(side, atlas.size_px, atlas.size_px)[0] for side in sides], axis=1)
 
 
 def fill_outward(

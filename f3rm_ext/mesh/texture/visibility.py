@@ -1,15 +1,15 @@
 """How well a photo sees places on a mesh: hidden or not, how sharp, and how near to an edge that could bleed."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import trimesh
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from scipy.ndimage import distance_transform_edt, maximum_filter, minimum_filter
 
-from f3rm_ext.mesh.open3d_library import open3d, raycasting_scene
-from f3rm_ext.mesh.texture.photos import Camera, Photo
+from f3rm_ext.mesh.camera import Camera
+from f3rm_ext.mesh.texture.photos import Photo
+from f3rm_ext.utils.open3d_library import RayCaster
 
 _NEAR = 2e-3
 """Share of the distance by which a ray ends before its place, so that the place's own triangle does not hide it."""
@@ -39,7 +39,7 @@ class Places(NamedTuple):
     """Area of the texel at each."""
 
 
-class Sighting(NamedTuple):
+class PhotoColors(NamedTuple):
     """What a photo says about some places."""
 
     which: Int[np.ndarray, " m"]
@@ -52,52 +52,21 @@ class Sighting(NamedTuple):
     """Column and row of the places in it."""
 
 
-class Occluder:
-    """A mesh that hides places from photos."""
-
-    def __init__(self, mesh: trimesh.Trimesh) -> None:
-        """Builds the tree for ray casting."""
-        self._tensor: Any = open3d().core.Tensor
-        self.scene = raycasting_scene(mesh.vertices, mesh.faces)
-
-    def cast(self, rays: Float[np.ndarray, "*shape 6"]) -> dict[str, np.ndarray]:
-        """Returns ``t_hit``, ``primitive_ids`` and ``primitive_uvs`` of rays; t_hit is infinite where they miss."""
-        hit = self.scene.cast_rays(self._tensor(rays))
-        return {key: hit[key].numpy() for key in ("t_hit", "primitive_ids", "primitive_uvs")}
-
-    def hidden(self, center: Float[np.ndarray, "3"], points: Float[np.ndarray, "n 3"]) -> Bool[np.ndarray, " n"]:
-        """Returns which points the mesh hides from a camera."""
-        away = points - center
-        rays = np.concatenate([np.broadcast_to(center, away.shape), away], axis=1).astype(np.float32)
-        return self.scene.test_occlusions(self._tensor(rays), tnear=0.0, tfar=1.0 - _NEAR).numpy()
-
-    def nearest(
-        self, points: Float[np.ndarray, "n 3"]
-    ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n 2"], Float[np.ndarray, " n"]]:
-        """Returns the nearest places on the mesh: triangles, weights of their second and third corner, distances."""
-        points = np.ascontiguousarray(points, np.float32)
-        near = self.scene.compute_closest_points(self._tensor(points))
-        away = np.linalg.norm(near["points"].numpy() - points, axis=1)
-        return near["primitive_ids"].numpy().astype(np.int64), near["primitive_uvs"].numpy(), away
-
-
 class PhotoLookup:
     """One photo, ready to colour places.
 
     Args:
-        camera: its camera.
         photo: its pixels.
-        occluder: the mesh.
     """
 
-    def __init__(self, camera: Camera, photo: Photo, occluder: Occluder) -> None:
-        self._camera, self._occluder = camera, occluder
-        self._colors = _halved(photo.colors.astype(np.float32), np.mean)
+    def __init__(self, camera: Camera, photo: Photo, caster: RayCaster) -> None:
+        self._camera, self._caster = camera, caster
+        self._colors = _halve(photo.colors.astype(np.float32), np.mean)
         # Bilinear lookups reach into the next pixel, which is larger in a smaller picture.
-        trust = _halved(_trust(camera, photo.valid, occluder)[..., None], np.min)
+        trust = _halve(_trust(camera, photo.valid, caster)[..., None], np.min)
         self._trust = [trust[0], *(minimum_filter(level, (3, 3, 1)) for level in trust[1:])]
 
-    def see(self, places: Places) -> Sighting:
+    def look_up(self, places: Places) -> PhotoColors:
         """Returns what the photo says about places.
 
         The weight grows with the square of the number of pixels that a texel covers, up to one pixel, and with the
@@ -114,17 +83,15 @@ class PhotoLookup:
         pixels = places.areas[which] * cosine * camera.focal.prod() / np.square(depth[which])
         # Where a texel covers many pixels, a smaller picture has their mean.
         level = np.log2(np.clip(np.sqrt(pixels), 1.0, None)).round().astype(int).clip(max=len(self._colors) - 1)
-        trust = _looked_up(
-            self._trust, at[which], level, lambda picture, here: picture[tuple(here.astype(int).T[::-1])]
-        )
+        trust = _look_up(self._trust, at[which], level, lambda picture, here: picture[tuple(here.astype(int).T[::-1])])
         good = np.flatnonzero((cosine > _FLATTEST) & (trust[:, 0] > 0))
-        good = good[~self._occluder.hidden(camera.center, places.points[which[good]])]
+        good = good[~self._caster.occluded(camera.center, away[good], far=1 - _NEAR)]
         which = which[good]
         weights = trust[good, 0] * cosine[good] * np.square(np.clip(pixels[good], 1e-6, 1.0))
-        return Sighting(which, weights, _looked_up(self._colors, at[which], level[good], bilinear), at[which])
+        return PhotoColors(which, weights, _look_up(self._colors, at[which], level[good], bilinear), at[which])
 
 
-def _looked_up(
+def _look_up(
     levels: list[np.ndarray], at: np.ndarray, level: np.ndarray, look: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> np.ndarray:
     """Values at places (column, row of the first level), each from its own level."""
@@ -155,7 +122,7 @@ def bilinear_corners(
     return index, np.stack([(1 - fx) * (1 - fy), fx * (1 - fy), (1 - fx) * fy, fx * fy], axis=1)
 
 
-def _halved(picture: np.ndarray, pool: Callable[..., np.ndarray]) -> list[np.ndarray]:
+def _halve(picture: np.ndarray, pool: Callable[..., np.ndarray]) -> list[np.ndarray]:
     """The picture, a half and a quarter of its size."""
     levels = [picture]
     for _ in range(_HALVINGS):
@@ -165,12 +132,10 @@ def _halved(picture: np.ndarray, pool: Callable[..., np.ndarray]) -> list[np.nda
     return levels
 
 
-def _trust(camera: Camera, valid: np.ndarray | None, occluder: Occluder) -> Float[np.ndarray, "h w"]:
+def _trust(camera: Camera, valid: np.ndarray | None, caster: RayCaster) -> Float[np.ndarray, "h w"]:
     """Factor on the weight of each pixel, 0 to 1."""
-    rows, columns = np.arange(camera.height) + 0.5, np.arange(camera.width) + 0.5
-    grid = np.stack(np.broadcast_arrays(columns, rows[:, None]), axis=-1)
     # Directions have depth 1, so that distances along rays are depths. Inverse depth is linear on a plane.
-    inverse = 1 / occluder.cast(camera.rays(grid))["t_hit"]
+    inverse = 1 / caster.cast(*camera.pixel_rays())["t_hit"]
     # Where two planes meet, it goes on smoothly from one side at least; where a part of the mesh ends, from neither.
     edge = np.zeros(inverse.shape, bool)
     smallest = max(_JUMP, _STEEPEST / float(camera.focal.min()))
@@ -181,6 +146,7 @@ def _trust(camera: Camera, valid: np.ndarray | None, occluder: Occluder) -> Floa
         found[1:-2] |= jump
         found[2:-1] |= jump
     edge = maximum_filter(edge, 3)
+    rows, columns = np.arange(camera.height) + 0.5, np.arange(camera.width) + 0.5
     border = max(_BORDER * min(camera.width, camera.height), 1.0)
     near = np.minimum(np.minimum(columns, camera.width - columns), np.minimum(rows, camera.height - rows)[:, None])
     trust = np.where(edge, _EDGE_WEIGHT, 1.0) * np.clip(near / border, 0.01, 1)

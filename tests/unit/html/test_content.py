@@ -5,18 +5,6 @@ from pathlib import Path
 import pytest
 
 from f3rm_ext.html.content import capture_name, machine_facts
-from f3rm_ext.html.page import duration, plural
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (60.0, "1 min 00 s"), (605.0, "10 min 05 s")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_plurals() -> None:
-    assert (plural(1, "photo"), plural(0, "photo"), plural(3, "photo")) == ("1 photo", "0 photos", "3 photos")
 
 
 def test_a_folder_named_images_is_called_by_what_it_is_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

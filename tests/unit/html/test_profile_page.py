@@ -9,8 +9,7 @@ from PIL import Image
 from rich.console import Console
 
 from f3rm_ext.html.profile_charts import COLORS, write_picture
-from f3rm_ext.html.profile_page import build_page
-from f3rm_ext.html.profile_tables import print_profile
+from f3rm_ext.html.profile_page import build_page, print_profile
 from f3rm_ext.profiling.census import CATEGORIES
 from f3rm_ext.profiling.conclusions import comparison_sentence, conclude
 from f3rm_ext.profiling.profile_file import Profile

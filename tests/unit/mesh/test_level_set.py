@@ -86,11 +86,6 @@ def test_level_set_becomes_a_mesh(ball_views: SceneViews, make_ball: Make, open3
     assert abs(np.median(radii) - 0.512) < 0.02 and mesh.area == pytest.approx(np.pi, rel=0.15)
 
 
-def test_no_level_gives_no_points(ball_views: SceneViews, make_ball: Make) -> None:
-    with stored_views(ball_views) as stored:
-        assert not len(level_points(stored, make_ball(alpha=0.01), 0.5, 500).positions)
-
-
 def test_centres_face_the_cameras(ring: PinholeCameras, make_ball: Make) -> None:
     ball = make_ball()
     ball.opacities[:100] = -3

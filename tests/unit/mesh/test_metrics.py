@@ -7,7 +7,7 @@ import trimesh
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.mesh_files import SurfacePoints
 from f3rm_ext.mesh.metrics import Comparison, compare, sample_mesh
-from f3rm_ext.mesh.protocols import only, plain_comparison
+from f3rm_ext.mesh.protocols import plain_comparison
 
 
 def ball(radius: float) -> trimesh.Trimesh:
@@ -63,14 +63,8 @@ def test_outliers_do_not_count_in_means_but_in_scores() -> None:
 def test_what_does_not_count_still_is_near() -> None:
     comparison = plain_comparison(plane(0.0), plane(0.0), 4000)
     left = comparison.truth.positions[:, 0] < 0.5
-    found = compare(only(comparison, truth=left), (0.02,))
+    found = compare(comparison.restrict(truth=left), (0.02,))
     assert found.accuracy < 0.01 and found.true_points == int(left.sum())
-
-
-def test_progress_reaches_all_points() -> None:
-    seen: list[int] = []
-    compare(plain_comparison(plane(0.0), plane(0.0), 300), (0.1,), seen.append)
-    assert seen[-1] == 600 and sorted(seen) == seen
 
 
 def test_nothing_to_compare() -> None:

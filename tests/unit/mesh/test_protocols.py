@@ -15,15 +15,14 @@ from f3rm_ext.mesh.mesh_files import SurfacePoints
 from f3rm_ext.mesh.metrics import compare
 from f3rm_ext.mesh.protocols import (
     DtuMasks,
-    box_mask,
     capture_views,
     dtu_comparison,
     icp_transform,
-    moved,
     plain_comparison,
-    seen_points,
     tanks_comparison,
-    thinned,
+    thin_out,
+    transform_surface,
+    visible_points,
     volume_mask,
     voxel_means,
 )
@@ -44,11 +43,11 @@ def masks(tmp_path: Path) -> DtuMasks:
     return DtuMasks.read(tmp_path / "mask.mat", tmp_path / "plane.mat")
 
 
-def test_thinned_points_are_apart_and_cover(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_thinned_out_are_apart_and_cover(monkeypatch: pytest.MonkeyPatch) -> None:
     points = SurfacePoints(np.random.default_rng(0).random((4000, 3)), None)
     for slab in (1 << 20, 500):
         monkeypatch.setattr("f3rm_ext.mesh.protocols._SLAB", slab)
-        kept = thinned(points, 0.08).positions
+        kept = thin_out(points, 0.08).positions
         distance, _ = KDTree(kept).query(kept, k=2)
         assert distance[:, 1].min() > 0.08
         assert KDTree(kept).query(points.positions)[0].max() <= 0.08
@@ -114,17 +113,11 @@ def test_polygon(open3d: ModuleType, tmp_path: Path) -> None:
         volume_mask(points, tmp_path / "none.json")
 
 
-def test_box() -> None:
-    points = SurfacePoints(np.array([[0.0, 0, 0], [1, 1, 1], [2, 0, 0]]), None)
-    assert box_mask(points, (0.5, 0.0, 0.0), None).tolist() == [False, True, True]
-    assert box_mask(points, None, (1.5, 2.0, 2.0)).tolist() == [True, True, False]
-
-
 def test_icp_finds_the_motion(open3d: ModuleType) -> None:
     truth = SurfacePoints(np.random.default_rng(0).random((3000, 3)) * [1, 2, 3], None)
     motion = trimesh.transformations.rotation_matrix(0.02, [0, 0, 1])
     motion[:3, 3] = 0.01, -0.02, 0.01
-    away = moved(truth, np.linalg.inv(motion))
+    away = transform_surface(truth, np.linalg.inv(motion))
     assert isinstance(away, SurfacePoints)
     np.testing.assert_allclose(icp_transform(away, truth, 0.1), motion, atol=5e-3)
 
@@ -142,16 +135,22 @@ def test_a_box_gets_points_of_its_own() -> None:
     assert half.surface.positions[:, 0].max() <= 5 and len(half.surface) == pytest.approx(1000, rel=0.1)
 
 
-def test_what_is_behind_or_outside_is_not_seen(tiny_capture: Path, open3d: ModuleType) -> None:
+def test_what_is_behind_outside_or_hidden_is_not_seen(tiny_capture: Path, open3d: ModuleType) -> None:
     views, frame = capture_views(tiny_capture)
     center = frame.to_capture(views.positions.double().numpy())[0]
     ahead = frame.directions_to_capture(views.forward.double().numpy())[0]
-    points = center + np.outer([1.0, 2.0, -1.0], ahead)
-    # Nothing hides the first two; a wall around the first point then hides the second.
+    anywhere = np.random.default_rng(0).uniform(-4, 4, (500, 3))
+    points = np.concatenate([center + np.outer([1.0, 2.0], ahead), anywhere])
+    viewmats, Ks = views.viewmats.double().numpy(), views.Ks.double().numpy()
+    at = np.einsum("vij,nj->vni", viewmats[:, :3, :3], frame.to_scene(points)) + viewmats[:, None, :3, 3]
+    x, y, z = np.moveaxis(np.einsum("vij,vnj->vni", Ks, at), -1, 0)
+    inside = (z > 0) & (x >= 0) & (x < 64 * z) & (y >= 0) & (y < 48 * z)
+    # Nothing hides any of them.
     far = trimesh.creation.box((1e-3, 1e-3, 1e-3)).apply_translation(center + 100)
-    first = seen_points(points, far, tiny_capture)
-    assert first[0] and first[1]
+    found = visible_points(points, far, tiny_capture)
+    np.testing.assert_array_equal(found, inside.sum(axis=0) >= 2)
+    assert found[:2].all() and 0.05 < found.mean() < 0.95
     shell = trimesh.creation.icosphere(4, 0.2).apply_translation(points[1])
     counted: list[int] = []
-    hidden = seen_points(points, shell, tiny_capture, counted.append)
+    hidden = visible_points(points, shell, tiny_capture, counted.append)
     assert not hidden[1] and counted[-1] == len(views.widths)

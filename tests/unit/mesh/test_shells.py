@@ -19,6 +19,7 @@ from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.mesh.scenes import SurfaceScene
 from f3rm_ext.mesh.shells import contraction_of, fuse_shells
 from f3rm_ext.mesh.views import RenderedView, SceneViews, stored_views
+from f3rm_ext.utils.open3d_library import RayCaster
 
 SIZE_PX, FOCAL_PX = 64, 60.0
 NEAR, FAR, BALL = 2.0, 60.0, 0.4
@@ -95,13 +96,10 @@ def test_near_is_fine_and_far_is_there(views: SceneViews, open3d: ModuleType) ->
 def test_there_are_no_gaps_between_shells(views: SceneViews, open3d: ModuleType) -> None:
     with stored_views(views) as stored:
         parts = fuse_shells(stored, VOXEL, SPACE)
-    scene = open3d.t.geometry.RaycastingScene()
-    for part in parts[:2]:
-        vertices, faces = np.asarray(part.vertices, np.float32), np.asarray(part.faces, np.uint32)
-        scene.add_triangles(open3d.core.Tensor(vertices), open3d.core.Tensor(faces))
+    inner = trimesh.util.concatenate(parts[:2])
     y, z = np.meshgrid(SPACE.radius + np.linspace(-4, 4, 81) * VOXEL, np.linspace(-1, 1, 41))
-    rays = np.stack([np.ones_like(y), y, z, np.ones_like(y), 0 * y, 0 * y], axis=-1).reshape(-1, 6).astype(np.float32)
-    x = 1 + scene.cast_rays(open3d.core.Tensor(rays))["t_hit"].numpy()
+    starts = np.stack([np.ones_like(y), y, z], axis=-1).reshape(-1, 3)
+    x = 1 + RayCaster(inner.vertices, inner.faces).cast(starts, np.array([1.0, 0.0, 0.0]))["t_hit"]
     assert np.abs(x - NEAR).max() < 2 * VOXEL
 
 

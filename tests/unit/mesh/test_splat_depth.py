@@ -1,7 +1,6 @@
 """Depth on the planes at which a ray stops: the fast kernel beside its definition, and what it is for."""
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -93,13 +92,6 @@ def test_what_lets_most_of_the_light_through_has_no_depth() -> None:
     assert (front_plane_depth(sheets((-2.0, 0.9)), view_of(), SETTINGS) == 0).all()
 
 
-def test_a_ball_is_where_it_is(make_ball: Callable[..., Gaussians], ring: PinholeCameras) -> None:
-    scene = SplatScene(make_ball(), torch.zeros(3000), PLAIN)
-    view = PinholeCameras(*(part[:1] for part in (ring.viewmats, ring.Ks, ring.widths, ring.heights)))
-    depth = front_plane_depth(scene, view, SETTINGS)
-    assert float(depth[24, 24]) == pytest.approx(1.0, abs=0.01)
-
-
 @pytest.mark.parametrize(("front", "median"), [(0.8, 2.0), (0.3, 6.0)])
 def test_the_median_is_on_a_sheet_where_the_mean_is_between(front: float, median: float) -> None:
     scene = sheets((2.0, front), (6.0, 0.999))
@@ -107,11 +99,6 @@ def test_the_median_is_on_a_sheet_where_the_mean_is_between(front: float, median
     assert 2.5 < float(mean[8, 8]) < 5
     found = median_depth(scene, view_of(), mean, SETTINGS)
     np.testing.assert_allclose(found[4:12, 4:12], median, rtol=1e-3)
-
-
-def test_nothing_has_no_depth() -> None:
-    scene = sheets((-2.0, 0.9))
-    assert (median_depth(scene, view_of(), torch.zeros(16, 16), SETTINGS) == 0).all()
 
 
 def test_what_lies_beyond_the_bins_is_in_the_outer_ones() -> None:

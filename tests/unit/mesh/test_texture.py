@@ -11,20 +11,22 @@ from PIL import Image
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
 from f3rm_ext.mesh.options import TextureOptions
 from f3rm_ext.mesh.texture import baking, seams
-from f3rm_ext.mesh.texture.atlas import Atlas, Texels, pieces, texture_texels, unwrap
+from f3rm_ext.mesh.texture.atlas import Atlas, pieces, texture_texels, unwrap
 from f3rm_ext.mesh.texture.baking import (
     bake_texture,
     bake_vertices,
     choose_size,
     distant_background,
 )
-from f3rm_ext.mesh.texture.exposure import find_gains
-from f3rm_ext.mesh.texture.photos import Camera, Photo, Photos
+from f3rm_ext.mesh.texture.blending import find_gains
+from f3rm_ext.mesh.texture.photos import Photo, Photos
 from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo, texture_of
-from f3rm_ext.mesh.texture.visibility import Occluder, PhotoLookup, Places, bilinear, bilinear_corners
+from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places, bilinear, bilinear_corners
+from f3rm_ext.utils.open3d_library import RayCaster
 
 pytestmark = pytest.mark.usefixtures("open3d")
 SIDE_PX = 96
@@ -47,12 +49,11 @@ def camera_at(center: np.ndarray, target: np.ndarray | None = None, focal: float
 
 def photograph(mesh: trimesh.Trimesh, camera: Camera, colors: Colors = smooth) -> Photo:
     """An exact photo; what is not on the mesh is white."""
-    grid = np.stack(np.meshgrid(np.arange(SIDE_PX) + 0.5, np.arange(SIDE_PX) + 0.5), axis=-1)
-    rays = camera.rays(grid)
-    depth = Occluder(mesh).cast(rays)["t_hit"]
+    origin, directions = camera.pixel_rays()
+    depth = RayCaster(mesh.vertices, mesh.faces).cast(origin, directions)["t_hit"]
     hit = np.isfinite(depth)
     picture = np.full((SIDE_PX, SIDE_PX, 3), 255.0)
-    picture[hit] = colors(rays[hit][:, :3] + rays[hit][:, 3:] * depth[hit][:, None])
+    picture[hit] = colors(origin + directions[hit] * depth[hit][:, None])
     return Photo(np.rint(np.clip(picture, 0, 255)).astype(np.uint8), None)
 
 
@@ -73,11 +74,18 @@ def box() -> trimesh.Trimesh:
     return trimesh.creation.box((1.0, 1.0, 1.0)).subdivide().subdivide()
 
 
-def colors_on(atlas: Atlas, texture: np.ndarray, points: np.ndarray, faces: np.ndarray) -> np.ndarray:
-    """Colours of a textured mesh at places on it."""
-    weights = trimesh.triangles.points_to_barycentric(atlas.mesh.triangles[faces], points)
-    at = (atlas.pixels[atlas.mesh.faces[faces]] * weights[..., None]).sum(axis=1)
-    return bilinear(texture.astype(np.float32), at)
+def errors_on(
+    mesh: trimesh.Trimesh, colors: Colors = smooth, where: Callable[[np.ndarray], np.ndarray] | None = None
+) -> np.ndarray:
+    """Differences of a texture from the true colours at places all over the mesh, or only where a mask of them says."""
+    texture = texture_of(mesh)
+    assert texture is not None
+    points, faces = trimesh.sample.sample_surface(mesh, 4000, seed=0)[:2]
+    atlas = Atlas(mesh, np.arange(len(mesh.vertices)), len(texture), 0)
+    weights = trimesh.triangles.points_to_barycentric(mesh.triangles[faces], points)
+    at = (atlas.pixels[mesh.faces[faces]] * weights[..., None]).sum(axis=1)
+    errors = np.abs(bilinear(texture.astype(np.float32), at) - colors(points))
+    return errors if where is None else errors[where(points)]
 
 
 def test_a_box_has_its_true_colours_and_no_seams(box: trimesh.Trimesh) -> None:
@@ -89,11 +97,8 @@ def test_a_box_has_its_true_colours_and_no_seams(box: trimesh.Trimesh) -> None:
         lambda stage, done, total: stages.update({stage: (done, total)}),
     )
     assert stages["Photos"] == stages["Exposure"] == (20, 20) and made.unseen == 0
-    points, faces = trimesh.sample.sample_surface(made.mesh, 4000, seed=0)[:2]
-    texture = texture_of(made.mesh)
+    texture, error = texture_of(made.mesh), errors_on(made.mesh)
     assert texture is not None and texture.shape == (128, 128, 3)
-    atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 128, 0)
-    error = np.abs(colors_on(atlas, texture, points, faces) - smooth(points))
     # Small photos see the corners of the box only at its rim, where its colours mix with the white behind it.
     assert error.mean() < 2 and np.quantile(error, 0.97) < 10
     np.testing.assert_allclose(made.gains, 1, atol=0.01)
@@ -114,12 +119,9 @@ def test_pieces_have_all_faces_once_and_lie_together(box: trimesh.Trimesh) -> No
 def test_a_mesh_of_many_pieces_is_textured_as_one(box: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baking, "unwrap", partial(unwrap, piece_faces=30))
     made = bake_texture(box, around(box), TextureOptions(texture_size=256))
-    texture = texture_of(made.mesh)
-    assert texture is not None and made.unseen == 0
+    assert made.unseen == 0 and errors_on(made.mesh).mean() < 2
     np.testing.assert_array_equal(np.sort(made.mesh.area_faces), np.sort(box.area_faces))
-    points, faces = trimesh.sample.sample_surface(made.mesh, 4000, seed=0)[:2]
     atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 256, 0)
-    assert np.abs(colors_on(atlas, texture, points, faces) - smooth(points)).mean() < 2
     inside = atlas.pixels[made.mesh.faces].mean(axis=1)
     assert len(np.unique(np.floor(inside), axis=0)) == len(box.faces)  # no two triangles share their texels
 
@@ -144,15 +146,14 @@ def test_what_is_hidden_keeps_its_own_colour() -> None:
     cameras = [camera_at(np.array([2.5, y, 0.3]), np.array([0.0, 0, 0])) for y in (-1.5, 0.0, 1.5)]
     taken = [photograph(both, camera, colors) for camera in cameras]
     made = bake_texture(both, Photos(cameras, lambda index: taken[index]), TextureOptions(texture_size=128))
-    texture = texture_of(made.mesh)
-    assert texture is not None and 0 < made.unseen < made.places
-    points, faces = trimesh.sample.sample_surface(made.mesh, 6000, seed=0)[:2]
-    atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 128, 0)
-    found = colors_on(atlas, texture, points, faces)
-    front = (points[:, 0] > 0) & (points[:, 0] < 0.5) & (np.abs(points[:, 1:]) < 0.9).all(axis=1)
-    assert front.sum() > 1000
+    assert 0 < made.unseen < made.places
+
+    def front(points: np.ndarray) -> np.ndarray:
+        return (points[:, 0] > 0) & (points[:, 0] < 0.5) & (np.abs(points[:, 1:]) < 0.9).all(axis=1)
+
     # The plate stands before the wall in every photo and stains it in none.
-    assert np.abs(found[front] - [30, 30, 220]).max() < 40
+    error = errors_on(made.mesh, colors, front)
+    assert len(error) > 700 and error.max() < 40
 
 
 def test_exposures_are_balanced(box: trimesh.Trimesh) -> None:
@@ -214,19 +215,6 @@ def test_lookups_on_slivers_read_texels_of_charts() -> None:
     assert read[bilinear_corners(at.reshape(-1, 2), 1024, 1024)[0]].all()
 
 
-def test_levelling_reads_the_texels_along_cuts_and_no_others(box: trimesh.Trimesh) -> None:
-    atlas = unwrap(box, 64, 4)
-    texels = texture_texels(atlas)
-    noisy = np.random.default_rng(0).uniform(60, 190, (len(texels), 3)).astype(np.float32)
-    along = np.isin(texels.places, seams.seam_lookups(atlas))
-    assert 0.1 < along.mean() < 0.9
-    whole, part = noisy.copy(), noisy[along]
-    seams.level_seams(atlas, texels, whole)
-    seams.level_seams(atlas, Texels(texels.faces[along], texels.weights[along], texels.places[along]), part)
-    np.testing.assert_array_equal(part, whole[along])
-    np.testing.assert_array_equal(noisy[~along], whole[~along])
-
-
 def test_masked_pixels_colour_nothing(box: trimesh.Trimesh) -> None:
     photos = around(box)
     spoiled = []
@@ -241,19 +229,6 @@ def test_masked_pixels_colour_nothing(box: trimesh.Trimesh) -> None:
     assert texture is not None and texture[..., 1].min() > 30
 
 
-def test_sharp_and_frontal_photos_weigh_most() -> None:
-    wall = trimesh.creation.box((0.02, 4.0, 4.0))
-    place = Places(np.array([[0.01, 0, 0]]), np.array([[1.0, 0, 0]]), np.array([1e-4]))
-    occluder = Occluder(wall)
-
-    def weight(center: tuple[float, float, float]) -> float:
-        camera = camera_at(np.array(center), np.array([0.01, 0, 0]))
-        return float(PhotoLookup(camera, photograph(wall, camera), occluder).see(place).weights[0])
-
-    assert weight((1.2, 0, 0)) > 2 * weight((2.0, 0, 0)) > 4 * weight((4.0, 0, 0))
-    assert weight((1.2, 0, 0)) > 2 * weight((0.8, 0.9, 0))
-
-
 @pytest.mark.parametrize("center", [(1.2, 0, 0), (3.0, 0, 0), (1.5, 0.4, 1.0), (0.7, -1.2, 0)])
 @pytest.mark.parametrize("area", [1e-4, 2e-5, 1e-2])
 def test_the_weight_is_the_squared_number_of_pixels_times_the_cosine(
@@ -266,8 +241,8 @@ def test_the_weight_is_the_squared_number_of_pixels_times_the_cosine(
     pixels = area * abs(float(np.linalg.det(corners[1:] - corners[0]))) / 1e-8
     away = camera.center - point
     cosine = float(away @ ahead / np.linalg.norm(away))
-    lookup = PhotoLookup(camera, photograph(wall, camera), Occluder(wall))
-    (weight,) = lookup.see(Places(point[None], ahead[None], np.array([area]))).weights
+    lookup = PhotoLookup(camera, photograph(wall, camera), RayCaster(wall.vertices, wall.faces))
+    (weight,) = lookup.look_up(Places(point[None], ahead[None], np.array([area]))).weights
     assert weight == pytest.approx(cosine * min(pixels, 1.0) ** 2, rel=2e-3)
 
 
@@ -276,12 +251,12 @@ def test_texels_of_many_pixels_take_their_mean() -> None:
     camera = camera_at(np.array([2.01, 0, 0]))
     stripes = np.zeros((SIDE_PX, SIDE_PX, 3), np.uint8)
     stripes[:, np.arange(SIDE_PX) // 2 % 2 == 1] = 200  # two pixels wide
-    (ray,) = camera.rays(np.array([[49.0, 49.0]])).astype(float)  # the middle of a dark one
-    point = ray[:3] + 2 * ray[3:]
-    lookup = PhotoLookup(camera, Photo(stripes, None), Occluder(wall))
+    origin, directions = camera.rays(np.array([[49.0, 49.0]]))  # the middle of a dark one
+    point = origin + 2 * directions[0]
+    lookup = PhotoLookup(camera, Photo(stripes, None), RayCaster(wall.vertices, wall.faces))
     for pixels, wanted in ((0.1, 0), (1, 0), (4, 0), (16, 100), (1000, 100)):
         place = Places(point[None], np.array([[1.0, 0, 0]]), np.array([pixels * (2 / 100) ** 2]))
-        np.testing.assert_allclose(lookup.see(place).colors, wanted, atol=0.5, err_msg=f"{pixels} pixels")
+        np.testing.assert_allclose(lookup.look_up(place).colors, wanted, atol=0.5, err_msg=f"{pixels} pixels")
 
 
 def test_what_cannot_be_textured_is_refused(box: trimesh.Trimesh) -> None:
@@ -311,30 +286,8 @@ def test_a_mesh_that_is_no_surface_is_textured_too(box: trimesh.Trimesh) -> None
         process=False,
     )
     made = bake_texture(broken, around(broken), TextureOptions(texture_size=128))
-    texture = texture_of(made.mesh)
-    assert texture is not None and made.unseen < 0.1 * made.places and len(made.mesh.faces) == len(broken.faces)
-    points, faces = trimesh.sample.sample_surface(made.mesh, 2000, seed=0)[:2]
-    atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 128, 0)
-    assert np.abs(colors_on(atlas, texture, points, faces) - smooth(points)).mean() < 4
-
-
-def test_a_camera_inside_of_the_mesh(box: trimesh.Trimesh) -> None:
-    shell = box.copy().apply_scale(0.2).apply_translation([0, 0, 2.5])  # a floater around the camera
-    both = trimesh.util.concatenate([box, shell])
-    assert isinstance(both, trimesh.Trimesh)
-    photos = around(box)
-    black = Photo(np.zeros((SIDE_PX, SIDE_PX, 3), np.uint8), None)
-    inside = Photos(
-        [*photos.cameras, camera_at(np.array([0, 0, 2.5]))], lambda at: photos.read(at) if at < 20 else black
-    )
-    made = bake_texture(both, inside, TextureOptions(texture_size=256, balance_exposure=False))
-    texture = texture_of(made.mesh)
-    assert texture is not None
-    points, faces = trimesh.sample.sample_surface(made.mesh, 4000, seed=0)[:2]
-    below = (points[:, 2] < 0.6) & (np.abs(points).max(axis=1) < 0.6)
-    atlas = Atlas(made.mesh, np.arange(len(made.mesh.vertices)), 256, 0)
-    error = np.abs(colors_on(atlas, texture, points[below], faces[below]) - smooth(points[below]))
-    assert below.sum() > 2000 and error.mean() < 3  # its black photo says nothing about what its blob hides from it
+    assert made.unseen < 0.1 * made.places and len(made.mesh.faces) == len(broken.faces)
+    assert errors_on(made.mesh).mean() < 4
 
 
 def doubled_areas_px(atlas: Atlas) -> np.ndarray:
@@ -391,9 +344,7 @@ def test_files_keep_the_texture(box: trimesh.Trimesh, tmp_path: Path, suffix: st
     kept, written = texture_of(back), texture_of(made)
     assert kept is not None and written is not None
     np.testing.assert_array_equal(kept, written)
-    camera = camera_at(np.array([2.0, 1.2, 0.9]))
-    pictures = [MeshRenderer(mesh).render(camera).colors for mesh in (made, back)]
-    np.testing.assert_allclose(pictures[0], pictures[1], atol=1)
+    assert errors_on(back).mean() < 4
     model = o3d.io.read_triangle_model(str(path))  # type: ignore[arg-type]
     opened = [np.asarray(material.albedo_img) for material in model.materials if material.albedo_img is not None]
     assert [image.shape[:2] for image in opened] == [(64, 64)]

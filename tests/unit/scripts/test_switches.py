@@ -11,7 +11,7 @@ from f3rm_ext.scripts.plan import Plan
 from f3rm_ext.scripts.sfm import SfmCommand
 from f3rm_ext.scripts.sugar import Run
 from f3rm_ext.scripts.switches import parse_command, plain_switches
-from f3rm_ext.workflow.options import ChainOptions, split_passed_on
+from f3rm_ext.workflow.options import split_passed_on
 
 MESH = ["mesh", "--load-config", "config.yml", "--out", "mesh.ply"]
 
@@ -77,8 +77,3 @@ def test_help_shows_one_form(name: str, capsys: pytest.CaptureFixture[str]) -> N
         with pytest.raises(SystemExit):
             parse_command(command, name, ["--help"])
         assert "{True,False}" not in capsys.readouterr().out
-
-
-def test_the_chains_own_switches_are_off_by_default(tmp_path: Path) -> None:
-    options = ChainOptions(data=tmp_path, output=tmp_path)
-    assert not any((options.skip_refine, options.skip_eval, options.skip_coarse, options.optimize_memory))

@@ -85,19 +85,3 @@ def unproject() -> Callable[[SimpleNamespace, int], np.ndarray]:
         return camera @ capture.poses[k, :3, :3].T + capture.poses[k, :3, 3]
 
     return points
-
-
-@pytest.fixture(scope="session")
-def nearest_face(capture: SimpleNamespace) -> Callable[[np.ndarray], tuple[float, int]]:
-    """Distance to the ground-truth mesh and nearest face of a point within 5 mm of it."""
-    from trimesh.triangles import closest_point
-
-    corners = capture.mesh["vertices"][capture.mesh["faces"]].astype(np.float64)
-    low, high = corners.min(axis=1) - 0.005, corners.max(axis=1) + 0.005
-
-    def find(point: np.ndarray) -> tuple[float, int]:
-        near = np.flatnonzero(((low <= point) & (point <= high)).all(axis=1))
-        distance = np.linalg.norm(closest_point(corners[near], np.tile(point, (len(near), 1))) - point, axis=1)
-        return float(distance.min()), int(near[distance.argmin()])
-
-    return find

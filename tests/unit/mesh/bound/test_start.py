@@ -12,8 +12,9 @@ from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.bound.gaussians import bind
 from f3rm_ext.mesh.bound.layout import PerTriangle
 from f3rm_ext.mesh.bound.start import StartMesh, far_from_mesh, photo_colors, read_start_mesh
+from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.mesh_files import write_mesh
-from f3rm_ext.mesh.texture.photos import Camera, Photo, Photos
+from f3rm_ext.mesh.texture.photos import Photo, Photos
 from f3rm_ext.mesh.texture.visibility import bilinear
 from f3rm_ext.mesh.views import SceneViews
 

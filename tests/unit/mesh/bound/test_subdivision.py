@@ -6,7 +6,7 @@ import trimesh
 
 from f3rm_ext.mesh.bound.start import StartMesh
 from f3rm_ext.mesh.bound.subdivision import divided
-from f3rm_ext.mesh.open3d_library import raycasting_scene
+from f3rm_ext.utils.open3d_library import RayCaster
 
 
 def a_ball() -> StartMesh:
@@ -32,8 +32,7 @@ def test_triangles_are_divided_where_points_are() -> None:
     torch.testing.assert_close(fine.corner_colors, (fine.vertices[fine.faces] + 1) / 2)
     # The other side has the triangles that it had.
     assert (after.triangles_center[:, 0] < -0.5).sum() == (before.triangles_center[:, 0] < -0.5).sum()
-    scene = raycasting_scene(fine.vertices.numpy(), fine.faces.numpy())
-    near = scene.compute_closest_points(points.numpy())["primitive_ids"].numpy()
+    near, *_ = RayCaster(fine.vertices.numpy(), fine.faces.numpy()).nearest(points.numpy())
     assert np.bincount(near).max() <= 2
     # No triangle is much thinner than those of the ball.
     edges = np.linalg.norm(after.triangles - np.roll(after.triangles, 1, axis=1), axis=2)

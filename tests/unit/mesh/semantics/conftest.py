@@ -11,7 +11,8 @@ from trimesh.visual.material import PBRMaterial
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.features.base import FeatureMap, PatchGrid
-from f3rm_ext.mesh.texture.photos import Camera, Photo, Photos
+from f3rm_ext.mesh.camera import Camera
+from f3rm_ext.mesh.texture.photos import Photo, Photos
 
 SIDE_PX = 80
 

@@ -7,7 +7,7 @@ from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.mesh_files import vertex_colors
-from f3rm_ext.mesh.semantics.cutting import cleaned_part, cut_above
+from f3rm_ext.mesh.semantics.cutting import clean_part, cut_at_level
 
 pytestmark = pytest.mark.usefixtures("open3d")
 
@@ -18,7 +18,7 @@ def x_of(mesh: trimesh.Trimesh) -> np.ndarray:
 
 @pytest.mark.parametrize("level", [-0.93, 0.3, 0.77])
 def test_the_cut_is_exact(floor: trimesh.Trimesh, level: float) -> None:
-    part = cut_above(floor, x_of(floor), level)
+    part = cut_at_level(floor, x_of(floor), level)
     assert part.area == pytest.approx(2 * (1 - level))
     assert x_of(part).min() == pytest.approx(level, abs=1e-12)
     assert (part.area_faces > 1e-9).all() and (part.face_normals[:, 2] > 0.99).all()
@@ -30,14 +30,14 @@ def test_the_cut_is_exact(floor: trimesh.Trimesh, level: float) -> None:
 
 
 def test_a_slanted_cut_joins_corners_of_both_kinds(floor: trimesh.Trimesh) -> None:
-    part = cut_above(floor, np.asarray(floor.vertices) @ [0.7, 0.4, 0], 0.21)
+    part = cut_at_level(floor, np.asarray(floor.vertices) @ [0.7, 0.4, 0], 0.21)
     assert (part.vertices @ [0.7, 0.4, 0]).min() == pytest.approx(0.21, abs=1e-12)
-    rest = cut_above(floor, -(np.asarray(floor.vertices) @ [0.7, 0.4, 0]), -0.21)
+    rest = cut_at_level(floor, -(np.asarray(floor.vertices) @ [0.7, 0.4, 0]), -0.21)
     assert part.area + rest.area == pytest.approx(floor.area)
 
 
 def test_vertices_on_the_level_are_not_doubled(floor: trimesh.Trimesh) -> None:
-    part = cut_above(floor, x_of(floor), float(np.unique(x_of(floor))[3]))
+    part = cut_at_level(floor, x_of(floor), float(np.unique(x_of(floor))[3]))
     assert part.area == pytest.approx(2 * (1 - np.unique(x_of(floor))[3]))
     assert (part.area_faces > 1e-9).all() and len(part.vertices) == 8 * 11
 
@@ -48,7 +48,7 @@ def test_colors_are_interpolated(floor: trimesh.Trimesh) -> None:
     mesh.visual = trimesh.visual.color.ColorVisuals(
         mesh, vertex_colors=np.stack([red, 0 * red, 0 * red], axis=1).astype(np.uint8)
     )
-    part = cut_above(mesh, x_of(mesh), 0.3)
+    part = cut_at_level(mesh, x_of(mesh), 0.3)
     colors = vertex_colors(part)
     assert colors is not None
     np.testing.assert_allclose(colors[:, 0], 127.5 * (x_of(part) + 1), atol=1.01)
@@ -56,36 +56,36 @@ def test_colors_are_interpolated(floor: trimesh.Trimesh) -> None:
 
 def test_nothing_and_everything_are_refused(floor: trimesh.Trimesh) -> None:
     with pytest.raises(MeshError, match=r"No vertex reaches the score 1\.5, the highest is 1\.000: lower --threshold"):
-        cut_above(floor, x_of(floor), 1.5)
+        cut_at_level(floor, x_of(floor), 1.5)
     with pytest.raises(MeshError, match=r"The whole mesh reaches the score -2, .* raise --threshold"):
-        cut_above(floor, x_of(floor), -2.0)
+        cut_at_level(floor, x_of(floor), -2.0)
     corner = (np.arange(len(floor.vertices)) == 0).astype(float)
     with pytest.raises(MeshError, match="Only single vertices"):
-        cut_above(floor, corner, 1.0)
+        cut_at_level(floor, corner, 1.0)
 
 
 def test_small_parts_go_and_texture_seams_do_not_separate(floor: trimesh.Trimesh, loose: trimesh.Trimesh) -> None:
     speck = trimesh.creation.box((0.05, 0.05, 0.05)).apply_translation([9, 0, 0])
     mesh = trimesh.util.concatenate([loose, speck])
-    part = cleaned_part(mesh, 0.05, 0.0)
+    part = clean_part(mesh, 0.05, 0.0)
     assert part.area == pytest.approx(floor.area)
 
 
 def test_a_closed_ball_is_watertight() -> None:
     ball = trimesh.creation.icosphere(3)
-    part = cut_above(ball, np.asarray(ball.vertices)[:, 2], 0.2)
+    part = cut_at_level(ball, np.asarray(ball.vertices)[:, 2], 0.2)
     assert not part.is_watertight
-    closed = cleaned_part(part, 0.05, 2.0)
+    closed = clean_part(part, 0.05, 2.0)
     assert closed.is_watertight and closed.volume == pytest.approx(np.pi * 0.8**2 * (3 - 0.8) / 3, rel=0.03)
-    assert cleaned_part(part, 0.05, 0.0).area == pytest.approx(part.area)
+    assert clean_part(part, 0.05, 0.0).area == pytest.approx(part.area)
 
 
 def test_a_lid_has_one_color_of_the_texture() -> None:
     ball = trimesh.creation.icosphere(3)
     ball.visual = TextureVisuals(uv=np.asarray(ball.vertices)[:, :2] / 2 + 0.5)
-    part = cut_above(ball, np.asarray(ball.vertices)[:, 2], 0.2)
+    part = cut_at_level(ball, np.asarray(ball.vertices)[:, 2], 0.2)
     before = len(part.faces)
-    closed = cleaned_part(part, 0.05, 2.0)
+    closed = clean_part(part, 0.05, 2.0)
     assert isinstance(closed.visual, TextureVisuals) and len(closed.visual.uv) == len(closed.vertices)
     lid = closed.faces[before:]
     assert len(lid) and len(np.unique(closed.visual.uv[lid.ravel()], axis=0)) == 1
@@ -99,5 +99,5 @@ def test_a_mesh_that_is_no_surface_is_not_closed(floor: trimesh.Trimesh) -> None
     edge = [floor.faces[100, 0], floor.faces[100, 1], len(points) - 1]
     mesh = trimesh.Trimesh(points, np.concatenate([floor.faces, [edge]]), process=False)
     with pytest.raises(MeshError, match="edges with more than two triangles"):
-        cleaned_part(mesh, 0.0, 1.0)
-    assert len(cleaned_part(mesh, 0.0, 0.0).faces) == len(mesh.faces)
+        clean_part(mesh, 0.0, 1.0)
+    assert len(clean_part(mesh, 0.0, 0.0).faces) == len(mesh.faces)

@@ -1,6 +1,5 @@
 """The file of a mesh's features."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import trimesh
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.semantics.code_map import CodeMap
-from f3rm_ext.mesh.semantics.feature_file import MeshFeatures, features_path, load_features, mesh_hash, save_features
+from f3rm_ext.mesh.semantics.feature_file import MeshFeatures, features_path, load_features, save_features
 from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 
 
@@ -35,14 +34,7 @@ def test_all_comes_back(floor: trimesh.Trimesh, features: MeshFeatures, tmp_path
     assert torch.equal(head.display_components, wanted.display_components)
     np.testing.assert_array_equal(found.maps["west-east"].texels, features.maps["west-east"].texels)
     assert found.provenance["data"] == "room" and found.provenance["made_by"] == "f3rm-ext features lift-mesh"
-    assert found.seen.all()
-
-
-def test_no_pickles(floor: trimesh.Trimesh, features: MeshFeatures, tmp_path: Path) -> None:
-    save_features(tmp_path / "a.npz", floor, features)
-    with np.load(tmp_path / "a.npz", allow_pickle=False) as archive:
-        assert all(archive[name].dtype != object for name in archive)
-        assert json.loads(str(archive["provenance"]))["mesh_hash"] == mesh_hash(floor)
+    assert found.visible.all()
 
 
 def test_features_of_another_mesh_are_refused(floor: trimesh.Trimesh, features: MeshFeatures, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import trimesh
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.semantics import lifting
-from f3rm_ext.mesh.semantics.lifting import lift_vertices, nearest_seen
+from f3rm_ext.mesh.semantics.lifting import lift_vertices, nearest_visible
 
 pytestmark = pytest.mark.usefixtures("open3d")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("open3d")
 def test_each_half_gets_its_feature(floor: trimesh.Trimesh, pictures: Any) -> None:
     steps = []
     lifted = lift_vertices(floor, pictures.photos, pictures.load, 2, lambda *step: steps.append(step))
-    assert lifted.seen.all() and steps[-1] == ("Photos", 3, 3)
+    assert lifted.visible.all() and steps[-1] == ("Photos", 3, 3)
     x = np.asarray(floor.vertices)[:, 0]
     np.testing.assert_array_equal(lifted.codes[x < -0.01], [[1, 0]] * int((x < -0.01).sum()))
     np.testing.assert_array_equal(lifted.codes[x > 0.01], [[0, 1]] * int((x > 0.01).sum()))
@@ -39,7 +39,7 @@ def test_what_hides_the_floor_keeps_its_own_feature(floor: trimesh.Trimesh, pict
     lifted = lift_vertices(mesh, pictures.photos, pictures.load, 2)
     x = np.asarray(floor.vertices)[:, 0]
     under = np.flatnonzero(x < -0.5)
-    assert not lifted.seen[under].any()
+    assert not lifted.visible[under].any()
     # It takes that of the nearest floor that is seen, along the surface.
     assert (lifted.codes[under] == lifted.codes[under[0]]).all() and lifted.codes[under[0], 1] >= 0.5
 
@@ -61,6 +61,6 @@ def test_nearest_is_along_the_surface() -> None:
     points = np.array([[0, 0, 0], [1, 0, 0], [1, 0, 0.1], [0, 0, 0.1], [9, 0, 0], [9, 1, 0], [9, 0, 1.0]])
     faces = np.array([[0, 1, 1], [1, 2, 2], [2, 3, 3], [4, 5, 6]])
     seen = np.array([True, False, True, False, False, False, False])
-    assert nearest_seen(points, faces, seen)[:4].tolist() == [0, 2, 2, 2]
-    assert set(nearest_seen(points, faces, seen)[4:].tolist()) <= {0, 2}
-    assert nearest_seen(points, faces, np.ones(7, bool)).tolist() == list(range(7))
+    assert nearest_visible(points, faces, seen)[:4].tolist() == [0, 2, 2, 2]
+    assert set(nearest_visible(points, faces, seen)[4:].tolist()) <= {0, 2}
+    assert nearest_visible(points, faces, np.ones(7, bool)).tolist() == list(range(7))

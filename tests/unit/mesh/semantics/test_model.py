@@ -10,8 +10,8 @@ from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 
 from f3rm_ext.mesh.semantics import code_map as code_maps
-from f3rm_ext.mesh.semantics.code_map import CodeMap, divided
-from f3rm_ext.mesh.semantics.cutting import cut_above
+from f3rm_ext.mesh.semantics.code_map import CodeMap, subdivide_to_texels
+from f3rm_ext.mesh.semantics.cutting import cut_at_level
 from f3rm_ext.mesh.semantics.model import QueryableMesh
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.queryable import Queryable, score_image, score_points
@@ -93,7 +93,7 @@ def test_parts_are_cut_along_texels(two_triangles: trimesh.Trimesh, make_spec: C
     mesh, scores = mapped.scored(EAST)
     assert len(mesh.faces) == 2 * 4**5 and mesh.is_watertight == two_triangles.is_watertight
     assert mesh.area == pytest.approx(two_triangles.area)
-    part = cut_above(mesh, scores, 0.5)
+    part = cut_at_level(mesh, scores, 0.5)
     # The border is at x = 2 · 40 / 64 - 1; edges are two texels long.
     assert part.bounds[0, 0] == pytest.approx(0.25, abs=2 * 2 / 64) and part.bounds[1, 0] == pytest.approx(1.0)
     np.testing.assert_allclose(part.visual.uv, part.vertices[:, :2] / 2 + 0.5, atol=1e-9)  # type: ignore[union-attr]
@@ -106,7 +106,7 @@ def test_division_ends(two_triangles: trimesh.Trimesh, monkeypatch: pytest.Monke
     texels = np.zeros((64, 64), np.uint16)
     texels[:, :32] = 65535
     code_map = CodeMap(np.eye(2, 3, dtype=np.float16), texels)
-    mesh, scores = divided(two_triangles, np.full(4, 0.2), code_map, np.array([0.7, 0.9]))
+    mesh, scores = subdivide_to_texels(two_triangles, np.full(4, 0.2), code_map, np.array([0.7, 0.9]))
     assert len(mesh.faces) == 32
     np.testing.assert_allclose(scores, np.where(mesh.vertices[:, 0] < 0, 0.2, 0.7))
 

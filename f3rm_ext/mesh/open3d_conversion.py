@@ -1,31 +1,12 @@
-"""Open3D, imported where it is used: it takes a second, and needs a library that bare machines lack."""
+"""Meshes and point clouds of Open3D from ours, and back."""
 
 from typing import Any
 
 import numpy as np
 import trimesh
 
-from f3rm_ext.errors import ConfigError, reason_of
 from f3rm_ext.mesh.mesh_files import vertex_colors
-from f3rm_ext.utils.libusb import provide_libusb
-
-
-def open3d() -> Any:
-    """Returns the module.
-
-    Raises:
-        ConfigError: it is not installed, or a library of the system that it needs is not.
-    """
-    provide_libusb()
-    try:
-        import open3d as module
-    except (ImportError, OSError) as error:
-        raise ConfigError(
-            f"Open3D cannot be imported ({reason_of(error)}), and meshes need it: `pip install open3d libusb-package`, "
-            "or install the library that is named here with the system's package manager."
-        ) from error
-    module.utility.set_verbosity_level(module.utility.VerbosityLevel.Error)
-    return module
+from f3rm_ext.utils.open3d_library import open3d
 
 
 def point_cloud(positions: np.ndarray, normals: np.ndarray | None = None, colors: np.ndarray | None = None) -> Any:
@@ -50,16 +31,6 @@ def to_open3d(mesh: trimesh.Trimesh) -> Any:
     if colors is not None:
         made.vertex_colors = o3d.utility.Vector3dVector(colors / 255.0)
     return made
-
-
-def raycasting_scene(vertices: np.ndarray, faces: np.ndarray) -> Any:
-    """Returns Open3D's scene for casting rays at triangles: vertices (vertices, 3) and their indices (faces, 3)."""
-    o3d = open3d()
-    scene = o3d.t.geometry.RaycastingScene()
-    scene.add_triangles(
-        o3d.core.Tensor(np.asarray(vertices, np.float32)), o3d.core.Tensor(np.asarray(faces, np.uint32))
-    )
-    return scene
 
 
 def from_open3d(mesh: Any) -> trimesh.Trimesh:

@@ -1,0 +1,144 @@
+"""Options and steps that several commands share. Imports nothing slow, so that ``--help`` comes at once."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from f3rm_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    import trimesh
+
+    from f3rm_ext.mesh.texture.photos import PhotoSource
+
+Vector = tuple[float, float, float]
+
+
+@dataclass(kw_only=True)
+class FrameOption:
+    """In which frame a command writes."""
+
+    frame: Literal["capture", "scene"] = "capture"
+    """Coordinates of the file: those of the capture, in the units of transforms.json, or those of the scene as the
+    model sees it, with cameras within about ±1."""
+
+
+@dataclass(kw_only=True)
+class MeshOutput:
+    """The mesh file that a command writes."""
+
+    out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
+    """File to write: .ply, .obj or .glb."""
+    up: Literal["auto", "z", "y"] = "auto"
+    """Axis of the file that takes the frame's z axis. auto is y for .glb, whose readers expect it, else z, which leaves
+    the coordinates as they are."""
+
+    def require_other(self, mesh: Path) -> None:
+        """Raises MeshError where the file is the mesh that is read."""
+        from f3rm_ext.errors import MeshError
+
+        if self.out.resolve() == mesh.resolve():
+            raise MeshError(f"--out is the mesh itself, {mesh}: choose another name, so that both stay.")
+
+    def write(self, mesh: "trimesh.Trimesh", what: str, record: Mapping[str, Any]) -> None:
+        """Writes the mesh and says so.
+
+        Args:
+            mesh: z up, in the frame that the record names.
+            what: what is in the file, for the message.
+            record: its provenance; of its entries ``seconds`` and ``peak_mib`` are printed too.
+        """
+        from f3rm_ext.mesh.mesh_files import axis_up, write_mesh
+        from f3rm_ext.utils.console import say
+
+        up = axis_up(self.out, self.up)
+        write_mesh(self.out, mesh, record, up)
+        cost = f"; {record['seconds']} s, {record['peak_mib']} MiB" if "seconds" in record else ""
+        say(f"{what} are in {self.out} (frame of the {record['frame']}, {up} up{cost}).")
+
+
+@dataclass(kw_only=True)
+class MeshPhotos:
+    """The photos of a mesh: those of a run or of a capture."""
+
+    load_config: Path | None = None
+    """config.yml of a run on the capture."""
+    data: Path | None = None
+    """The capture (transforms.json or COLMAP's sparse/0), instead of a run."""
+    frame: Literal["auto", "capture", "scene"] = "auto"
+    """Coordinates of the mesh: those of the capture, or those of the scene as the model sees it. auto is what the mesh
+    file says, else capture."""
+
+    def __post_init__(self) -> None:
+        if (self.load_config is None) == (self.data is None):
+            raise ConfigError("The photos are those of a run or of a capture: give either --load-config or --data.")
+
+    def photo_source(self) -> "PhotoSource":
+        """Returns the photos of the run, or of the capture."""
+        from f3rm_ext.mesh.texture.photos import open_capture, open_run_capture
+
+        if self.load_config is not None:
+            return open_run_capture(self.load_config)
+        assert self.data is not None
+        return open_capture(self.data)
+
+    def frame_of(self, mesh: Path) -> Literal["capture", "scene"]:
+        """Returns the frame of a mesh file: the given one, or for auto what the file says, else capture."""
+        from f3rm_ext.utils.provenance import read_provenance
+
+        if self.frame != "auto":
+            return self.frame
+        return "scene" if read_provenance(mesh).get("frame") == "scene" else "capture"
+
+
+def check_crop(low: Vector | None, high: Vector | None) -> None:
+    """Raises ConfigError where a crop box is empty."""
+    if low and high and any(a >= b for a, b in zip(low, high, strict=True)):
+        raise ConfigError("The crop box is empty: each value of --crop-min must be below that of --crop-max.")
+
+
+def check_suffix(path: Path | None, suffix: str) -> None:
+    """Raises ConfigError where --out does not end in a suffix."""
+    if path is not None and path.suffix.lower() != suffix:
+        raise ConfigError(f"--out is {path}, but the result is written as {suffix[1:].upper()}: end it in {suffix}.")
+
+
+def require_own_file(path: Path, maker: str, option: str = "--out") -> None:
+    """Raises ConfigError unless a command may write a file and can: a new one, or one that it wrote."""
+    from f3rm_ext.utils.output_file import require_writable
+    from f3rm_ext.utils.provenance import require_ours
+
+    require_ours(path, maker, option)
+    require_writable(path, option)
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Writes a record as JSON.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    from f3rm_ext.utils.output_file import replace_file
+
+    with replace_file(path) as stream:
+        stream.write((json.dumps(record, indent=1) + "\n").encode())
+
+
+@contextmanager
+def measured_cost() -> Iterator[dict[str, float]]:
+    """Measures a block: afterwards the dictionary holds its ``seconds`` and its ``peak_mib`` of main memory."""
+    import torch
+
+    from f3rm_ext.engine.cost import peak_mib, reset_peak
+
+    cpu, cost = torch.device("cpu"), dict[str, float]()
+    reset_peak(cpu)
+    began = time.perf_counter()
+    yield cost
+    cost |= {"seconds": round(time.perf_counter() - began, 1), "peak_mib": round(peak_mib(cpu))}
