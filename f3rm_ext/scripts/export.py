@@ -9,6 +9,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryOptions, parse_queries
 from f3rm_ext.scripts.export_mesh import Mesh
+from f3rm_ext.scripts.export_page import Page
 from f3rm_ext.scripts.export_part import Part
 from f3rm_ext.scripts.export_refined_mesh import RefinedMesh
 from f3rm_ext.scripts.export_texture import Texture
@@ -270,6 +271,7 @@ ExportCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's 
     Annotated[Features, tyro.conf.subcommand("features")],
     Annotated[Splats, tyro.conf.subcommand("splats")],
     Annotated[Convert, tyro.conf.subcommand("convert")],
+    Annotated[Page, tyro.conf.subcommand("page")],
     Annotated[Mesh, tyro.conf.subcommand("mesh")],
     Annotated[Texture, tyro.conf.subcommand("texture")],
     Annotated[RefinedMesh, tyro.conf.subcommand("refined-mesh")],
