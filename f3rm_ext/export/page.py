@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, UInt8
+from jaxtyping import Bool, Float, Float32, Int, UInt8
 from torch import Tensor
 
 from f3rm_ext import __version__
@@ -214,6 +214,7 @@ class PageContent:
             ConfigError: the run has no such feature.
         """
         model, mip = run.model, run.model.config.mip
+        assert isinstance(model, Queryable)
         with torch.inference_mode():
             poster = model.get_outputs_for_camera(run.manager.train_dataset.cameras[0:1])["rgb"][..., :3]
         cameras, names = _cameras(run)
@@ -232,14 +233,25 @@ class PageContent:
             origin=f"{run.config.method_name}, step {run.step}",
         )
 
+    def take(self, rows: Int[Tensor, " kept"], sh_degree: int) -> "PageContent":
+        """Returns the content with some of the Gaussians and at most this degree of harmonics."""
+        gaussians = self.gaussians[rows]
+        questions = [replace(question, scores=question.scores[rows.numpy()]) for question in self.questions]
+        gaussians = gaussians.to_sh_degree(min(sh_degree, gaussians.sh_degree))
+        return replace(self, gaussians=gaussians, questions=questions)
 
-def write_page(out: Path, content: PageContent, sh_degree: int | None = None) -> PageInfo:
+
+def page_size(content: PageContent) -> int:
+    """Returns the size of the page in bytes, but for the list of places."""
+    return len(_draw(content, "page", [[] for _ in content.questions]))
+
+
+def write_page(out: Path, content: PageContent) -> PageInfo:
     """Writes a page, completely or not at all.
 
     Args:
         out: an .html file.
         content: what it shows.
-        sh_degree: lowers the degree of the spherical harmonics; None keeps it.
 
     Raises:
         ConfigError: there are too many questions, or the file cannot be written.
@@ -250,20 +262,28 @@ def write_page(out: Path, content: PageContent, sh_degree: int | None = None) ->
             f"A page holds at most {MAX_QUESTIONS} questions, but there are {len(content.questions)}: ask fewer."
         )
     gaussians, _ = check_values(content.gaussians, out, action="would get")
-    if sh_degree is not None:
-        gaussians = gaussians.to_sh_degree(min(sh_degree, gaussians.sh_degree))
-    drawn = torch.nonzero(gaussians.alphas() >= _VISIBLE)[:, 0]
-    order = drawn[morton_order(gaussians[drawn])]
-    gaussians = gaussians[order]
-    questions = [replace(question, scores=question.scores[order.numpy()]) for question in content.questions]
+    content = content.take(torch.nonzero(gaussians.alphas() >= _VISIBLE)[:, 0], gaussians.sh_degree)
+    places = [
+        find_places(content.gaussians, question.matches(), content.cameras, content.scale)
+        for question in content.questions
+    ]
+    page = _draw(content, out.stem, places)
+    with replace_file(out) as stream:
+        stream.write(page)
+    return PageInfo(len(content.gaussians), content.gaussians.sh_degree, len(page) / 2**20)
+
+
+def _draw(content: PageContent, name: str, places: Sequence[Sequence[Place]]) -> bytes:
+    """The page. Neighbours are stored side by side, which gzip compresses better."""
+    content = content.take(morton_order(content.gaussians), content.gaussians.sh_degree)
     packed = io.BytesIO()
-    write_spz(packed, gaussians, SplatInfo(render_mode="mip" if content.antialiased else "default"))
-    scores = b"".join(question.to_bytes().tobytes() for question in questions)
+    write_spz(packed, content.gaussians, SplatInfo(render_mode="mip" if content.antialiased else "default"))
+    scores = b"".join(question.to_bytes().tobytes() for question in content.questions)
     text = render_page(
         "splats.html",
         title=content.title,
         content={
-            "name": out.stem,
+            "name": name,
             "up": (np.array([0.0, 0.0, 1.0]) * _TO_SPZ).tolist(),
             "radius": content.cameras.radius(),
             "blur": content.blur_px2,
@@ -277,24 +297,19 @@ def write_page(out: Path, content: PageContent, sh_degree: int | None = None) ->
                     "threshold": question.threshold,
                     "low": question.range[0],
                     "high": question.range[1],
-                    "places": [
-                        asdict(place)
-                        for place in find_places(gaussians, question.matches(), content.cameras, content.scale)
-                    ],
+                    "places": [asdict(place) for place in where],
                 }
-                for question in questions
+                for question, where in zip(content.questions, places, strict=True)
             ],
         },
-        colors=[label_hex(i) for i in range(len(questions))],
+        colors=[label_hex(i) for i in range(len(content.questions))],
         heat_stops=heat_stops(),
         poster=Picture.from_array(content.poster),
         splats=base64.b64encode(packed.getvalue()).decode("ascii"),
         scores=base64.b64encode(gzip.compress(scores, 9, mtime=0)).decode("ascii"),
-        footer=f"f3rm_ext {__version__}{content.origin and ', '}{content.origin}: {len(gaussians)} Gaussians.",
+        footer=f"f3rm_ext {__version__}{content.origin and ', '}{content.origin}: {len(content.gaussians)} Gaussians.",
     )
-    with replace_file(out) as stream:
-        stream.write(sign_text(text, COMMAND))
-    return PageInfo(len(gaussians), gaussians.sh_degree, out.stat().st_size / 2**20)
+    return sign_text(text, COMMAND)
 
 
 def _cameras(run: SplatRun) -> tuple[PinholeCameras, list[str]]:

@@ -8,6 +8,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryInputs, parse_queries
+from f3rm_ext.utils.ranges import Range
 
 
 @dataclass(kw_only=True)
@@ -34,22 +35,32 @@ class Page(QueryInputs):
     """Headline of the page; by default the name of the capture."""
     sh_degree: Literal[0, 1, 2, 3] | None = None
     """Lower the spherical harmonics to this degree, for a smaller page; by default the degree stays."""
+    max_mb: Annotated[float | None, Range(0.1)] = None
+    """Largest size of the page, MB, 0.1 or more: chooses the SH degree and prunes the Gaussians that contribute least
+    to the training views. The command says what that costs on held-out photos."""
+    max_loss_db: Annotated[float | None, Range(0)] = None
+    """Make the page as small as possible at this loss of PSNR on held-out photos, dB, 0 or more."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.out.suffix.lower() != ".html":
             raise ConfigError(f"--out is {self.out}, but a page is HTML: give a name that ends in .html.")
+        if self.max_mb is not None and self.max_loss_db is not None:
+            raise ConfigError("--max-mb and --max-loss-db both choose what is kept: give one of them.")
 
     def main(self) -> int:
         """Exports. Returns the exit code."""
+        import torch
+
         from f3rm_ext.capture.frame import CaptureFrame
-        from f3rm_ext.export.page import COMMAND, PageContent, write_page
+        from f3rm_ext.export.budget import reduce_splats
+        from f3rm_ext.export.page import COMMAND, PageContent, page_size, write_page
         from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.html.content import capture_name
         from f3rm_ext.html.page import plural
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.run import Run
-        from f3rm_ext.utils.console import console
+        from f3rm_ext.utils.console import console, note
         from f3rm_ext.utils.provenance import require_ours
 
         require_ours(self.out, COMMAND)
@@ -62,7 +73,21 @@ class Page(QueryInputs):
             title=self.title or capture_name(photos.data),
             frame=CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, photos.data),
         )
-        made = write_page(self.out, content, self.sh_degree)
+        content = content.take(
+            torch.arange(len(content.gaussians)),
+            content.gaussians.sh_degree if self.sh_degree is None else self.sh_degree,
+        )
+        if self.max_mb is not None or self.max_loss_db is not None:
+            kept = reduce_splats(
+                run,
+                lambda rows, degree: page_size(content.take(rows, degree)),
+                self.max_mb,
+                self.max_loss_db,
+                content.gaussians.sh_degree,
+            )
+            content = content.take(kept.rows, kept.sh_degree)
+            note(str(kept))
+        made = write_page(self.out, content)
         asked = f" and {plural(len(content.questions), 'question')}" if content.questions else ""
         console().print(
             f"{made.count} Gaussians (SH degree {made.sh_degree}){asked} are in {self.out} ({made.size_mib:.1f} MiB): "
