@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ MAX_QUESTIONS = 16
 """The page's shader has as many colours."""
 SCORE_LEVELS = 85
 """Steps of a stored score. 255 is a multiple, so a step is a whole number of the bytes that the shader reads."""
+_MAX_LOGIT = 8.0
+"""Relevancies nearer to 0 and 1 than its sigmoid are stored as that."""
 _MAX_CAMERAS = 120
 _MAX_PLACES = 5
 _MIN_SHARE = 0.04
@@ -65,18 +68,25 @@ class Place:
 
 @dataclass(frozen=True)
 class Question:
-    """A question and the score of every Gaussian."""
+    """A question and the score of every Gaussian.
+
+    A page blends what it stores over the Gaussians of a pixel. Relevancies are stored as logits, which are linear in
+    the features but for their norm, so that a blend of them is nearly the score of the blended features. A blend of
+    relevancies is not: outlines move.
+    """
 
     name: str
     scores: Float32[np.ndarray, " gaussians"]
     threshold: float
     """Scores from here upwards match."""
+    is_relevancy: bool = False
+    """Whether scores are relevancies, 0 to 1, rather than cosines."""
 
     @property
     def range(self) -> tuple[float, float]:
-        """The lowest and the highest score that the page tells apart."""
-        low, high = float(self.scores.min()), float(self.scores.max())
-        return min(low, self.threshold - 1e-3), max(high, self.threshold + 1e-3)
+        """The lowest and the highest value that is stored."""
+        values, threshold = self._values(self.scores), float(self._values(np.float64(self.threshold)))
+        return min(float(values.min()), threshold - 1e-3), max(float(values.max()), threshold + 1e-3)
 
     def matches(self) -> Bool[np.ndarray, " gaussians"]:
         """Returns which Gaussians match."""
@@ -85,10 +95,16 @@ class Question:
     def to_bytes(self) -> UInt8[np.ndarray, " gaussians"]:
         """Returns the scores in steps; rounding moves none across the threshold."""
         low, high = self.range
-        levels = np.rint((self.scores - low) / (high - low) * SCORE_LEVELS)
-        first = np.ceil((self.threshold - low) / (high - low) * SCORE_LEVELS)
+        levels = np.rint((self._values(self.scores) - low) / (high - low) * SCORE_LEVELS)
+        first = np.ceil((self._values(np.float64(self.threshold)) - low) / (high - low) * SCORE_LEVELS)
         levels = np.where(self.matches(), np.maximum(levels, first), np.minimum(levels, first - 1))
         return (np.clip(levels, 0, SCORE_LEVELS) * (255 // SCORE_LEVELS)).astype(np.uint8)
+
+    def _values(self, scores: Any) -> Any:
+        if not self.is_relevancy:
+            return scores
+        odds = np.clip(scores, 1e-9, 1 - 1e-9)
+        return np.clip(np.log(odds / (1 - odds)), -_MAX_LOGIT, _MAX_LOGIT)
 
 
 @dataclass(frozen=True)
@@ -156,7 +172,7 @@ def find_places(
         middle = np.average(means[inside], axis=0, weights=weights[inside] + 1e-30)
         radius = float(np.quantile(np.linalg.norm(means[inside] - middle, axis=1), 0.9)) or 1e-3
         x, y, z = (middle * _TO_SPZ).tolist()
-        label = f"{2 * radius / scale:.2g} wide, {share:.0%} of all"
+        label = f"{2 * radius / scale:.2g} wide, {share:.0%} of the matches"
         places.append(Place((x, y, z), radius, _best_camera(torch.from_numpy(middle), cameras), label))
     return places
 
@@ -227,7 +243,9 @@ class PageContent:
             poster=to_bytes(poster.cpu().numpy()),
             blur_px2=mip.eps2d,
             antialiased=mip.antialiased,
-            questions=[Question(query.name, score_gaussians(model, query), threshold) for query in queries],
+            questions=[
+                Question(query.name, score_gaussians(model, query), threshold, query.is_relevancy) for query in queries
+            ],
             background=(red, green, blue),
             scale=frame.scale,
             origin=f"{run.config.method_name}, step {run.step}",
@@ -295,6 +313,7 @@ def _draw(content: PageContent, name: str, places: Sequence[Sequence[Place]]) ->
                 {
                     "name": question.name,
                     "threshold": question.threshold,
+                    "curve": "logit" if question.is_relevancy else "linear",
                     "low": question.range[0],
                     "high": question.range[1],
                     "places": [asdict(place) for place in where],
@@ -318,7 +337,8 @@ def _cameras(run: SplatRun) -> tuple[PinholeCameras, list[str]]:
     parts = [PinholeCameras.of(dataset.cameras.to(torch.device("cpu"))) for dataset in datasets]
     names = [Path(name).name for dataset in datasets for name in dataset.image_filenames]
     joined = PinholeCameras(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-    chosen = np.unique(np.linspace(0, len(names) - 1, min(len(names), _MAX_CAMERAS)).round().astype(int))
+    spread = np.unique(np.linspace(0, len(names) - 1, min(len(names), _MAX_CAMERAS)).round().astype(int))
+    chosen = np.argsort(names, kind="stable")[spread]
     index = torch.from_numpy(chosen)
     return PinholeCameras(*(tensor[index] for tensor in joined)), [names[i] for i in chosen]
 

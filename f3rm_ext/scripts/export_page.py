@@ -73,10 +73,8 @@ class Page(QueryInputs):
             title=self.title or capture_name(photos.data),
             frame=CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, photos.data),
         )
-        content = content.take(
-            torch.arange(len(content.gaussians)),
-            content.gaussians.sh_degree if self.sh_degree is None else self.sh_degree,
-        )
+        if self.sh_degree is not None:
+            content = content.take(torch.arange(len(content.gaussians)), self.sh_degree)
         if self.max_mb is not None or self.max_loss_db is not None:
             kept = reduce_splats(
                 run,

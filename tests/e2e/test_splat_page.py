@@ -139,9 +139,6 @@ def test_heat_follows_the_threshold_and_parts_can_be_shown_alone(page: OpenPage)
     assert 0 < (page.picture()[..., 0] - page.picture()[..., 2] > 0.1).mean() < warm
     page.does("f3rm.setThreshold(0.5)")
     page.does("f3rm.show('only')")
-    page.does("f3rm.ask(0)")
-    page.does("f3rm.renderer.look = 'photo'")
-    page.does("f3rm.refresh()")
     assert psnr(page.picture(), drawn(scene[left], 0)) > 38
     page.does("f3rm.show('hide')")
     assert psnr(page.picture(), drawn(scene[~left], 0)) > 38

@@ -12,6 +12,12 @@ function rotate(v, axis, angle) {
   return v.map((value, i) => value * Math.cos(angle) + side[i] * Math.sin(angle) + axis[i] * along);
 }
 
+/** The stored value of a score, and the score of a stored value: logits of relevancies, or cosines themselves. */
+const CURVES = {
+  linear: [(score) => score, (value) => value],
+  logit: [(score) => Math.log(score / (1 - score)), (value) => 1 / (1 + Math.exp(-value))],
+};
+
 /** Unpacks gzip from base64. */
 async function unpack(text) {
   const bytes = Uint8Array.from(atob(text.trim()), (c) => c.charCodeAt(0));
@@ -79,15 +85,17 @@ class Eye {
 
 class SplatPage {
   constructor(content, splats, scores, canvas) {
-    Object.assign(this, { content, splats, canvas, held: new Set(), question: null });
+    Object.assign(this, { content, splats, canvas, held: new Set(), question: null, part: "all" });
     this.eye = new Eye(content.up, content.radius);
     this.renderer = new SplatRenderer(canvas, splats, content);
     const count = splats.count;
     this.scores = content.questions.map((_, i) => new Uint8Array(scores, i * count, count));
-    this.thresholds = content.questions.map((question) => question.threshold);
+    for (const question of content.questions) [question.store, question.score] = CURVES[question.curve];
+    this.thresholds = content.questions.map((question) => question.store(question.threshold));
     this.element = (id) => document.getElementById(id);
     this.fillPanel();
     this.listen();
+    document.body.classList.toggle("folded", window.innerWidth <= 560);
     this.look(0);
     this.ask("none");
     new ResizeObserver(() => this.refresh()).observe(canvas);
@@ -152,7 +160,6 @@ class SplatPage {
   ask(which) {
     const question = this.content.questions[which], labels = which === "labels";
     this.question = question ? Number(which) : labels ? "labels" : null;
-    this.renderer.look = question ? "heat" : labels ? "labels" : "photo";
     document.querySelectorAll("[data-question]").forEach((button) =>
       button.setAttribute("aria-pressed", String(button.dataset.question === String(which))));
     this.element("answer").hidden = !question && !labels;
@@ -161,7 +168,7 @@ class SplatPage {
       const slider = this.element("threshold");
       [slider.min, slider.max, slider.step] = [question.low, question.high, (question.high - question.low) / 255];
       slider.value = String(this.thresholds[which]);
-      this.element("highest").textContent = question.high.toFixed(2);
+      this.element("highest").textContent = question.score(question.high).toFixed(2);
     }
     this.element("threshold-row").hidden = !question;
     this.element("places").replaceChildren(...(question ? question.places : []).map((place, i) => {
@@ -178,29 +185,36 @@ class SplatPage {
     return this.update();
   }
 
-  setThreshold(value) { this.thresholds[this.question] = value; return this.update(); }
+  /** Sets the threshold of the question that is asked, as a score. */
+  setThreshold(score) {
+    this.thresholds[this.question] = this.content.questions[this.question].store(score);
+    return this.update();
+  }
 
+  /** Shows "all", "only" the matches, or hides them: "hide". A part is shown as it looks, without heat. */
   show(part) {
-    this.renderer.part = part;
+    this.part = part;
     document.querySelectorAll("[data-part]").forEach((button) =>
       button.setAttribute("aria-pressed", String(button.dataset.part === part)));
-    return this.refresh();
+    return this.update();
   }
 
   update() {
-    const { questions } = this.content, scale = (i) => 255 / (questions[i].high - questions[i].low);
+    this.renderer.part = this.question === null ? "all" : this.part;
+    this.renderer.look = this.renderer.part !== "all" || this.question === null ? "photo"
+      : this.question === "labels" ? "labels" : "heat";
+    const { questions } = this.content;
     const number = typeof this.question === "number" ? this.question : null, labels = this.labels();
     if (number === null) {
       // With labels, every labelled Gaussian is chosen; without a question, all are.
       this.renderer.setScores(labels.map((label) => (label ? 255 : 0)), labels);
       this.renderer.threshold = this.question === "labels" ? 0.5 : 0;
-      if (this.question === null) this.show("all");
     } else {
-      const threshold = this.thresholds[number], stored = (threshold - questions[number].low) * scale(number) / 255;
+      const { low, high, score } = questions[number], stored = (this.thresholds[number] - low) / (high - low);
       this.renderer.setScores(this.scores[number], labels);
       this.renderer.threshold = stored;
       this.renderer.range = [stored, 1];
-      this.element("threshold-value").textContent = threshold.toFixed(2);
+      this.element("threshold-value").textContent = score(this.thresholds[number]).toFixed(2);
     }
     return this.refresh();
   }
@@ -247,7 +261,10 @@ class SplatPage {
       document.querySelectorAll(`[data-do=${name}]`).forEach((button) => button.addEventListener("click", action));
     this.actions = actions;
     this.element("cameras").addEventListener("change", (event) => this.look(Number(event.target.value)));
-    this.element("threshold").addEventListener("input", (event) => this.setThreshold(Number(event.target.value)));
+    this.element("threshold").addEventListener("input", (event) => {
+      this.thresholds[this.question] = Number(event.target.value);
+      this.update();
+    });
   }
 
   setMode(mode) {

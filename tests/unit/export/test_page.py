@@ -51,13 +51,23 @@ def content(cameras: PinholeCameras) -> PageContent:
 
 
 @pytest.mark.parametrize("threshold", [-0.2, 0.111, 0.5, 0.97])
-def test_steps_of_scores_stay_on_their_side_of_the_threshold(threshold: float) -> None:
-    scores = np.random.default_rng(0).uniform(0, 1, 5000).astype(np.float32)
+def test_steps_of_cosines_stay_on_their_side_of_the_threshold(threshold: float) -> None:
+    scores = np.random.default_rng(0).uniform(-0.5, 1, 5000).astype(np.float32)
     question = Question("mug", scores, threshold)
     low, high = question.range
     shown = low + question.to_bytes() / 255 * (high - low)
     np.testing.assert_array_equal(shown >= threshold - 1e-6, scores >= threshold)
     assert np.abs(shown - scores).max() < 1.01 / SCORE_LEVELS * (high - low)
+
+
+def test_relevancies_are_stored_as_logits() -> None:
+    scores = np.array([0.0, 0.3, 0.5, 0.7, 0.999, 1.0], np.float32)
+    question = Question("mug", scores, 0.5, is_relevancy=True)
+    low, high = question.range
+    shown = 1 / (1 + np.exp(-(low + question.to_bytes() / 255 * (high - low))))
+    assert (low, high) == (-8, 8)
+    np.testing.assert_allclose(shown, scores, atol=0.03)
+    assert (question.to_bytes() >= 255 * (0 - low) / (high - low)).tolist() == (scores >= 0.5).tolist()
 
 
 def test_places_are_clusters_of_matches_the_largest_first(cameras: PinholeCameras) -> None:
