@@ -188,12 +188,12 @@ class Moco:
 class Report:
     """The report of `f3rm-ext sugar run` in headless Chromium. Needs `pip install f3rm-ext[e2e]` and a `chromium`."""
 
-    report: Positional[Path]
-    """File report.html."""
+    page: Positional[Path]
+    """The .html file."""
     width_px: int = 1180
-    """Width of the page."""
+    """Width of the window."""
     height_px: int = 1780
-    """Height of the part of the page that is shown."""
+    """Height of the window."""
     scale: float = 0.75
     """Factor on the size of the picture."""
     out: Path = IMAGES / "sugar-run-report.jpg"
@@ -206,11 +206,37 @@ class Report:
             raise SystemExit(reason)
         with driver.chromium() as browser:
             page = browser.new_page(viewport={"width": self.width_px, "height": self.height_px})
-            page.goto(self.report.resolve().as_uri())
-            page.locator("[data-mesh][data-state=shown]").wait_for(timeout=driver.TIMEOUT_MS)
+            page.goto(self.page.resolve().as_uri())
+            page.locator("[data-state=shown]").first.wait_for(timeout=driver.TIMEOUT_MS)
+            self.prepare(page)
             picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         size = (round(picture.width * self.scale), round(picture.height * self.scale))
         picture.resize(size, LANCZOS).save(self.out, quality=86)
+
+    def prepare(self, page: Any) -> None:
+        """Does what a reader would do before the picture is taken."""
+
+
+@dataclass(kw_only=True)
+class SplatPage(Report):
+    """A page of `f3rm-ext export page` that is asked a question, in headless Chromium."""
+
+    question: str
+    """Name of the question."""
+    camera: str
+    """Name of the photo to look from."""
+    width_px: int = 1280
+    """Width of the window."""
+    height_px: int = 800
+    """Height of the window."""
+    out: Path = IMAGES / "splat-page.jpg"
+    """File to write."""
+
+    def prepare(self, page: Any) -> None:
+        """Chooses the camera and the question."""
+        page.locator("#cameras").select_option(label=self.camera)
+        page.get_by_role("button", name=self.question, exact=True).click()
+        page.evaluate("async () => { await f3rm.settled; }")
 
 
 LANCZOS = Image.Resampling.LANCZOS
@@ -263,6 +289,7 @@ Picture = (
     | Annotated[Texture, subcommand("texture")]
     | Annotated[Moco, subcommand("moco")]
     | Annotated[Report, subcommand("report")]
+    | Annotated[SplatPage, subcommand("page")]
 )
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from f3rm_ext.mesh.options import Length, Share
 from f3rm_ext.query.options import QueryOptions, parse_queries
 from f3rm_ext.scripts.common import FrameOption, Vector, check_crop, check_suffix
 from f3rm_ext.scripts.export_mesh import Mesh, RefinedMesh
+from f3rm_ext.scripts.export_page import Page
 from f3rm_ext.scripts.export_part import Part
 from f3rm_ext.scripts.export_texture import Texture
 from f3rm_ext.utils.ranges import Count
@@ -160,10 +161,11 @@ class Splats:
     """Writes the Gaussians of a run of sugar-ext for other viewers and programs.
 
     The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
-    SuperSplat and gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics.
-    Coordinates are those of the scene (cameras within about ±1). The file names its checkpoint and says how to render
-    it: where it says SplatRenderMode: mip, viewers show what was trained only with anti-aliasing (gsplat's
-    rasterize_mode antialiased). An existing file is replaced only if this program wrote it.
+    SuperSplat and gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics, .glb
+    is glTF with KHR_gaussian_splatting (y up), .usda is OpenUSD with ParticleField3DGaussianSplat. Coordinates are
+    those of the scene (cameras within about ±1). The file names its checkpoint and says how to render it: where it says
+    SplatRenderMode: mip, viewers show what was trained only with anti-aliasing (gsplat's rasterize_mode antialiased).
+    An existing file is replaced only if this program wrote it.
 
     Typical calls:
       f3rm-ext export splats --load-config .../config.yml --out room.ply
@@ -174,7 +176,7 @@ class Splats:
     load_config: Path
     """config.yml of the run."""
     out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
-    """File to write: .ply, .compressed.ply, .spz or .splat."""
+    """File to write: .ply, .compressed.ply, .spz, .splat, .glb or .usda."""
     fused: bool = True
     """Put the 3D filter into sizes and opacities, so that other viewers show the right picture. Without it, the file
     holds the Gaussians as they are optimised: right for training on with --pipeline.model.start-from, too thin in
@@ -212,9 +214,9 @@ class Convert:
     """Writes the splats of a file in another format, and says what was lost.
 
     The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
-    SuperSplat and gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics. All
-    but the last keep the render mode and the origin of the splats. An existing file is replaced only if this program
-    wrote it.
+    SuperSplat and gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics, .glb
+    is glTF with KHR_gaussian_splatting (y up), .usda is OpenUSD; the last two cannot be read. All but .splat keep the
+    render mode and the origin of the splats. An existing file is replaced only if this program wrote it.
 
     Typical calls:
       f3rm-ext export convert scene.ply scene.spz
@@ -225,7 +227,7 @@ class Convert:
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IN")]
     """File to read; its content tells its format."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """File to write: .ply, .compressed.ply, .spz or .splat."""
+    """File to write: .ply, .compressed.ply, .spz, .splat, .glb or .usda."""
     sh_degree: Literal[0, 1, 2, 3] | None = None
     """Lower the spherical harmonics to this degree; by default the degree stays, as far as the format allows."""
     bad_values: Literal["error", "drop"] = "error"
@@ -257,6 +259,7 @@ ExportCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's 
     Annotated[Features, tyro.conf.subcommand("features")],
     Annotated[Splats, tyro.conf.subcommand("splats")],
     Annotated[Convert, tyro.conf.subcommand("convert")],
+    Annotated[Page, tyro.conf.subcommand("page")],
     Annotated[Mesh, tyro.conf.subcommand("mesh")],
     Annotated[Texture, tyro.conf.subcommand("texture")],
     Annotated[RefinedMesh, tyro.conf.subcommand("refined-mesh")],

@@ -92,6 +92,12 @@ def heat_overlay_bytes(
     return to_bytes(heat_overlay(rgb, torch.tensor(score, dtype=torch.float32), low, high).numpy())
 
 
+def heat_table(count: int) -> Float[Tensor, "count 3"]:
+    """The colours of the heat itself from the lowest to the highest score, without a picture below. RGB, 0 to 1."""
+    first, last = _HEAT_RANGE
+    return _map_colors(torch.linspace(first, last, count), HEAT_MAP)
+
+
 def heat_scale_bytes(count: int) -> UInt8[np.ndarray, "count 3"]:
     """Colours of a scale bar from ``low`` to ``high``, as :func:`heat_overlay` shows them over a mid-grey picture."""
     score = torch.linspace(0.0, 1.0, count)

@@ -115,8 +115,8 @@ def require_own_folder(
 def read_provenance(path: Path) -> dict[str, Any]:
     """Returns what a file says of its origin; empty for files of others and damaged ones.
 
-    It stands in the comments of .ply, .obj and .mtl, in the asset's extras of .glb, in an entry of .npz, in the text of
-    .png, at the top level of .json, in a comment of .html and .md, and as the name of what .jgz holds.
+    It stands in the comments of .ply, .obj, .mtl and .usda, in the asset's extras of .glb, in an entry of .npz, in the
+    text of .png, at the top level of .json, in a comment of .html and .md, and as the name of what .jgz holds.
     """
     reader = _READERS.get(path.suffix.lower())
     try:
@@ -169,9 +169,9 @@ def _read_comment_lines(path: Path) -> dict[str, Any]:
     lines = []
     with path.open("rb") as stream:
         for line in stream:
-            if not line.startswith(b"# ") or len(lines) > _MOST_LINES:
+            if not line.startswith(b"#") or len(lines) > _MOST_LINES:
                 break
-            lines.append(line[2:].decode("ascii", "replace").strip())
+            lines.append(line[1:].decode("ascii", "replace").strip())
     return _entries(lines)
 
 
@@ -221,6 +221,7 @@ _READERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     ".ply": _read_ply,
     ".obj": _read_comment_lines,
     ".mtl": _read_comment_lines,
+    ".usda": _read_comment_lines,
     ".glb": _read_glb,
     ".json": _read_json,
     ".png": _read_png,

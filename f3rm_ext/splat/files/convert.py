@@ -14,6 +14,7 @@ from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files.checks import BadValues
 from f3rm_ext.splat.files.formats import (
     MAKERS,
+    WRITE_ONLY,
     format_to_write,
     read_splats,
     require_replaceable,
@@ -87,8 +88,12 @@ def convert_splats(
     info = replace(origin, comments=combine_provenance(origin, record))
     wanted = gaussians if sh_degree is None else gaussians.to_sh_degree(sh_degree)
     written = write_splats(out, wanted, info, spz_axes=spz_axes)
-    again, result = read_splats(out, spz_axes=spz_axes)
-    lost = conversion_losses(gaussians[storage_order(wanted, kind)], again)
+    if kind in WRITE_ONLY:
+        lost = [f"What {out.suffix} loses was not measured: it is a format that is written only."]
+        result = written
+    else:
+        again, result = read_splats(out, spz_axes=spz_axes)
+        lost = conversion_losses(gaussians[storage_order(wanted, kind)], again)
     if origin.render_mode == "mip" and result.render_mode != "mip":
         lost.append("The format cannot record that the splats need anti-aliasing (SplatRenderMode: mip).")
     return ConversionResult(origin, replace(result, notices=written.notices), lost)

@@ -11,6 +11,7 @@ from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import packing
 from f3rm_ext.splat.files.checks import BadValues, check_values
 from f3rm_ext.splat.files.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
+from f3rm_ext.splat.files.gltf import write_gltf_splats
 from f3rm_ext.splat.files.info import Format, SplatInfo, find_maker
 from f3rm_ext.splat.files.ply import read_ply, write_ply_splats
 from f3rm_ext.splat.files.splat import read_splat, write_splat
@@ -23,6 +24,7 @@ from f3rm_ext.splat.files.spz import (
     require_readable,
     write_spz,
 )
+from f3rm_ext.splat.files.usd import write_usd_splats
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.ply import PlyTables
@@ -33,8 +35,12 @@ SUFFIXES: dict[str, Format] = {
     ".ply": "ply",
     ".spz": "spz",
     ".splat": "splat",
+    ".glb": "gltf",
+    ".usda": "usd",
 }
 """Format to write, by the end of the file name; the first match counts."""
+WRITE_ONLY: tuple[Format, ...] = ("gltf", "usd")
+"""Formats that are not read."""
 MAKERS = ("f3rm-ext export splats", "f3rm-ext export convert")
 """Commands that may overwrite each other's files."""
 
@@ -82,7 +88,8 @@ def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
         return read_compressed_ply(path, tables) if is_compressed(tables) else read_ply(path, tables)
     if path.suffix.lower() == ".splat":
         return read_splat(path)
-    raise SplatFileError(f"{path} is no file of splats: give one of {', '.join(SUFFIXES)}.")
+    readable = [suffix for suffix, kind in SUFFIXES.items() if kind not in WRITE_ONLY]
+    raise SplatFileError(f"{path} is no file of splats that can be read: give one of {', '.join(readable)}.")
 
 
 def write_splats(
@@ -117,6 +124,10 @@ def write_splats(
             write_compressed_ply(stream, kept, info)
         elif kind == "spz":
             write_spz(stream, kept, info, spz_axes)
+        elif kind == "gltf":
+            write_gltf_splats(stream, kept, info)
+        elif kind == "usd":
+            write_usd_splats(stream, kept, info)
         else:
             write_splat(stream, kept, info)
     return replace(info, format=kind, sh_degree=kept.sh_degree, count=len(kept), notices=tuple(notices))

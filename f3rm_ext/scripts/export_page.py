@@ -1,0 +1,97 @@
+"""``f3rm-ext export page``: splats as a web page that can be turned and asked, in one file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.query.options import QueryInputs, parse_queries
+from f3rm_ext.utils.ranges import Range
+
+
+@dataclass(kw_only=True)
+class Page(QueryInputs):
+    """Writes the splats of a run as one HTML file that opens in a browser, without a network.
+
+    The page shows what was trained: drag to turn, jump to the cameras of the capture, fly and walk, save pictures and
+    the splats themselves. It answers the questions that you give here: heat with a threshold, colours of all questions
+    together, only the matches or all but them, and a list of the places where matches lie together. A question needs a
+    feature on the Gaussians, which `f3rm-ext features lift` adds to a finished run. An existing file is replaced only
+    if this program wrote it.
+
+    Typical calls:
+      f3rm-ext export page --load-config .../config.yml --out room.html
+      f3rm-ext export page --load-config .../config.yml --out room.html --text "blue mug" "plant" --threshold 0.6
+      f3rm-ext export page --load-config .../config.yml --out room.html --exemplar "mug=0001.jpg:250,300,80,80"
+    """
+
+    load_config: Path
+    """config.yml of a run of sugar-ext."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
+    """The .html file to write."""
+    title: str = ""
+    """Headline of the page; by default the name of the capture."""
+    sh_degree: Literal[0, 1, 2, 3] | None = None
+    """Lower the spherical harmonics to this degree, for a smaller page; by default the degree stays."""
+    max_mb: Annotated[float | None, Range(0.1)] = None
+    """Largest size of the page, MB, 0.1 or more: chooses the SH degree and prunes the Gaussians that contribute least
+    to the training views. The command says what that costs on held-out photos."""
+    max_loss_db: Annotated[float | None, Range(0)] = None
+    """Make the page as small as possible at this loss of PSNR on held-out photos, dB, 0 or more."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.out.suffix.lower() != ".html":
+            raise ConfigError(f"--out is {self.out}, but a page is HTML: give a name that ends in .html.")
+        if self.max_mb is not None and self.max_loss_db is not None:
+            raise ConfigError("--max-mb and --max-loss-db both choose what is kept: give one of them.")
+
+    def main(self) -> int:
+        """Exports. Returns the exit code."""
+        import torch
+
+        from f3rm_ext.capture.frame import CaptureFrame
+        from f3rm_ext.export.budget import reduce_splats
+        from f3rm_ext.export.page import COMMAND, PageContent, page_size, write_page
+        from f3rm_ext.export.splats import load_splat_run
+        from f3rm_ext.html.content import capture_name
+        from f3rm_ext.html.page import plural
+        from f3rm_ext.query.builders import encode_queries
+        from f3rm_ext.query.run import Run
+        from f3rm_ext.utils.console import console, note
+        from f3rm_ext.utils.provenance import require_ours
+
+        require_ours(self.out, COMMAND)
+        run = load_splat_run(self.load_config)
+        photos = Run(run.model, run.manager, run.config, run.checkpoint, run.step)
+        content = PageContent.of_run(
+            run,
+            encode_queries(parse_queries(self), photos),
+            self.threshold,
+            title=self.title or capture_name(photos.data),
+            frame=CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, photos.data),
+        )
+        if self.sh_degree is not None:
+            content = content.take(torch.arange(len(content.gaussians)), self.sh_degree)
+        if self.max_mb is not None or self.max_loss_db is not None:
+            kept = reduce_splats(
+                run,
+                lambda rows, degree: page_size(content.take(rows, degree)),
+                self.max_mb,
+                self.max_loss_db,
+                content.gaussians.sh_degree,
+            )
+            content = content.take(kept.rows, kept.sh_degree)
+            note(str(kept))
+        made = write_page(self.out, content)
+        asked = f" and {plural(len(content.questions), 'question')}" if content.questions else ""
+        console().print(
+            f"{made.count} Gaussians (SH degree {made.sh_degree}){asked} are in {self.out} ({made.size_mib:.1f} MiB): "
+            "open it in a browser.",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        return 0

@@ -1,0 +1,120 @@
+"""Writes splats as glTF 2.0 with KHR_gaussian_splatting (release candidate of 2026), one binary file (.glb).
+
+Viewers without the extension show a point cloud. The file has y up, as glTF demands, where splats have z up. It has no
+place for the compensation of opacities: its comments (``asset.extras``) say so.
+"""
+
+import json
+import struct
+from io import BufferedIOBase
+
+import numpy as np
+import torch
+from jaxtyping import Float
+
+from f3rm_ext.splat.files import packing
+from f3rm_ext.splat.files.info import SplatInfo, find_maker, tag_comments
+from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
+from f3rm_ext.splat.transform import Similarity
+from f3rm_ext.utils.provenance import MADE_BY
+
+EXTENSION = "KHR_gaussian_splatting"
+Y_UP = Similarity(np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]]), 1.0, np.zeros(3))
+"""From z up to y up: a quarter turn about x."""
+_FLOAT, _SHORT, _BYTE = 5126, 5122, 5121
+_DTYPES = {_FLOAT: "<f4", _SHORT: "<i2", _BYTE: "u1"}
+_TYPES = {1: "SCALAR", 3: "VEC3", 4: "VEC4"}
+_ARRAY_BUFFER, _POINTS = 34962, 0
+
+
+def write_gltf_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> None:
+    """Writes splats.
+
+    Args:
+        stream: binary, at its start.
+        gaussians: one or more, on the CPU, z up.
+        info: its tags and comments go into ``asset.extras``.
+    """
+    made = _Buffer()
+    for name, values, component in _attributes(Y_UP.gaussians(gaussians)):
+        made.add(name, values, component)
+    comments = tag_comments(info)
+    extras = {MADE_BY: find_maker(comments), "comments": comments}
+    extension = {
+        "kernel": "ellipse",
+        "colorSpace": "srgb_rec709_display",
+        "projection": "perspective",
+        "sortingMethod": "cameraDistance",
+    }
+    primitive = {"attributes": made.attributes, "mode": _POINTS, "extensions": {EXTENSION: extension}}
+    tree = {
+        "asset": {"version": "2.0", "generator": "f3rm_ext", "extras": extras},
+        "extensionsUsed": [EXTENSION],
+        "scene": 0,
+        "scenes": [{"nodes": [0]}],
+        "nodes": [{"mesh": 0}],
+        "meshes": [{"primitives": [primitive]}],
+        "accessors": made.accessors,
+        "bufferViews": made.views,
+        "buffers": [{"byteLength": len(made.data)}],
+    }
+    text = json.dumps(tree, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 4)
+    length = 12 + 8 + len(text) + 8 + len(made.data)
+    stream.write(struct.pack("<4sII", b"glTF", 2, length))
+    for kind, chunk in ((b"JSON", text), (b"BIN\0", made.data)):
+        stream.write(struct.pack("<I4s", len(chunk), kind))
+        stream.write(chunk)
+
+
+def _attributes(gaussians: Gaussians) -> list[tuple[str, Float[np.ndarray, "n columns"], int]]:
+    """The vertex attributes: name, values, type of a component."""
+    arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
+    alphas = packing.logits_to_alphas(arrays["opacities"])[:, None]
+    xyzw = np.roll(packing.unit_quats(arrays["quats"]), -1, axis=1)
+    srgb = sh_to_rgb(torch.from_numpy(arrays["features_dc"])).clamp(0, 1).numpy()
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    named = [
+        ("POSITION", arrays["means"], _FLOAT),
+        ("COLOR_0", np.concatenate([linear, alphas], axis=1), _BYTE),
+        (f"{EXTENSION}:ROTATION", xyzw, _SHORT),
+        (f"{EXTENSION}:SCALE", np.exp(arrays["scales"].astype(np.float64)), _FLOAT),
+        (f"{EXTENSION}:OPACITY", alphas, _FLOAT),
+        (f"{EXTENSION}:SH_DEGREE_0_COEF_0", arrays["features_dc"], _FLOAT),
+    ]
+    at = 0
+    for degree in range(1, gaussians.sh_degree + 1):
+        for number in range(2 * degree + 1):
+            named.append((f"{EXTENSION}:SH_DEGREE_{degree}_COEF_{number}", arrays["features_rest"][:, at], _FLOAT))
+            at += 1
+    return named
+
+
+class _Buffer:
+    """The binary chunk and what describes it. Every attribute has a view of its own; rows are multiples of 4 bytes."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.views: list[dict[str, int]] = []
+        self.accessors: list[dict[str, object]] = []
+        self.attributes: dict[str, int] = {}
+
+    def add(self, name: str, values: Float[np.ndarray, "n columns"], component: int) -> None:
+        """Appends an attribute; integers are normalised."""
+        top = {_BYTE: 255, _SHORT: 32767}.get(component)
+        stored = np.ascontiguousarray(values if top is None else np.rint(values * top), _DTYPES[component])
+        accessor: dict[str, object] = {
+            "bufferView": len(self.views),
+            "componentType": component,
+            "count": len(stored),
+            "type": _TYPES[stored.shape[1]],
+        }
+        if top is not None:
+            accessor["normalized"] = True
+        if name == "POSITION":
+            accessor |= {"min": stored.min(axis=0).tolist(), "max": stored.max(axis=0).tolist()}
+        view = {"buffer": 0, "byteOffset": len(self.data), "byteLength": stored.nbytes, "target": _ARRAY_BUFFER}
+        self.attributes[name] = len(self.accessors)
+        self.views.append(view)
+        self.accessors.append(accessor)
+        self.data += stored.tobytes()

@@ -1,0 +1,169 @@
+"""A page of splats, opened from a file: it draws what the rasteriser draws, answers, and needs no network."""
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.export.page import PageContent, Question, write_page
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.mip import MipOptions
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+
+WIDTH, HEIGHT, BLUR = 96, 72, 0.1
+BACKGROUND = (0.2, 0.4, 0.6)
+THRESHOLD = 0.5
+
+
+def cameras() -> PinholeCameras:
+    """Three cameras around the origin; the principal point is off the middle."""
+    views = []
+    for angle in (0.0, 1.2, 2.4):
+        position = torch.tensor([3 * np.cos(angle), 3 * np.sin(angle), 1.0], dtype=torch.float32)
+        forward = torch.nn.functional.normalize(-position, dim=0)
+        right = torch.nn.functional.normalize(torch.linalg.cross(forward, torch.tensor([0.0, 0, 1])), dim=0)
+        view = torch.eye(4)
+        view[:3, :3] = torch.stack([right, torch.linalg.cross(forward, right), forward])
+        view[:3, 3] = -view[:3, :3] @ position
+        views.append(view)
+    K = torch.tensor([[90.0, 0, WIDTH / 2 + 3], [0, 85.0, HEIGHT / 2 - 2], [0, 0, 1]])
+    sides = [torch.full((3,), side, dtype=torch.int32) for side in (WIDTH, HEIGHT)]
+    return PinholeCameras(torch.stack(views), K.expand(3, 3, 3), *sides)
+
+
+def two_balls(count: int = 400, degree: int = 2) -> Gaussians:
+    """A ball at either side of the origin, of Gaussians whose colours depend on the direction of view."""
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    means = 0.25 * normal(count, 3)
+    means[: count // 2, 0] -= 0.8
+    means[count // 2 :, 0] += 0.8
+    rest = 0.12 * normal(count, (degree + 1) ** 2 - 1, 3)
+    scales = -3.0 + 0.5 * normal(count, 3)
+    return Gaussians(means, scales, normal(count, 4), 1 + normal(count, 1), normal(count, 3), rest)
+
+
+def drawn(gaussians: Gaussians, camera: int) -> np.ndarray:
+    """What the rasteriser draws, (h, w, 3), 0 to 1."""
+    views = cameras()
+    one = PinholeCameras(*(tensor[camera : camera + 1] for tensor in views))
+    scene = SplatScene(gaussians, torch.zeros(len(gaussians)), MipOptions(filter_3d=False, eps2d_mip=BLUR))
+    with torch.no_grad():
+        output = render(scene, one, 2, torch.tensor(BACKGROUND), RenderSettings())
+    return output.outputs()["rgb"].clamp(0, 1).numpy()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page that is asked for the left ball and for the right one."""
+    gaussians = two_balls()
+    left = (0.5 - gaussians.means[:, 0].clamp(-0.4, 0.4)).numpy()
+    content = PageContent(
+        title="Two <balls>",
+        gaussians=gaussians,
+        cameras=cameras(),
+        names=["a.jpg", "b.jpg", "c.jpg"],
+        poster=np.full((HEIGHT, WIDTH, 3), 90, np.uint8),
+        blur_px2=BLUR,
+        antialiased=True,
+        questions=[Question("left", left, THRESHOLD), Question("right", 1 - left, THRESHOLD)],
+        background=BACKGROUND,
+    )
+    out = tmp_path_factory.mktemp("page") / "balls.html"
+    write_page(out, content)
+    return out
+
+
+class OpenPage:
+    """The page in a browser, with a canvas of the size of the photos."""
+
+    def __init__(self, browser: Any, file: Path) -> None:
+        self.context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}, offline=True)
+        self.page = self.context.new_page()
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(file.as_uri())
+        self.page.locator("body[data-state=shown]").wait_for(timeout=60_000)
+
+    def does(self, script: str) -> None:
+        """Runs a script on the page and waits until the picture has settled."""
+        self.page.evaluate(f"async () => {{ await ({script}); await f3rm.settled; }}")
+
+    def picture(self) -> np.ndarray:
+        """Pixels of the canvas, (h, w, 3), 0 to 1."""
+        data = self.page.evaluate("document.querySelector('canvas').toDataURL('image/png').split(',')[1]")
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGB")) / 255.0
+
+
+@pytest.fixture
+def page(browser: Any, file: Path) -> Iterator[OpenPage]:
+    view = OpenPage(browser, file)
+    yield view
+    assert not view.errors
+    assert all(url.startswith(("file:", "blob:", "data:")) for url in view.requests), view.requests
+    view.context.close()
+
+
+def psnr(one: np.ndarray, two: np.ndarray) -> float:
+    return float(-10 * np.log10(np.square(one - two).mean()))
+
+
+def test_pictures_are_those_of_the_rasteriser(page: OpenPage) -> None:
+    pictures = []
+    for camera in range(3):
+        page.does(f"f3rm.look({camera})")
+        pictures.append(page.picture())
+        assert psnr(pictures[-1], drawn(two_balls(), camera)) > 38
+    assert psnr(pictures[0], pictures[1]) < 25, "turning changes the picture"
+
+
+def test_heat_follows_the_threshold_and_parts_can_be_shown_alone(page: OpenPage) -> None:
+    scene = two_balls()
+    left = scene.means[:, 0] < 0
+    page.does("f3rm.ask(0)")
+    heat = page.picture()
+    warm = (heat[..., 0] - heat[..., 2] > 0.1).mean()
+    page.does("f3rm.setThreshold(0.85)")
+    assert 0 < (page.picture()[..., 0] - page.picture()[..., 2] > 0.1).mean() < warm
+    page.does("f3rm.setThreshold(0.5)")
+    page.does("f3rm.show('only')")
+    assert psnr(page.picture(), drawn(scene[left], 0)) > 38
+    page.does("f3rm.show('hide')")
+    assert psnr(page.picture(), drawn(scene[~left], 0)) > 38
+
+
+def test_labels_places_and_keys(page: OpenPage) -> None:
+    page.page.keyboard.press("l")
+    page.does("f3rm.settled")
+    labels = page.picture()
+    assert len(np.unique((labels > 0.5).reshape(-1, 3), axis=0)) > 2
+    page.page.keyboard.press("1")
+    page.does("f3rm.settled")
+    assert page.page.locator("#places button").count() == 1
+    before = page.picture()
+    page.page.evaluate("document.querySelector('#places button').click()")
+    page.does("f3rm.settled")
+    assert psnr(before, page.picture()) < 30, "a place is visited"
+    assert page.page.title() == "Two <balls>"
+
+
+def test_a_browser_without_webgl2_shows_a_picture_and_says_so(browser: Any, file: Path) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.add_init_script("HTMLCanvasElement.prototype.getContext = () => null")
+    page.goto(file.as_uri())
+    page.locator("body[data-state=failed]").wait_for(timeout=60_000)
+    assert page.locator("#poster").is_visible() and "WebGL2" in page.locator("#problem").inner_text()
+    context.close()

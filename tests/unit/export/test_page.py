@@ -1,0 +1,106 @@
+"""What a page of splats holds: scores in steps, places, and refusals."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.errors import ConfigError, SplatFileError
+from f3rm_ext.export.page import MAX_QUESTIONS, SCORE_LEVELS, PageContent, Question, find_places, write_page
+from f3rm_ext.splat.gaussians import Gaussians
+
+
+def clusters(*places: tuple[float, float, float], count: int = 60) -> Gaussians:
+    """Gaussians around places, the first one with the largest."""
+    generator = torch.Generator().manual_seed(0)
+    means = torch.cat([torch.tensor(at) + 0.05 * torch.randn(count, 3, generator=generator) for at in places])
+    scales = torch.full((len(means), 3), -4.0)
+    scales[:count] += 1.0
+    quats = torch.tensor([1.0, 0, 0, 0]).expand(len(means), 4)
+    return Gaussians(
+        means, scales, quats, torch.ones(len(means), 1), torch.zeros(len(means), 3), torch.zeros(len(means), 0, 3)
+    )
+
+
+@pytest.fixture
+def cameras() -> PinholeCameras:
+    """One looks along +z from below, one along -z from above."""
+    ahead = torch.eye(4)
+    ahead[2, 3] = 4.0
+    back = torch.diag(torch.tensor([1.0, -1, -1, 1]))
+    back[2, 3] = 8.0
+    K = torch.tensor([[50.0, 0, 32], [0, 50, 24], [0, 0, 1]])
+    return PinholeCameras(torch.stack([ahead, back]), K.expand(2, 3, 3), torch.tensor([64, 64]), torch.tensor([48, 48]))
+
+
+@pytest.fixture
+def content(cameras: PinholeCameras) -> PageContent:
+    gaussians = clusters((0.0, 0.0, 0.0))
+    return PageContent(
+        title="Room",
+        gaussians=gaussians,
+        cameras=cameras,
+        names=["a", "b"],
+        poster=np.zeros((4, 4, 3), np.uint8),
+        blur_px2=0.3,
+        antialiased=False,
+    )
+
+
+@pytest.mark.parametrize("threshold", [-0.2, 0.111, 0.5, 0.97])
+def test_steps_of_cosines_stay_on_their_side_of_the_threshold(threshold: float) -> None:
+    scores = np.random.default_rng(0).uniform(-0.5, 1, 5000).astype(np.float32)
+    question = Question("mug", scores, threshold)
+    low, high = question.range
+    shown = low + question.to_bytes() / 255 * (high - low)
+    np.testing.assert_array_equal(shown >= threshold - 1e-6, scores >= threshold)
+    assert np.abs(shown - scores).max() < 1.01 / SCORE_LEVELS * (high - low)
+
+
+def test_relevancies_are_stored_as_logits() -> None:
+    scores = np.array([0.0, 0.3, 0.5, 0.7, 0.999, 1.0], np.float32)
+    question = Question("mug", scores, 0.5, is_relevancy=True)
+    low, high = question.range
+    shown = 1 / (1 + np.exp(-(low + question.to_bytes() / 255 * (high - low))))
+    assert (low, high) == (-8, 8)
+    np.testing.assert_allclose(shown, scores, atol=0.03)
+    assert (question.to_bytes() >= 255 * (0 - low) / (high - low)).tolist() == (scores >= 0.5).tolist()
+
+
+def test_places_are_clusters_of_matches_the_largest_first(cameras: PinholeCameras) -> None:
+    gaussians = clusters((1.0, 0.0, 0.0), (-1.0, 0.0, 0.0), (0.0, 3.0, 0.0))
+    matches = np.arange(len(gaussians)) < 120
+    first, second = find_places(gaussians, matches, cameras, scale=0.5)
+    np.testing.assert_allclose([first.at, second.at], [[1, 0, 0], [-1, 0, 0]], atol=0.03)
+    assert 0.05 < first.size < 0.2 and first.camera == 0, "the nearer camera"
+    assert f"{4 * first.size:.2g} wide" in first.label, "units of the capture"
+    assert not find_places(gaussians, np.zeros(len(gaussians), bool), cameras, scale=1.0)
+
+
+def test_a_page_names_what_it_holds_and_leaves_out_what_is_never_drawn(tmp_path: Path, content: PageContent) -> None:
+    content.gaussians.opacities[:10] = -9.0
+    made = write_page(tmp_path / "room.html", replace(content, title="<Room> & more"))
+    page = (tmp_path / "room.html").read_text()
+    assert made.count == len(content.gaussians) - 10 and made.sh_degree == 0
+    assert "<Room>" not in page and "&lt;Room&gt; &amp; more" in page and "default-src 'none'" in page
+    assert page.rstrip().endswith("<!-- made_by: f3rm-ext export page -->")
+
+
+@pytest.mark.parametrize(("value", "kept"), [(1, 1), (3, 2)])
+def test_the_degree_can_be_lowered(tmp_path: Path, content: PageContent, value: int, kept: int) -> None:
+    gaussians = content.gaussians.to_sh_degree(2)
+    content = replace(content, gaussians=gaussians).take(torch.arange(len(gaussians)), value)
+    assert write_page(tmp_path / "room.html", content).sh_degree == kept
+
+
+def test_what_no_page_can_hold(tmp_path: Path, content: PageContent) -> None:
+    many = [Question(str(i), np.zeros(len(content.gaussians), np.float32), 0.5) for i in range(MAX_QUESTIONS + 1)]
+    with pytest.raises(ConfigError, match=str(MAX_QUESTIONS + 1)):
+        write_page(tmp_path / "room.html", replace(content, questions=many))
+    content.gaussians.means[3, 1] = torch.nan
+    with pytest.raises(SplatFileError, match="NaN"):
+        write_page(tmp_path / "room.html", content)
+    assert not list(tmp_path.iterdir())
