@@ -113,9 +113,9 @@ class GaussianModel(QueryableSplats):
         """Number of Gaussians of all processes."""
         return self.num_gaussians
 
-    @property
-    def growing(self) -> bool:
-        """Whether Gaussians will still be added."""
+    # Not a property: nerfstudio's viewer reads all properties, and a model that is not trained has no schedule.
+    def is_growing(self) -> bool:
+        """Returns whether this training will still add Gaussians."""
         return False
 
     @property
@@ -130,7 +130,7 @@ class GaussianModel(QueryableSplats):
     def memory_options(self) -> list[MemoryOption]:
         """Returns options that lower the memory of a training step."""
         return self.config.memory_options(
-            RunState(self.device.type, self.num_train_data, gaussians=self.total_gaussians, growing=self.growing)
+            RunState(self.device.type, self.num_train_data, gaussians=self.total_gaussians, growing=self.is_growing())
         )
 
     # --- training ----------------------------------------------------------------------------------------------------

@@ -80,9 +80,8 @@ class SplatModel(GaussianModel):
         """Returns the number of Gaussians of all processes, each of which must call it where they are divided."""
         return count_of_all(self.num_gaussians, self.device) if self.sharded else self.num_gaussians
 
-    @property
-    def growing(self) -> bool:
-        """Whether Gaussians will still be added."""
+    def is_growing(self) -> bool:
+        """Returns whether this training will still add Gaussians."""
         last = self.schedule.last_growth()
         return self.config.densify.strategy != "none" and self.schedule.position(self.step) < last
 
