@@ -85,7 +85,7 @@ def test_bad_input_is_one_sentence(scene: Path, convert: Callable) -> None:
         ("mesh.ply", "new.spz", "is a mesh and holds no Gaussians"),
         ("short.ply", "new.spz", "is cut short, with 399 of 400 rows"),
         ("none.ply", "new.spz", "cannot be read (No such file or directory)"),
-        ("scene.ply", "new.glb", "has no format for splats"),
+        ("scene.ply", "new.gltf", "has no format for splats"),
         ("scene.ply", "notes.spz", "notes.spz is there already"),
         ("scene.ply", "scene.ply", "is also the file to read"),
     ):
