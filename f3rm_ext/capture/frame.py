@@ -14,6 +14,9 @@ from f3rm_ext.errors import CaptureError
 if TYPE_CHECKING:
     from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
+Y_UP = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]])
+"""Rotation that turns z up into y up, as glTF demands."""
+
 
 @dataclass(frozen=True)
 class CaptureFrame:

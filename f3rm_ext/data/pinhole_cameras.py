@@ -53,6 +53,10 @@ class PinholeCameras(NamedTuple):
         """Moves all tensors to a device."""
         return PinholeCameras(*(part.to(device) for part in self))
 
+    def take(self, rows: Int[Tensor, " chosen"] | slice) -> "PinholeCameras":
+        """Returns some of the cameras."""
+        return PinholeCameras(*(part[rows] for part in self))
+
     @property
     def positions(self) -> Float[Tensor, "cams 3"]:
         """Positions of the cameras, scene frame."""

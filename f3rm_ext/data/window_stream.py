@@ -1,5 +1,6 @@
 """The base of both streams of batches: images come in windows, what was seen is counted, and a resume goes on."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Generic
 
@@ -14,7 +15,7 @@ from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.prefetch import WindowFeed, WindowT
 
 
-class WindowStream(Generic[WindowT]):
+class WindowStream(ABC, Generic[WindowT]):
     """Endless batches from one data set. Loads nothing before the first batch."""
 
     def __init__(
@@ -92,14 +93,14 @@ class WindowStream(Generic[WindowT]):
             self._coverage.add_steps(self._round, self._steps)
         self._steps = 0
 
+    @abstractmethod
     def _forget(self) -> None:
         """Drops what was made ahead."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> WindowT:
         """Makes a window in the background, see :class:`~f3rm_ext.data.prefetch.Prefetcher`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _place(self, window: WindowT) -> WindowT:
         """Moves a loaded window to where it is used; the old one is released."""
-        raise NotImplementedError

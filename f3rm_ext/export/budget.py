@@ -6,7 +6,7 @@ Opacity says less, since an opaque Gaussian may be hidden or tiny. What a choice
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,19 +32,21 @@ _SHARES = (1.0, 0.85, 0.7, 0.55, 0.45, 0.35, 0.27, 0.2, 0.15, 0.1, 0.07, 0.05)
 _MAX_VIEWS = 8
 _SPARE = 0.98
 """A first guess aims at this share of the size, as sizes are not quite in proportion."""
+_CLOSE = 0.96
+"""A file of this share of the size is large enough."""
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """Which Gaussians are kept, and what that costs."""
+    """A choice of Gaussians and of a degree of harmonics, with its cost."""
 
     rows: Int[Tensor, " kept"]
     """Indices of the Gaussians that are kept, in order."""
     sh_degree: int
     psnr: float
-    """Of what is kept after a round trip through the file, dB."""
+    """PSNR of what is kept after a round trip through the file, dB."""
     full_psnr: float
-    """Of all Gaussians as they were trained, dB."""
+    """PSNR of all Gaussians as they were trained, dB."""
 
     def __str__(self) -> str:
         return (
@@ -78,10 +80,11 @@ def reduce_splats(
         views = progress.add_task("Contributions of the Gaussians", total=len(run.manager.train_dataset))
         order = budget.contributions(lambda: progress.advance(views)).argsort(descending=True).cpu()
         steps = progress.add_task("Degrees of harmonics", total=len(degrees))
-        choose = _fit_loss if max_mb is None else _fit_size
-        limit = max_loss_db if max_mb is None else max_mb * 1e6
-        assert limit is not None
-        return choose(budget, order, limit, size_of, degrees, lambda: progress.advance(steps))
+        tried = progress.track(degrees, task_id=steps)
+        if max_mb is not None:
+            return _fit_size(budget, order, max_mb * 1e6, size_of, tried)
+        assert max_loss_db is not None
+        return _fit_loss(budget, order, max_loss_db, size_of, tried)
 
 
 class SplatBudget:
@@ -102,7 +105,7 @@ class SplatBudget:
         views = PinholeCameras.of(self.run.manager.train_dataset.cameras).to(self.gaussians.means.device)
         scene, total = self._scene(self.gaussians), torch.zeros_like(self.gaussians.means[:, :1])
         for index in range(len(views.viewmats)):
-            view = PinholeCameras(*(value[index : index + 1] for value in views))
+            view = views.take(slice(index, index + 1))
             pixels = total.new_ones(int(view.heights[0]), int(view.widths[0]), 1)
             total += accumulate_pixels(scene, view, pixels, RenderSettings())
             on_view()
@@ -135,25 +138,23 @@ class SplatBudget:
 
 
 def _fit_size(
-    budget: SplatBudget,
-    order: Int[Tensor, " gaussians"],
-    max_bytes: float,
-    size_of: SizeOf,
-    degrees: Sequence[int],
-    on_degree: Callable[[], None],
+    budget: SplatBudget, order: Int[Tensor, " gaussians"], max_bytes: float, size_of: SizeOf, degrees: Iterable[int]
 ) -> Reduction:
+    """The best degree with as many of the first Gaussians in the order as fit."""
     full, best, smallest = budget.psnr(budget.gaussians), None, 0
     for degree in degrees:
-        count = _largest_count(len(order), max_bytes, lambda count, d=degree: size_of(order[:count].sort().values, d))
-        on_degree()
-        if not count:
-            smallest = size_of(order[:1], degree)
+
+        def size_of_first(count: int, degree: int = degree) -> int:
+            return size_of(_first(order, count), degree)
+
+        smallest = size_of_first(1)
+        if smallest > max_bytes:
             continue
-        rows = order[:count].sort().values
+        rows = _first(order, _largest_count(len(order), smallest, max_bytes, size_of_first))
         psnr = budget.compressed_psnr(rows, degree)
         if best is None or psnr > best.psnr:
             best = Reduction(rows, degree, psnr, full)
-        if count == len(order):
+        if len(rows) == len(order):
             break  # a lower degree saves what nobody asked for
     if best is None:
         raise ConfigError(
@@ -164,46 +165,45 @@ def _fit_size(
 
 
 def _fit_loss(
-    budget: SplatBudget,
-    order: Int[Tensor, " gaussians"],
-    max_loss_db: float,
-    size_of: SizeOf,
-    degrees: Sequence[int],
-    on_degree: Callable[[], None],
+    budget: SplatBudget, order: Int[Tensor, " gaussians"], max_loss_db: float, size_of: SizeOf, degrees: Iterable[int]
 ) -> Reduction:
-    rows = torch.arange(len(order))
-    full, whole = budget.psnr(budget.gaussians), budget.compressed_psnr(rows, degrees[0])
-    best, best_size = Reduction(rows, degrees[0], whole, full), size_of(rows, degrees[0])
+    """The smallest file that loses little enough; what is tried first, the whole, is what losses are counted from."""
+    full, whole = budget.psnr(budget.gaussians), None
+    best, best_size = None, math.inf
     for degree in degrees:
         for share in _SHARES:
-            rows = order[: max(1, round(share * len(order)))].sort().values
+            rows = _first(order, max(1, round(share * len(order))))
             psnr = budget.compressed_psnr(rows, degree)
+            whole = psnr if whole is None else whole
             if psnr < whole - max_loss_db:
                 break
             size = size_of(rows, degree)
             if size < best_size:
                 best, best_size = Reduction(rows, degree, psnr, full), size
-        on_degree()
+    assert best is not None
     return best
 
 
-def _largest_count(total: int, max_bytes: float, size_of: Callable[[int], int]) -> int:
-    """The largest number of Gaussians whose file fits, found by interpolation; 0 if one alone does not."""
-    low, low_size, high, high_size = 1, size_of(1), total, size_of(total)
+def _first(order: Int[Tensor, " gaussians"], count: int) -> Int[Tensor, " kept"]:
+    """The rows of the first Gaussians in an order, as they lie in the file."""
+    return order[:count].sort().values
+
+
+def _largest_count(total: int, low_size: int, max_bytes: float, size_of: Callable[[int], int]) -> int:
+    """The largest number of Gaussians whose file fits, found by interpolation; one alone, of ``low_size``, fits."""
+    low, high, high_size = 1, total, size_of(total)
     if high_size <= max_bytes:
         return total
-    if low_size > max_bytes:
-        return 0
     for _ in range(4):
         per_gaussian = (high_size - low_size) / (high - low)
         count = min(max(low + 1, low + int(_SPARE * (max_bytes - low_size) / per_gaussian)), high - 1)
-        if count <= low or count >= high:
+        if count <= low:
             break
         size = size_of(count)
-        if size <= max_bytes:
-            low, low_size = count, size
-            if size > 0.96 * max_bytes:
-                break
-        else:
+        if size > max_bytes:
             high, high_size = count, size
+            continue
+        low, low_size = count, size
+        if size > _CLOSE * max_bytes:
+            break
     return low

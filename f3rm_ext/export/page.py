@@ -5,6 +5,7 @@ import gzip
 import io
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.files.checks import check_values
 from f3rm_ext.splat.files.info import SplatInfo
 from f3rm_ext.splat.files.packing import morton_order
-from f3rm_ext.splat.files.spz import write_spz
+from f3rm_ext.splat.files.spz import TO_RUB, write_spz
 from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.rasterize.camera import MIN_ALPHA
 from f3rm_ext.utils.colormaps import heat_stops, heat_table, label_hex, label_table
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.pictures import to_bytes
@@ -45,11 +47,7 @@ _MIN_SHARE = 0.04
 """Smallest share of a question's matches that makes a place."""
 _LINKS = 8
 """Neighbours that a Gaussian may be joined with to one place."""
-_VISIBLE = 1 / 255
-"""Gaussians of lower opacity are drawn nowhere."""
 _CHUNK = 1 << 16
-_TO_SPZ = np.array([1.0, -1.0, -1.0])
-"""From the axes of the scene to those of .spz files (right, up, back): half a turn about x."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +55,13 @@ class Place:
     """Where a question's matches lie together. Axes of .spz files."""
 
     at: tuple[float, float, float]
-    """Its middle, scene units."""
+    """Weighted mean of the matches, scene units."""
     size: float
-    """Its radius, scene units."""
+    """Distance from there within which nine tenths of the matches lie, scene units."""
     camera: int
-    """The camera that shows it best."""
+    """Index of the camera that shows it best."""
     label: str
-    """What the page says of it."""
+    """Text beside its button, such as its width."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +80,7 @@ class Question:
     is_relevancy: bool = False
     """Whether scores are relevancies, 0 to 1, rather than cosines."""
 
-    @property
+    @cached_property
     def range(self) -> tuple[float, float]:
         """The lowest and the highest value that is stored."""
         values, threshold = self._values(self.scores), float(self._values(np.float64(self.threshold)))
@@ -109,7 +107,7 @@ class Question:
 
 @dataclass(frozen=True)
 class PageInfo:
-    """What a page holds, for the user."""
+    """Size and content of a page that was written."""
 
     count: int
     """Number of Gaussians."""
@@ -171,7 +169,7 @@ def find_places(
         inside = component == number
         middle = np.average(means[inside], axis=0, weights=weights[inside] + 1e-30)
         radius = float(np.quantile(np.linalg.norm(means[inside] - middle, axis=1), 0.9)) or 1e-3
-        x, y, z = (middle * _TO_SPZ).tolist()
+        x, y, z = (middle * TO_RUB).tolist()
         label = f"{2 * radius / scale:.2g} wide, {share:.0%} of the matches"
         places.append(Place((x, y, z), radius, _best_camera(torch.from_numpy(middle), cameras), label))
     return places
@@ -190,7 +188,7 @@ def _best_camera(point: Float[Tensor, "3"], cameras: PinholeCameras) -> int:
 
 @dataclass(frozen=True)
 class PageContent:
-    """What a page shows."""
+    """Everything that goes into a page."""
 
     title: str
     gaussians: Gaussians
@@ -280,7 +278,7 @@ def write_page(out: Path, content: PageContent) -> PageInfo:
             f"A page holds at most {MAX_QUESTIONS} questions, but there are {len(content.questions)}: ask fewer."
         )
     gaussians, _ = check_values(content.gaussians, out, action="would get")
-    content = content.take(torch.nonzero(gaussians.alphas() >= _VISIBLE)[:, 0], gaussians.sh_degree)
+    content = content.take(torch.nonzero(gaussians.alphas() >= MIN_ALPHA)[:, 0], gaussians.sh_degree)
     places = [
         find_places(content.gaussians, question.matches(), content.cameras, content.scale)
         for question in content.questions
@@ -302,7 +300,7 @@ def _draw(content: PageContent, name: str, places: Sequence[Sequence[Place]]) ->
         title=content.title,
         content={
             "name": name,
-            "up": (np.array([0.0, 0.0, 1.0]) * _TO_SPZ).tolist(),
+            "up": (np.array([0.0, 0.0, 1.0]) * TO_RUB).tolist(),
             "radius": content.cameras.radius(),
             "blur": content.blur_px2,
             "background": content.background,
@@ -339,13 +337,12 @@ def _cameras(run: SplatRun) -> tuple[PinholeCameras, list[str]]:
     joined = PinholeCameras(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
     spread = np.unique(np.linspace(0, len(names) - 1, min(len(names), _MAX_CAMERAS)).round().astype(int))
     chosen = np.argsort(names, kind="stable")[spread]
-    index = torch.from_numpy(chosen)
-    return PinholeCameras(*(tensor[index] for tensor in joined)), [names[i] for i in chosen]
+    return joined.take(torch.from_numpy(chosen)), [names[i] for i in chosen]
 
 
 def _describe_cameras(cameras: PinholeCameras, names: Sequence[str]) -> list[dict[str, object]]:
     """The cameras as the page's script takes them: rows of ``turn`` are right, down and forward."""
-    flip, focus = torch.from_numpy(_TO_SPZ).float(), cameras.focus()
+    flip, focus = torch.from_numpy(TO_RUB).float(), cameras.focus()
     reach = ((focus - cameras.positions) * cameras.forward).sum(dim=1).clamp_min(0.1 * cameras.radius())
     described = []
     for i, name in enumerate(names):

@@ -36,7 +36,7 @@ class MemoryOption(NamedTuple):
     """An option that lowers the memory of training."""
 
     quality_impact: QualityImpact
-    """Its effect on the quality of the result."""
+    """Effect of the lower value on the quality of the result."""
     name: str
     """Name on the command line, without the leading dashes."""
     now: object

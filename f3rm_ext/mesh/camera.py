@@ -15,7 +15,7 @@ class Camera(NamedTuple):
     rotation: Float[np.ndarray, "3 3"]
     """World to camera."""
     center: Float[np.ndarray, "3"]
-    """Where it is in the world."""
+    """Position of the camera, world frame."""
     focal: Float[np.ndarray, "2"]
     """Horizontal and vertical focal length, pixels."""
     middle: Float[np.ndarray, "2"]

@@ -81,7 +81,7 @@ def hole_parts(
 
 
 class _MeshView(NamedTuple):
-    """What a camera sees of a mesh."""
+    """A mesh as one camera sees it."""
 
     depth: Float32[np.ndarray, "h w"]
     """Along the camera's axis, scene units; infinite where there is no mesh."""

@@ -30,7 +30,7 @@ class Extraction(NamedTuple):
     mesh: trimesh.Trimesh
     """Scene frame."""
     facts: dict[str, object]
-    """What was chosen automatically, as JSON."""
+    """Values that were chosen automatically and shares that were measured, as JSON."""
 
 
 def extract_mesh(

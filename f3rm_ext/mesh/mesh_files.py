@@ -13,6 +13,7 @@ from trimesh.exchange.obj import export_obj
 from trimesh.visual.color import ColorVisuals
 
 from f3rm_ext.capture.checks import FARTHEST
+from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import MeshError, reason_of
 from f3rm_ext.utils.output_file import replace_file, require_writable
 from f3rm_ext.utils.provenance import comment_lines, read_provenance, require_ours, sign_png
@@ -28,8 +29,8 @@ MAKERS = (
 """Commands whose files may be replaced; others are kept."""
 Up = Literal["z", "y"]
 Corner = tuple[float, float, float] | None
-_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
-"""Turns z up into y up, as glTF demands."""
+_Y_UP = np.eye(4)
+_Y_UP[:3, :3] = Y_UP
 
 
 @dataclass(frozen=True)

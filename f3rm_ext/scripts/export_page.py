@@ -8,6 +8,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryInputs, parse_queries
+from f3rm_ext.scripts.common import check_suffix, require_own_file
 from f3rm_ext.utils.ranges import Range
 
 
@@ -43,8 +44,7 @@ class Page(QueryInputs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.out.suffix.lower() != ".html":
-            raise ConfigError(f"--out is {self.out}, but a page is HTML: give a name that ends in .html.")
+        check_suffix(self.out, ".html")
         if self.max_mb is not None and self.max_loss_db is not None:
             raise ConfigError("--max-mb and --max-loss-db both choose what is kept: give one of them.")
 
@@ -60,10 +60,9 @@ class Page(QueryInputs):
         from f3rm_ext.html.page import plural
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.run import Run
-        from f3rm_ext.utils.console import console, note
-        from f3rm_ext.utils.provenance import require_ours
+        from f3rm_ext.utils.console import note, say
 
-        require_ours(self.out, COMMAND)
+        require_own_file(self.out, COMMAND)
         run = load_splat_run(self.load_config)
         photos = Run(run.model, run.manager, run.config, run.checkpoint, run.step)
         content = PageContent.of_run(
@@ -87,11 +86,8 @@ class Page(QueryInputs):
             note(str(kept))
         made = write_page(self.out, content)
         asked = f" and {plural(len(content.questions), 'question')}" if content.questions else ""
-        console().print(
+        say(
             f"{made.count} Gaussians (SH degree {made.sh_degree}){asked} are in {self.out} ({made.size_mib:.1f} MiB): "
-            "open it in a browser.",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
+            "open it in a browser."
         )
         return 0

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from f3rm_ext.utils.pictures import to_linear
+
 Color = tuple[float, float, float]
 
 
@@ -16,8 +18,7 @@ def srgb(code: int) -> Color:
     >>> srgb(0xFF0000)
     (1.0, 0.0, 0.0)
     """
-    channels = np.array([(code >> shift) & 255 for shift in (16, 8, 0)]) / 255
-    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    linear = to_linear(np.array([(code >> shift) & 255 for shift in (16, 8, 0)]) / 255)
     return (float(linear[0]), float(linear[1]), float(linear[2]))
 
 

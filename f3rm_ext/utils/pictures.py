@@ -26,6 +26,11 @@ def to_bytes(image: Float[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
     return np.rint(np.clip(np.nan_to_num(image, nan=0.0), 0.0, 1.0) * 255.0).astype(np.uint8)
 
 
+def to_linear(srgb: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    """Converts sRGB values to linear light, 0 to 1 both (IEC 61966-2-1)."""
+    return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+
+
 def mark_spot(image: UInt8[np.ndarray, "h w 3"], row: int, col: int) -> UInt8[np.ndarray, "h w 3"]:
     """Returns a copy with a ring around a pixel, white with a black rim so that it shows on any picture."""
     picture = Image.fromarray(image)

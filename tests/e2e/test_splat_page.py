@@ -55,8 +55,7 @@ def two_balls(count: int = 400, degree: int = 2) -> Gaussians:
 
 def drawn(gaussians: Gaussians, camera: int) -> np.ndarray:
     """What the rasteriser draws, (h, w, 3), 0 to 1."""
-    views = cameras()
-    one = PinholeCameras(*(tensor[camera : camera + 1] for tensor in views))
+    one = cameras().take(slice(camera, camera + 1))
     scene = SplatScene(gaussians, torch.zeros(len(gaussians)), MipOptions(filter_3d=False, eps2d_mip=BLUR))
     with torch.no_grad():
         output = render(scene, one, 2, torch.tensor(BACKGROUND), RenderSettings())

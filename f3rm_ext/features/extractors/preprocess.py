@@ -1,5 +1,6 @@
 """Turns photos into network input: resizes to whole patches without cropping, normalises, batches equal sizes."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -103,7 +104,7 @@ def extract_in_batches(
     return [found[index].clone() for index in range(len(images))]
 
 
-class PatchExtractor:
+class PatchExtractor(ABC):
     """The common part of extractors whose network divides images into patches."""
 
     config: Any
@@ -117,9 +118,9 @@ class PatchExtractor:
         return 2 if self.device.type == "cpu" else self.gpu_batch_size
 
     @property
+    @abstractmethod
     def patch_px(self) -> int:
         """Side of a patch; the sides of images are resized to multiples of it."""
-        raise NotImplementedError
 
     def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
         """Returns the features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
@@ -130,6 +131,6 @@ class PatchExtractor:
     def _input_size(self, height_px: int, width_px: int) -> tuple[int, int]:
         return whole_patches(height_px, width_px, self.config.short_side_px, self.patch_px)
 
+    @abstractmethod
     def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
         """The network, from pixels in [0, 1]."""
-        raise NotImplementedError

@@ -46,7 +46,7 @@ function sortInWorker() {
     const order = front.subarray(0, count), half = new Uint32Array(count), sorted = new Uint32Array(count);
     pass(keys, order, 0, half);
     pass(keys, half, 16, sorted);
-    self.postMessage({ sorted, number: event.data.number }, [sorted.buffer]);
+    self.postMessage({ sorted }, [sorted.buffer]);
   };
 }
 
@@ -225,7 +225,6 @@ class SplatRenderer {
     this.worker = new Worker(URL.createObjectURL(new Blob([`(${sortInWorker})()`], { type: "text/javascript" })));
     this.worker.postMessage({ positions: splats.positions });
     this.waiting = null;
-    this.requests = 0;
     this.worker.onmessage = (event) => this.take(event.data.sorted);
   }
 

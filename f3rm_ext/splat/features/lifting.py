@@ -98,7 +98,7 @@ def lift_maps(
         part = slice(first, min(first + CHANNELS, dim))
         sums = torch.zeros(len(means), part.stop - first + (weight is None), device=means.device)
         for index in range(len(views.viewmats)):
-            view = PinholeCameras(*(value[index : index + 1] for value in views))
+            view = views.take(slice(index, index + 1))
             wanted = upsample(load(index), part, view)
             if weight is None:
                 wanted = torch.cat([wanted, torch.ones_like(wanted[..., :1])], dim=-1)

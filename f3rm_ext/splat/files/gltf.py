@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.splat.files import packing
 from f3rm_ext.splat.files.info import SplatInfo, find_maker, tag_comments
 from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
 from f3rm_ext.splat.transform import Similarity
+from f3rm_ext.utils.pictures import to_linear
 from f3rm_ext.utils.provenance import MADE_BY
 
 EXTENSION = "KHR_gaussian_splatting"
-Y_UP = Similarity(np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, -1.0, 0.0]]), 1.0, np.zeros(3))
-"""From z up to y up: a quarter turn about x."""
 _FLOAT, _SHORT, _BYTE = 5126, 5122, 5121
 _DTYPES = {_FLOAT: "<f4", _SHORT: "<i2", _BYTE: "u1"}
 _TYPES = {1: "SCALAR", 3: "VEC3", 4: "VEC4"}
@@ -36,7 +36,7 @@ def write_gltf_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatI
         info: its tags and comments go into ``asset.extras``.
     """
     made = _Buffer()
-    for name, values, component in _attributes(Y_UP.gaussians(gaussians)):
+    for name, values, component in _attributes(Similarity(Y_UP, 1.0, np.zeros(3)).gaussians(gaussians)):
         made.add(name, values, component)
     comments = tag_comments(info)
     extras = {MADE_BY: find_maker(comments), "comments": comments}
@@ -73,10 +73,9 @@ def _attributes(gaussians: Gaussians) -> list[tuple[str, Float[np.ndarray, "n co
     alphas = packing.logits_to_alphas(arrays["opacities"])[:, None]
     xyzw = np.roll(packing.unit_quats(arrays["quats"]), -1, axis=1)
     srgb = sh_to_rgb(torch.from_numpy(arrays["features_dc"])).clamp(0, 1).numpy()
-    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
     named = [
         ("POSITION", arrays["means"], _FLOAT),
-        ("COLOR_0", np.concatenate([linear, alphas], axis=1), _BYTE),
+        ("COLOR_0", np.concatenate([to_linear(srgb), alphas], axis=1), _BYTE),
         (f"{EXTENSION}:ROTATION", xyzw, _SHORT),
         (f"{EXTENSION}:SCALE", np.exp(arrays["scales"].astype(np.float64)), _FLOAT),
         (f"{EXTENSION}:OPACITY", alphas, _FLOAT),

@@ -45,7 +45,8 @@ _HIGHEST_RATIO, _ALWAYS_READ = 20, 1 << 26
 """Largest ratio of compression that is believed of files that hold more than so many bytes. Splats reach about 2; gzip
 itself reaches 1000, with which a file of 15 MB would fill the memory."""
 _BLOCK = 1 << 20
-_TURN = np.array([1, -1, -1])
+TO_RUB = np.array([1, -1, -1])
+"""From the axes of PLY files to right, up, back: half a turn about x."""
 _TURN_SH = np.array([-1, -1, 1, -1, 1, 1, -1, 1, -1, 1, -1, -1, 1, -1, 1])
 """Signs of SH coefficients beyond the first under half a turn about x."""
 
@@ -92,7 +93,7 @@ def _read(path: Path, stream: gzip.GzipFile, comments: list[str], axes: Axes) ->
             raise EOFError(f"some of its {count} Gaussians are missing")
         return np.frombuffer(data, np.uint8).reshape(count, columns)
 
-    turn, turn_sh = (_TURN, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
+    turn, turn_sh = (TO_RUB, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
     means = _unpack_positions(take(9), fraction_bits) * turn
     opacities = packing.alphas_to_logits(take(1)[:, 0] / 255.0)
     dc = (take(3) / 255.0 - 0.5) / COLOR_SCALE
@@ -184,7 +185,7 @@ def _other_version(path: Path, version: int) -> SplatFileError:
 
 def _pieces(arrays: dict[str, np.ndarray], bits: int, axes: Axes) -> Iterator[bytes]:
     """Yields the packed values of all Gaussians, kind by kind, in blocks."""
-    turn, turn_sh = (_TURN, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
+    turn, turn_sh = (TO_RUB, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
     turn_sh = turn_sh[: arrays["features_rest"].shape[1], None]
     packers = {
         "means": lambda block: _pack_positions(block * turn, bits),

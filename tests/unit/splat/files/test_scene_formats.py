@@ -11,9 +11,10 @@ import pytest
 import torch
 import trimesh
 
+from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.files import SplatInfo, write_splats
-from f3rm_ext.splat.files.gltf import EXTENSION, Y_UP
+from f3rm_ext.splat.files.gltf import EXTENSION
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
@@ -80,7 +81,7 @@ def test_gltf_draws_the_same_with_y_up(gaussians: Gaussians, tmp_path: Path) -> 
     write_splats(tmp_path / "a.glb", gaussians, INFO)
     tree, arrays = read_glb(tmp_path / "a.glb")
     again = from_glb(arrays, 2)
-    turn = torch.from_numpy(Y_UP.rotation).float()
+    turn = torch.from_numpy(Y_UP).float()
     np.testing.assert_allclose(turn @ torch.tensor([0.0, 0, 1]), [0, 1, 0])
     np.testing.assert_allclose(drawn(again, turn), drawn(gaussians, torch.eye(3)), atol=2e-3)
     position = tree["accessors"][tree["meshes"][0]["primitives"][0]["attributes"]["POSITION"]]
@@ -92,7 +93,7 @@ def test_other_programs_see_a_gltf_point_cloud_in_linear_colours(gaussians: Gaus
     gaussians.features_dc[:] = 0.0  # mid grey, 0.5 in sRGB and 0.214 in linear light
     write_splats(tmp_path / "a.glb", gaussians, INFO)
     (cloud,) = trimesh.load_scene(tmp_path / "a.glb").geometry.values()
-    np.testing.assert_allclose(cloud.vertices, gaussians.means.numpy() @ Y_UP.rotation.T, atol=1e-6)
+    np.testing.assert_allclose(cloud.vertices, gaussians.means.numpy() @ Y_UP.T, atol=1e-6)
     np.testing.assert_allclose(cloud.colors[:, :3], 55, atol=1)
 
 
