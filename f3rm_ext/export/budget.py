@@ -47,11 +47,13 @@ class Reduction:
     """PSNR of what is kept after a round trip through the file, dB."""
     full_psnr: float
     """PSNR of all Gaussians as they were trained, dB."""
+    held_out: bool
+    """Whether held-out photos were the judges, rather than training photos."""
 
     def __str__(self) -> str:
         return (
             f"{len(self.rows)} Gaussians with SH degree {self.sh_degree} are kept: {self.psnr:.2f} dB on "
-            f"held-out photos after compression, {self.full_psnr:.2f} dB before."
+            f"{'held-out' if self.held_out else 'training'} photos after compression, {self.full_psnr:.2f} dB before."
         )
 
 
@@ -97,7 +99,8 @@ class SplatBudget:
     def __init__(self, run: SplatRun) -> None:
         self.run = run
         self.gaussians = run.splats()
-        self._photos = run.manager.train_dataset if run.manager.eval_dataset is None else run.manager.eval_dataset
+        self.held_out = run.manager.eval_dataset is not None
+        self._photos = run.manager.eval_dataset or run.manager.train_dataset
         self._mip = replace(run.model.config.mip, filter_3d=False)
 
     def contributions(self, on_view: Callable[[], None] = lambda: None) -> Float[Tensor, " gaussians"]:
@@ -153,7 +156,7 @@ def _fit_size(
         rows = _first(order, _largest_count(len(order), smallest, max_bytes, size_of_first))
         psnr = budget.compressed_psnr(rows, degree)
         if best is None or psnr > best.psnr:
-            best = Reduction(rows, degree, psnr, full)
+            best = Reduction(rows, degree, psnr, full, budget.held_out)
         if len(rows) == len(order):
             break  # a lower degree saves what nobody asked for
     if best is None:
@@ -179,7 +182,7 @@ def _fit_loss(
                 break
             size = size_of(rows, degree)
             if size < best_size:
-                best, best_size = Reduction(rows, degree, psnr, full), size
+                best, best_size = Reduction(rows, degree, psnr, full, budget.held_out), size
     assert best is not None
     return best
 
