@@ -101,8 +101,8 @@ class Question:
     def _values(self, scores: Any) -> Any:
         if not self.is_relevancy:
             return scores
-        odds = np.clip(scores, 1e-9, 1 - 1e-9)
-        return np.clip(np.log(odds / (1 - odds)), -_MAX_LOGIT, _MAX_LOGIT)
+        shares = np.clip(np.asarray(scores, np.float64), 1e-9, 1 - 1e-9)  # in float32 the upper end would be 1
+        return np.clip(np.log(shares / (1 - shares)), -_MAX_LOGIT, _MAX_LOGIT)
 
 
 @dataclass(frozen=True)

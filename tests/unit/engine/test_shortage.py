@@ -62,8 +62,10 @@ class TestTraining:
     ) -> None:
         monkeypatch.setattr(sys, "argv", ["ns-train", "toy", "--vis", "tensorboard"])
         monkeypatch.setattr(toy.ToyPipelineConfig, "on_step", raising(error, 6))
-        monkeypatch.setattr(toy.ToyData, "memory_options", lambda self: [OPTIONS[3]], raising=False)
-        monkeypatch.setattr(toy.ToyModel, "memory_options", lambda self: [OPTIONS[2]], raising=False)
+        # Classes of their own: isinstance remembers which classes a protocol has accepted.
+        for name, option in (("ToyData", OPTIONS[3]), ("ToyModel", OPTIONS[2])):
+            saving = type(name, (getattr(toy, name),), {"memory_options": lambda self, option=option: [option]})
+            monkeypatch.setattr(toy, name, saving)
         config = toy.make_config(tmp_path, 9)
         with pytest.raises(MemoryShortageError) as raised:
             toy.run(config)
