@@ -193,11 +193,11 @@ def test_switched_filters_change_the_figures_and_the_name(evaluate: Any) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--scales", 0), "0 among --scales"),
-        (("--scales", "nan"), "nan among --scales"),
+        (("--scales", 0), "--scales is 0"),
+        (("--scales", "nan"), "--scales is nan"),
         (("--scales", 4, 8), "None of the --scales"),
         (("--view", 3), " 3 held-out"),
-        (("--view", -1), "from 0"),
+        (("--view", -1), "--view is -1: give a number of 0 or more"),
         (("--out", "figures.txt"), ".json"),
     ],
 )
