@@ -66,14 +66,13 @@ def _grids(report: Report) -> str:
         [
             row["grid"],
             row["backend"],
-            *(f"{m:.1f} ({a:.1f}–{b:.1f})" for a, m, b in (row["forward_ms"], row["forward_backward_ms"])),
+            "{1:.0f} ({0:.0f}–{2:.0f})".format(*row["forward_backward_ms"]),
             f"{row['kept_bytes_per_point']:,}",
             f"{row['forward_operators']} + {row['backward_operators']}",
         ]
         for row in report["rows"]
     ]
-    head = ["grid", "backend", "forward ms (quartiles)", "forward + backward ms (quartiles)"]
-    return table([*head, "kept, bytes per point", "operators"], rows)
+    return table(["grid", "backend", "ms (quartiles)", "kept, bytes per point", "operators"], rows)
 
 
 def _starts(report: Report) -> str:
@@ -143,17 +142,18 @@ def _memory(report: Report) -> str:
 
 
 def _plan_memory(report: Report) -> str:
-    """Planned bytes beside measured ones, and their ratio, for each run and phase."""
-    head = ["run", "phase", "planned, MiB", "allocated", "ratio", "with arrays, planned", "process", "ratio", "plan, s"]
-    phases = {"train": "step", "evaluation": "picture"}
+    """Planned bytes of each run's steps and pictures, and their ratio to measured ones: tensors, then the process."""
+    head = ["run"]
+    for label in ("step", "picture"):
+        head += [f"{label} planned, MiB", "÷ allocated", "process: planned ÷ taken"]
     rows = []
     for row in report["rows"]:
-        for phase, said in phases.items():
-            cells: list[str] = []
-            for planned, measured in (("planned", "allocated"), ("planned_process", "process")):
-                one, other = row[planned][phase], row[measured][phase]
-                cells += [f"{one / 2**20:,.0f}", f"{other / 2**20:,.0f}", f"{one / other:.2f}"]
-            rows.append([row["run"], said, *cells, f"{row['plan_cpu_s']:.1f}"])
+        cells = []
+        for phase in ("train", "evaluation"):
+            planned = row["planned"][phase]
+            ratios = (planned / row["allocated"][phase], row["planned_process"][phase] / row["process"][phase])
+            cells += [f"{planned / 2**20:,.0f}", *(f"{ratio:.2f}" for ratio in ratios)]
+        rows.append([row["run"], *cells])
     return table(head, rows)
 
 
@@ -183,22 +183,20 @@ def _plan_time(report: Report) -> str:
 
 
 def _codes(report: Report) -> str:
-    ways = {"residual": "per patch", "constant": "their mean"}
-    head = ["features, asked", "K", "energy kept", "what codes leave out", "cosine off by", "99 %", "relevancy off by"]
+    head = ["features, asked", "K", "energy kept", "cosine off by", "99 %", "relevancy off by", "best patch kept", "ms"]
     rows = [
         [
-            f"{r['features']}, by {r['by']}",
-            str(r["codes"]),
-            f"{100 * r['energy']:.1f} %",
-            ways[r["cosines"]],
-            *(f"{r[key]:.4f}" for key in ("mean", "p99", "relevancy")),
-            f"{100 * r['best']:.0f} %",
-            f"{r['ms']:.2f}",
+            f"{row['features']}, by {row['by']}",
+            str(row["codes"]),
+            f"{100 * row['energy']:.1f} %",
+            *(f"{row[key]:.4f}" for key in ("mean", "p99", "relevancy")),
+            f"{100 * row['best']:.0f} %",
+            f"{row['ms']:.2f}",
         ]
-        for r in report["rows"]
-        if r["cosines"] in ("residual", "constant")
+        for row in report["rows"]
+        if row["cosines"] == "residual"
     ]
-    return table([*head, "best patch kept", "ms"], rows)
+    return table(head, rows)
 
 
 def _splats(report: Report) -> str:
@@ -225,22 +223,19 @@ def _splats(report: Report) -> str:
 
 
 def _shared(report: Report) -> str:
-    def cell(method: str, waiting: str, company: str, figure: str, digits: int) -> tuple[float, str]:
-        (row,) = [row for row in report["rows"] if (row["method"], row["waiting"]) == (method, waiting)]
-        found = sorted(figures[figure] for figures in row["companies"][company])
-        median = statistics.median(found)
-        return median, f"{median:.{digits}f} ({found[0]:.{digits}f}–{found[-1]:.{digits}f})"
-
-    kinds = ("sleeping", "spinning")
-    head = ["method", "beside a busy program", *(f"{kind}, steps/s" for kind in kinds), "ratio"]
+    companies = list(report["rows"][0]["companies"])
+    speeds: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in report["rows"]:
+        for company in companies:
+            steps = [figures["steps_per_s"] for figures in row["companies"][company]]
+            speeds.setdefault((row["method"], company), {})[row["waiting"]] = sorted(steps)
     body = []
-    for method in dict.fromkeys(row["method"] for row in report["rows"]):
-        for company in report["rows"][0]["companies"]:
-            speeds = [cell(method, kind, company, "steps_per_s", 2) for kind in kinds]
-            cpu = [cell(method, kind, company, "cpu_ms_per_step", 0)[1] for kind in kinds]
-            ratio = f"{speeds[0][0] / speeds[1][0]:.1f}"
-            body.append([method, company, *(text for _, text in speeds), ratio, *cpu])
-    return table([*head, *(f"{kind}, CPU ms/step" for kind in kinds)], body)
+    for case, samples in speeds.items():
+        sleeping, spinning = (statistics.median(samples[kind]) for kind in ("sleeping", "spinning"))
+        cells = (f"{statistics.median(steps):.1f} ({steps[0]:.1f}–{steps[-1]:.1f})" for steps in samples.values())
+        body.append([*case, *cells, f"{sleeping / spinning:.1f}"])
+    kinds = [f"{kind}, steps/s" for kind in next(iter(speeds.values()))]
+    return table(["method", "beside a busy program", *kinds, "sleeping ÷ spinning"], body)
 
 
 def _masked_pixels(report: Report) -> str:
@@ -267,22 +262,11 @@ def _defaults(report: Report) -> str:
         cases.setdefault((row["capture"], row["change"], row["method"]), {})[row["option"]] = row
     rows = []
     for case, options in cases.items():
-        best = max(options, key=lambda option: options[option]["psnr"])
-        default = options["default"]
-        taken = ", ".join(default["takes"]) or "auto"
-        rest = ", ".join(f"{name} {score(row)}" for name, row in options.items() if name not in ("default", best))
-        rows.append(
-            [
-                *case,
-                score(default),
-                taken,
-                score(options[best]),
-                taken if best == "default" else best,
-                rest or "–",
-            ]
-        )
-    head = ["capture", "with", "method", "default, dB", "it took", "best, dB", "which is", "others, dB"]
-    return table(head, rows)
+        default = options.pop("default")
+        chosen = default["takes"][0].split()[-1] if default["takes"] else "auto"
+        rest = ", ".join(f"{option.split()[-1]} {score(row)}" for option, row in options.items())
+        rows.append([*case, f"{chosen} {score(default)}", rest or "–"])
+    return table(["capture", "with", "method", "default, dB", "other options, dB"], rows)
 
 
 def _gpu_day(report: Report) -> str:
@@ -292,25 +276,12 @@ def _gpu_day(report: Report) -> str:
 
 
 def _step_operators(report: Report) -> str:
-    """Kernels and waits by method and stage, before and now; one column where only one is recorded."""
-    columns = [column for column in ("before", "now") if column in report]
-    found = {column: {(row["method"], row["stage"]): row for row in report[column]["rows"]} for column in columns}
-    phases = {"batch": "batch", "forward": "forward", "backward": "backward", "optimizer": "optimiser"}
-    phases |= {"picture": "picture"}
-
-    def kernels(row: Report | None) -> str:
-        if row is None:
-            return "–"
-        parts = [f"{label} {row['kernels'][phase]:,}" for phase, label in phases.items() if phase in row["kernels"]]
-        return f"{sum(row['kernels'].values()):,}" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
-
-    def waits(row: Report | None) -> str:
-        return "–" if row is None else f"{row['waits']:,}"
-
-    keys = dict.fromkeys(key for column in columns for key in found[column])
-    rows = [[*key, *(cell(found[column].get(key)) for cell in (kernels, waits) for column in columns)] for key in keys]
-    head = [f"{what}, {column}" for what in ("kernels", "host waits") for column in columns]
-    return table(["method", "stage", *head], rows)
+    """Kernels and waits by method and stage."""
+    rows = [
+        [row["method"], row["stage"], f"{sum(row['kernels'].values()):,}", f"{row['waits']:,}"]
+        for row in report["now"]["rows"]
+    ]
+    return table(["method", "stage", "kernels", "host waits"], rows)
 
 
 TABLES: dict[str, Callable[[Report], str]] = {

@@ -1,36 +1,44 @@
 """Tables of meshes: how near to the truth, refined, textured and asked."""
 
+import statistics
+
 from markdown_table import Report, quality, table
 
 
 def meshes(report: Report) -> str:
-    """Meshes of each regularisation and extractor, then the runs, capture by capture."""
-    tables = []
-    for name, capture in report["captures"].items():
-        rows = capture["rows"]
-        head = [name, "extractor", "accuracy", "completeness", "chamfer"]
-        head += [f"F at {score['threshold']:g}" for score in rows[0]["scores"]]
-        body = [
-            [
-                row["run"],
-                row["method"],
-                *(f"{row[key]:.4f}" for key in ("accuracy", "completeness", "chamfer")),
-                *(f"{score['f_score']:.3f}" for score in row["scores"]),
-                "–" if row["normal_consistency"] is None else f"{row['normal_consistency']:.3f}",
-                *(f"{row[key]:,.0f}" if key in row else "–" for key in ("seconds", "peak_mib")),
-            ]
-            for row in rows
+    """Meshes of each regularisation and extractor, then the splats that they come from; columns by capture."""
+
+    def cost(rows: list[Report], name: str) -> str:
+        largest = max((row[name] for row in rows if name in row), default=None)
+        return "–" if largest is None else f"{largest:,.0f}"
+
+    captures = report["captures"]
+    scores, costs, runs = {}, {}, {}
+    for name, capture in captures.items():
+        for row in capture["rows"]:
+            key = row["run"], row["method"]
+            scores[key, name] = [f"{row['chamfer']:.4f}", f"{row['scores'][0]['f_score']:.3f}"]
+            costs.setdefault(key, []).append(row)
+            if "psnr" in row:
+                runs.setdefault(row["run"], {})[name] = [f"{row['psnr']:.2f}", f"{row['train_s']:,.0f}"]
+    head = ["splats", "extractor"]
+    for name, capture in captures.items():
+        head += [f"{name}: chamfer", f"F at {capture['rows'][0]['scores'][0]['threshold']:g}"]
+    body = [
+        [
+            *key,
+            *(cell for name in captures for cell in scores.get((key, name), ["–", "–"])),
+            *(cost(rows, name) for name in ("seconds", "peak_mib")),
         ]
-        tables.append(table([*head, "normals", "s", "peak MiB"], body))
-        runs = {row["run"]: row for row in rows if "psnr" in row}
-        body = [
-            [run, f"{row['psnr']:.2f}", f"{row['ssim']:.3f}", f"{row['gaussian_count']:,.0f}", f"{row['train_s']:.0f}"]
-            for run, row in runs.items()
-        ]
-        if body:
-            title = f"{name}, {capture['steps']:,} steps"
-            tables.append(table([title, "PSNR", "SSIM", "Gaussians", "training s"], body))
-    return "\n\n".join(tables)
+        for key, rows in costs.items()
+    ]
+    trained = [
+        [run, *(cell for name in captures for cell in cells.get(name, ["–", "–"]))] for run, cells in runs.items()
+    ]
+    head_of_runs = ["splats"]
+    for name, capture in captures.items():
+        head_of_runs += [f"{name}, {capture['steps']:,} steps: PSNR", "training s"]
+    return f"{table([*head, 's, at most', 'peak MiB'], body)}\n\n{table(head_of_runs, trained)}"
 
 
 def refinement(report: Report) -> str:
@@ -76,56 +84,49 @@ def refinement(report: Report) -> str:
 
 def mesh_queries(report: Report) -> str:
     """Direct-3D, rendered and 2D mean IoU of label features on meshes."""
-    tables = []
-    for capture, rows in report["captures"].items():
-        head = [capture, "features on", "points in 3D", "rendered", "2D features", "all vertices"]
-        body = [
-            [
-                row["mesh"],
-                f"{row['vertices']:,} vertices" if row["features"] == "vertices" else "texels",
-                *(f"{row[protocol]['miou']:.3f}" for protocol in ("direct-3d", "rendered", "image-features")),
-                f"{row['surface']['miou']:.3f}" if "surface" in row else "–",
-                f"{row['lift_s']:.0f}",
-                f"{row['lift_peak_mib']:,}",
-                f"{row['features_mib']:.1f}",
-            ]
-            for row in rows
+    head = ["capture", "mesh", "vertices", "points in 3D", "rendered", "2D features", "all vertices"]
+    body = [
+        [
+            capture,
+            row["mesh"],
+            f"{row['vertices']:,}" if row["features"] == "vertices" else "texels",
+            *(f"{row[protocol]['miou']:.3f}" for protocol in ("direct-3d", "rendered", "image-features")),
+            f"{row['surface']['miou']:.3f}" if "surface" in row else "–",
+            f"{row['lift_s']:.0f}",
+            f"{row['lift_peak_mib']:,}",
+            f"{row['features_mib']:.1f}",
         ]
-        tables.append(table([*head, "lifting, s", "peak MiB", "file, MiB"], body))
-    return "\n\n".join(tables)
+        for capture, rows in report["captures"].items()
+        for row in rows
+    ]
+    return table([*head, "lifting, s", "peak MiB", "file, MiB"], body)
 
 
 def surfaces(report: Report) -> str:
-    """Gaussians beside true surfaces, capture by capture."""
-    return "\n\n".join(_surface(name, capture) for name, capture in report["captures"].items())
-
-
-def _surface(name: str, report: Report) -> str:
-    """Quality and distances, PSNR over seeds, and PSNR at other sizes, of one capture."""
-    seeds = max(len(row["psnrs"]) for row in report["rows"])
-    head = [name, "PSNR", "SSIM", "LPIPS", "Gaussians", "centres → surface", "median", "surface → centres", "sum"]
-    rows = [
+    """Quality and distances of Gaussians from true surfaces, then PSNR at other sizes."""
+    rows = [(capture, row) for capture, part in report["captures"].items() for row in part["rows"]]
+    body = [
         [
+            capture,
             row["run"],
-            *quality(row),
+            f"{statistics.mean(row['psnrs']):.2f}"
+            + (f" (mean of {len(row['psnrs'])})" if len(row["psnrs"]) > 1 else ""),
+            *quality(row)[1:],
             f"{row['gaussian_count']:,.0f}",
-            *(f"{row[key]:.4f}" for key in ("accuracy", "median", "completeness", "chamfer")),
+            *(f"{row[key]:.4f}" for key in ("accuracy", "median")),
         ]
-        for row in report["rows"]
+        for capture, row in rows
     ]
-    tables = [table(head, rows)]
-    if seeds > 1:
-        several = [row for row in report["rows"] if len(row["psnrs"]) == seeds]
-        means = [f"{sum(row['psnrs']) / seeds:.3f}" for row in several]
-        found = [
-            [row["run"], *(f"{psnr:.3f}" for psnr in row["psnrs"]), mean]
-            for row, mean in zip(several, means, strict=True)
-        ]
-        tables.append(table(["PSNR by seed", *(str(seed) for seed in range(seeds)), "mean"], found))
-    at = {row["run"]: row["scales"] for row in report["rows"] if "scales" in row}
-    sizes = sorted({entry["scale"] for entries in at.values() for entry in entries})
-    psnr = {name: {entry["scale"]: entry["psnr"] for entry in entries} for name, entries in at.items()}
-    scaled = [[name, *(f"{psnr[name][size]:.2f}" if size in psnr[name] else "–" for size in sizes)] for name in psnr]
-    if scaled:
-        tables.append(table(["PSNR at × size", *(f"{size:g}" for size in sizes)], scaled))
-    return "\n\n".join(tables)
+    head = ["capture", "regularisation", "PSNR", "SSIM", "LPIPS", "Gaussians", "centres → surface", "median"]
+    scaled = [
+        (capture, row["run"], {entry["scale"]: entry["psnr"] for entry in row["scales"]})
+        for capture, row in rows
+        if "scales" in row
+    ]
+    sizes = sorted({size for *_, psnr in scaled for size in psnr})
+    zoom = [
+        [capture, run, *(f"{psnr[size]:.2f}" if size in psnr else "–" for size in sizes)]
+        for capture, run, psnr in scaled
+    ]
+    zoom_head = ["PSNR at × size", "", *(f"{size:g}" for size in sizes)]
+    return f"{table(head, body)}\n\n{table(zoom_head, zoom)}"
