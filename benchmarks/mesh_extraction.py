@@ -91,7 +91,7 @@ EXTRACTORS: dict[str, dict[str, Any]] = {
 
 def true_views(outputs: DataparserOutputs, data: Path, every: int) -> tuple[SceneViews, CaptureFrame]:
     """The training views with their true depth, one of every so many pixels in each direction."""
-    frame = CaptureFrame.of_outputs(outputs, data)
+    frame = CaptureFrame.from_outputs(outputs, data)
     meta = json.loads((data / "transforms.json").read_text())
     frames = {Path(entry["file_path"]).name: entry for entry in meta["frames"]}
     unit = meta.get("depth_unit_scale_factor", 1e-3) * frame.scale

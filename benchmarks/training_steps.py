@@ -21,7 +21,7 @@ from step_watch import SyncWarnings, tally
 MIB = 1 << 20
 MEASURED = "measured steps"
 Row = dict[str, Any]
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def event_peaks(profile: torch.profiler.profile, names: Iterable[str]) -> dict[str, int]:
@@ -164,8 +164,8 @@ def count_step(step: Callable[[], object], device: torch.device) -> Row:
 
 
 def halved_until_it_fits(
-    batch: int, measure: Callable[[int], Found], does_not_fit: Callable[[Exception], str]
-) -> tuple[Found, list[str]]:
+    batch: int, measure: Callable[[int], Result], does_not_fit: Callable[[Exception], str]
+) -> tuple[Result, list[str]]:
     """Measures with the largest batch that fits: this one, its half, and so on.
 
     Args:

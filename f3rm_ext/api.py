@@ -54,7 +54,7 @@ class Scene:
         self.photos = photos
         """The model in evaluation mode, its photos, and their features: for what this class has no method for."""
         outputs = photos.manager.train_dataparser_outputs
-        self.frame = CaptureFrame.of_outputs(outputs, photos.data)
+        self.frame = CaptureFrame.from_outputs(outputs, photos.data)
         """The map between the scene frame and that of the capture."""
 
     @property

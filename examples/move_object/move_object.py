@@ -59,7 +59,7 @@ class MoveObject:
             chosen = ((bound.vertices >= low) & (bound.vertices <= high)).all(dim=1)
             if not bool(chosen.any()):
                 raise SystemExit("No vertex lies in the box: choose it in the scene frame.")
-            run.model.set_bound(bound.deformed(moved(bound.vertices, chosen, self.shift, self.turn_deg)))
+            run.model.set_bound(bound.deform(moved(bound.vertices, chosen, self.shift, self.turn_deg)))
         render_mode = "mip" if run.model.config.mip.filter_2d else "default"
         record = {**run.describe(), "frame": "scene"}
         made = export_splats(run.splats(), self.out, SplatInfo(render_mode=render_mode), record)

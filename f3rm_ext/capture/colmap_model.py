@@ -76,7 +76,7 @@ def read_model(data: Path, model_path: Path) -> dict[str, Any]:
     folder = _photo_folder(data, min(names.values()))
     _fit_to_photos(model, names, data / folder)
     try:
-        meta = transforms_of(model, folder, {}, UNCHANGED)
+        meta = make_transforms(model, folder, {}, UNCHANGED)
     except NotImplementedError as error:
         raise CaptureError(
             f"COLMAP's model {model_path} has a kind of camera that cannot be used ({reason_of(error)}): run `colmap "
@@ -120,7 +120,7 @@ def capture_from_camera(cam_from_world: Transform, applied: Transform) -> Float6
     return c2w
 
 
-def transforms_of(model: Any, images: str, masks: Mapping[str, str], applied: Transform) -> dict[str, Any]:
+def make_transforms(model: Any, images: str, masks: Mapping[str, str], applied: Transform) -> dict[str, Any]:
     """Returns the contents of transforms.json.
 
     Args:
@@ -140,7 +140,7 @@ def transforms_of(model: Any, images: str, masks: Mapping[str, str], applied: Tr
     used = {number for number, _ in frames}
     shared = intrinsics[used.pop()] if len(used) == 1 else {}
     own = (frame if shared else {**frame, **intrinsics[number]} for number, frame in frames)
-    return {**_with_model(shared, intrinsics), "frames": list(own)}
+    return {**_add_model(shared, intrinsics), "frames": list(own)}
 
 
 def _intrinsics(camera: Any) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _intrinsics(camera: Any) -> dict[str, Any]:
     return parse_colmap_camera_params(plain)
 
 
-def _with_model(shared: dict[str, Any], intrinsics: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+def _add_model(shared: dict[str, Any], intrinsics: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     """nerfstudio reads the camera model at the top, also where frames have intrinsics of their own."""
     any_of_them = next(iter(intrinsics.values()))
     return shared or {"camera_model": any_of_them["camera_model"]}

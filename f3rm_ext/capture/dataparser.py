@@ -86,7 +86,7 @@ class CaptureDataParser(Nerfstudio):
             without_points = {key: value for key, value in meta.items() if key != "ply_file_path"}
             if MODEL_KEY in meta:
                 without_points = turned_up(without_points)
-            outputs = _with_transforms(Nerfstudio._generate_dataparser_outputs, without_points)(self, split)
+            outputs = _inject_transforms(Nerfstudio._generate_dataparser_outputs, without_points)(self, split)
         except ValueError as error:
             if self.config.eval_mode != "filename":
                 raise
@@ -105,7 +105,7 @@ class CaptureDataParser(Nerfstudio):
             self.config = replace(self.config, eval_mode="interval" if MODEL_KEY in meta else "fraction")
         checks.require_images(min(len(meta["frames"]), 2), self.config.data)
         if self._opens_images or self.config.drop_missing_frames:
-            meta = self._without_missing(meta, folder)
+            meta = self._drop_missing(meta, folder)
         checks.check_frame_poses(meta["frames"])
         meta = checks.per_frame_intrinsics(meta)
         checks.check_intrinsics(meta, list(CAMERA_MODEL_TO_TYPE))
@@ -113,7 +113,7 @@ class CaptureDataParser(Nerfstudio):
             checks.check_same_keys(meta["frames"], key)
         return meta
 
-    def _without_missing(self, meta: checks.Meta, folder: Path) -> checks.Meta:
+    def _drop_missing(self, meta: checks.Meta, folder: Path) -> checks.Meta:
         """Refuses or drops frames whose files are missing; determines the downscale factor."""
         if self.downscale_factor is None and self.config.downscale_factor is None:
             self.downscale_factor = _only_copies(meta, folder)
@@ -191,7 +191,7 @@ def _only_copies(meta: checks.Meta, folder: Path) -> int | None:
     return factor
 
 
-def _with_transforms(generate: Callable[..., Any], meta: checks.Meta) -> Callable[..., Any]:
+def _inject_transforms(generate: Callable[..., Any], meta: checks.Meta) -> Callable[..., Any]:
     """Returns a copy of nerfstudio's method that sees these transforms instead of the file.
 
     The method reads the file through the global ``load_from_json``. The copy has its own globals with another

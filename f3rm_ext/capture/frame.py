@@ -37,7 +37,7 @@ class CaptureFrame:
     """Scene units per unit of the capture."""
 
     @classmethod
-    def of_outputs(cls, outputs: "DataparserOutputs", data: Path) -> "CaptureFrame":
+    def from_outputs(cls, outputs: "DataparserOutputs", data: Path) -> "CaptureFrame":
         """Returns the frame of a parsed capture.
 
         nerfstudio's dataparser includes in its transform what ns-process-data did to the poses (``applied_transform``
@@ -45,7 +45,7 @@ class CaptureFrame:
         """
         matrix = np.asarray(outputs.dataparser_transform, dtype=np.float64)[:3, :4]
         scale = float(outputs.dataparser_scale)
-        applied = _applied(data)
+        applied = _applied_transform(data)
         if applied is not None:
             matrix = matrix @ np.linalg.inv(np.vstack([applied["applied_transform"], [0.0, 0.0, 0.0, 1.0]]))
             scale /= float(applied.get("applied_scale", 1.0))
@@ -69,7 +69,7 @@ class CaptureFrame:
         return {"scene_from_capture": matrix.tolist(), "scene_units_per_capture_unit": self.scale}
 
 
-def _applied(data: Path) -> dict[str, Any] | None:
+def _applied_transform(data: Path) -> dict[str, Any] | None:
     """The transform and scale that the poses of a capture already have; None for captures of other dataparsers."""
     try:
         meta, folder = read_transforms(data)

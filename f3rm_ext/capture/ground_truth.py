@@ -79,8 +79,8 @@ class CaptureGroundTruth:
         path = data if data.suffix == ".json" else data / "transforms.json"
         self.folder = path.parent
         meta = _read_json(path) if path.is_file() else {}
-        found = meta.get("frames")
-        frames = [frame for frame in (found if isinstance(found, list) else []) if _has_file(frame)]
+        entries = meta.get("frames")
+        frames = [frame for frame in (entries if isinstance(entries, list) else []) if _has_file(frame)]
         self._depth_unit_m = meta.get("depth_unit_scale_factor")
         self._frames = {(self.folder / frame["file_path"]).resolve(): frame for frame in frames}
         # Copies of the images at other sizes, as in images_4, have the same names.
@@ -124,8 +124,8 @@ class CaptureGroundTruth:
 
     def files(self, keys: tuple[str, ...]) -> list[Path]:
         """Returns the files that frames name under one of these keys, in the order of frames."""
-        found = [self.file(image, keys) for image in self._frames]
-        return [path for path in found if path is not None]
+        files = [self.file(image, keys) for image in self._frames]
+        return [path for path in files if path is not None]
 
     def view(self, image: Path, height_px: int, width_px: int) -> LabelledView | None:
         """See :meth:`LabelSource.view`."""
@@ -134,7 +134,7 @@ class CaptureGroundTruth:
             return None
         masks = {thing.name: labels == thing.label for thing in self.things}
         masks = {name: mask for name, mask in masks.items() if mask.any()}
-        return LabelledView(masks, {name: (_box_of(mask),) for name, mask in masks.items()})
+        return LabelledView(masks, {name: (_bounding_box(mask),) for name, mask in masks.items()})
 
     def file(self, image: Path, keys: tuple[str, ...]) -> Path | None:
         """Returns the file that a photo's frame names under one of these keys; None if there is none."""
@@ -240,7 +240,7 @@ def _polygon_object(entry: Any) -> tuple[str, np.ndarray, np.ndarray]:
     return str(entry["category"]), polygon, np.asarray(box, dtype=np.float64).reshape(4)
 
 
-def _box_of(mask: Bool[np.ndarray, "h w"]) -> tuple[float, float, float, float]:
+def _bounding_box(mask: Bool[np.ndarray, "h w"]) -> tuple[float, float, float, float]:
     rows, cols = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     return float(cols[0]), float(rows[0]), float(cols[-1] + 1), float(rows[-1] + 1)
 

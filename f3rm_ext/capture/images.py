@@ -45,7 +45,7 @@ def image_size(path: Path, *, mask: bool = False) -> tuple[int, int]:
                 )
             size = image.size
             end_mark = _END_MARKS.get(image.format or "")
-            if end_mark is None or not _ends_with(path, end_mark):
+            if end_mark is None or not _ends(path, end_mark):
                 image.load()
     except FileNotFoundError as error:
         raise CaptureError(f"The image {path} is not there: copy it back, or take its frame out.") from error
@@ -64,7 +64,7 @@ def image_sizes(paths: Sequence[Path], *, masks: bool = False) -> list[tuple[int
         return list(pool.map(lambda path: image_size(path, mask=masks), paths))
 
 
-def _ends_with(path: Path, mark: bytes) -> bool:
+def _ends(path: Path, mark: bytes) -> bool:
     with path.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - _TAIL_BYTES))

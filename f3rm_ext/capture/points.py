@@ -36,10 +36,10 @@ def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: Datapars
             path = folder / meta["ply_file_path"]
             xyz, rgb = read_point_cloud(path)
         else:
-            found = [path for path in (sparse / "points3D.bin", sparse / "points3D.txt") if path.is_file()]
-            if not found:
+            files = [path for path in (sparse / "points3D.bin", sparse / "points3D.txt") if path.is_file()]
+            if not files:
                 return {}
-            path = found[0]
+            path = files[0]
             xyz, rgb = read_colmap_points(path)
     except (UserError, OSError) as error:
         CONSOLE.log(f"Going on without the capture's points: {error}", markup=False)

@@ -48,7 +48,7 @@ class ImageCycle:
         self.shards, self.shard = shards, shard
         self.seed = seed
         self._epoch = 0
-        self._order = self._shuffled(0, avoid_first=[], first=0)
+        self._order = self._shuffle(0, avoid_first=[], first=0)
         self._position = 0
         self._round: list[list[int]] = []
         self._uses = 0
@@ -144,14 +144,14 @@ class ImageCycle:
                     first = per_round - number * self.window_size - len(window)
                 else:
                     avoid, first = window, missing
-                epoch, order, position = epoch + 1, self._shuffled(epoch + 1, avoid, first), missing
+                epoch, order, position = epoch + 1, self._shuffle(epoch + 1, avoid, first), missing
                 window = window + order[:missing]
             windows.append(window)
         if self.window_size == self.num_images:  # each process has all images: in one order
             windows = [list(windows[0]) for _ in windows]
         return windows, epoch, order, position
 
-    def _shuffled(self, epoch: int, avoid_first: list[int], first: int) -> list[int]:
+    def _shuffle(self, epoch: int, avoid_first: list[int], first: int) -> list[int]:
         """All images in the order of an epoch; none of ``avoid_first`` is among the first ``first``."""
         dice = random.Random(f"{self.seed}/{epoch}")
         order = list(range(self.num_images))
@@ -192,7 +192,7 @@ class ImageTurns:
         drawn: list[int] = []
         for _ in range(self.cycle.shards if together else 1):
             if not self._turn:
-                turn = self._shuffled(images, 0 if together else self.cycle.shard)
+                turn = self._shuffle(images, 0 if together else self.cycle.shard)
                 # Where a step crosses the end of a turn, its images come last in the next one.
                 self._turn = [image for image in turn if image not in drawn] + [i for i in turn if i in drawn]
             drawn.append(self._turn.pop(0))
@@ -217,7 +217,7 @@ class ImageTurns:
         self._turn = [int(image) for image in state["turn"]]
         self.uses = torch.as_tensor(state["uses"]).numpy().astype(np.int64)
 
-    def _shuffled(self, images: tuple[int, ...], shard: int) -> list[int]:
+    def _shuffle(self, images: tuple[int, ...], shard: int) -> list[int]:
         """The images in random order, least used first."""
         dice = random.Random(f"{self.cycle.seed}/{self.split}/turn/{shard}/{self.drawn}")
         order = sorted(images)

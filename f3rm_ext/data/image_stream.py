@@ -113,7 +113,7 @@ class PictureUploads:
             self._halvings, self._kept = halvings, {}
         picture = self._kept.get(image_idx)
         if picture is None:
-            picture = self._arrived(image_idx, halvings)
+            picture = self._receive_image(image_idx, halvings)
             if self._placement.on_device:
                 self._kept[image_idx] = picture
         if following is not None and following not in self._kept:
@@ -123,14 +123,14 @@ class PictureUploads:
     def present(self, image_idx: int, halvings: int) -> ImagePixels:
         """Returns an image beside that of the step, halved alike: the copy on the device, or one that is not kept."""
         kept = self._kept.get(image_idx)
-        return _received(self._send((image_idx, halvings), lambda: False)) if kept is None else kept
+        return _receive(self._send((image_idx, halvings), lambda: False)) if kept is None else kept
 
     def close(self) -> None:
         """Stops copying and drops the copies. Another :meth:`take` would start it again."""
         self._arriving.close()
         self._kept = {}
 
-    def _arrived(self, image_idx: int, halvings: int) -> ImagePixels:
+    def _receive_image(self, image_idx: int, halvings: int) -> ImagePixels:
         try:
             upload = self._arriving.take((image_idx, halvings))
         except RuntimeError as error:
@@ -139,7 +139,7 @@ class PictureUploads:
             self._placement.give_up()
             self._kept = {}
             upload = self._arriving.take((image_idx, halvings))
-        return _received(upload)
+        return _receive(upload)
 
     def _send(self, key: tuple[int, ...], stopped: Callable[[], bool]) -> Upload:
         picture = self._read(*key)
@@ -149,7 +149,7 @@ class PictureUploads:
         return self._uploader.send(parts)
 
 
-def _received(upload: Upload) -> ImagePixels:
+def _receive(upload: Upload) -> ImagePixels:
     parts = upload.receive()
     return ImagePixels(parts["pixels"], parts.get("valid"))
 

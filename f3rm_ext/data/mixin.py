@@ -2,6 +2,7 @@
 
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -34,7 +35,7 @@ _CHOICE = {
 }
 
 
-class CyclingDataManager:
+class CyclingDataManager(ABC):
     """Mixin for nerfstudio's datamanagers: training images come in windows that cycle through the data set.
 
     If the config's ``features`` name extractors, both splits have 2D features.
@@ -72,9 +73,9 @@ class CyclingDataManager:
         self.eval_images_drawn = 0
         self.choices = {}
 
+    @abstractmethod
     def streams(self) -> dict[str, WindowStream]:
         """The streams by split (train, eval). Coverage is recorded for the training images."""
-        raise NotImplementedError
 
     def cycle_state(self) -> dict[str, Any]:
         """The position of the image cycles and random draws, for the checkpoint: numbers, lists and small tensors."""

@@ -44,10 +44,10 @@ class PinholeCameras(NamedTuple):
         Image sizes stay where they are. The host reads them, and would wait for a GPU if it had to ask it. It does not
         wait for the matrices of a camera on the CPU to arrive.
         """
-        found = cls.of(camera)
-        matrices = upload(torch.cat([found.viewmats.flatten(1), found.Ks.flatten(1)], dim=1), device)
+        result = cls.of(camera)
+        matrices = upload(torch.cat([result.viewmats.flatten(1), result.Ks.flatten(1)], dim=1), device)
         viewmats, Ks = matrices.split((16, 9), dim=1)
-        return cls(viewmats.reshape(-1, 4, 4), Ks.reshape(-1, 3, 3), found.widths, found.heights)
+        return cls(viewmats.reshape(-1, 4, 4), Ks.reshape(-1, 3, 3), result.widths, result.heights)
 
     def to(self, device: torch.device | str) -> "PinholeCameras":
         """Moves all tensors to a device."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
 from f3rm_ext.data.pixel_sampler import ImagePixels
-from f3rm_ext.data.undistort import DistortedCamera, pinhole_of, shrunk, shrunk_size, undistorted
+from f3rm_ext.data.undistort import DistortedCamera, largest_pinhole, shrunk, shrunk_size, undistorted
 from f3rm_ext.errors import CaptureError
 
 
@@ -50,7 +50,7 @@ class PinholeDataset(InputDataset):
         views = []
         for lens, name in zip(self.lenses, names, strict=True):
             try:
-                views.append(pinhole_of(lens))
+                views.append(largest_pinhole(lens))
             except ValueError as error:
                 raise CaptureError(
                     f"The lens distortion of {name} cannot be undone, it folds the image over near its rim: "
@@ -62,7 +62,7 @@ class PinholeDataset(InputDataset):
         self.cameras = _cameras(cameras, [view.resized(*size) for view, size in zip(views, sizes, strict=True)])
 
     @classmethod
-    def of_side(cls, dataparser_outputs: DataparserOutputs, side_px: int) -> "PinholeDataset":
+    def scale_to_side(cls, dataparser_outputs: DataparserOutputs, side_px: int) -> "PinholeDataset":
         """Returns the data set whose longest side of an image is given; images are not enlarged."""
         cameras = dataparser_outputs.cameras
         longest = int(torch.maximum(cameras.width, cameras.height).max())

@@ -58,7 +58,7 @@ class PixelDraw:
     """Image in the data set, row and column."""
 
 
-def colors_of(pixels: UInt8[Tensor, "rays channels"]) -> Float[Tensor, "rays channels"]:
+def to_colors(pixels: UInt8[Tensor, "rays channels"]) -> Float[Tensor, "rays channels"]:
     """Colours in [0, 1]; the same numbers on every device."""
     # CUDA would multiply by the rounded reciprocal of a plain number.
     return pixels.float().div_(torch.full((), 255.0, device=pixels.device))

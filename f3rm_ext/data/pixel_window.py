@@ -15,7 +15,7 @@ from nerfstudio.data.datasets.base_dataset import InputDataset
 from torch import Tensor
 
 from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
-from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, PixelDraw, colors_of
+from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, PixelDraw, to_colors
 from f3rm_ext.data.prefetch import read_each
 from f3rm_ext.data.uploads import Upload, Uploader
 from f3rm_ext.features.base import FeatureMap
@@ -110,14 +110,14 @@ def draft_batch(window: LoadedWindow, drawn: PixelDraw, featured: int, uploader:
     if window.on_device:
         parts["places"] = drawn.places
     else:
-        parts["pixels"] = _gathered(window.pixels.pixels, drawn.places, uploader)
+        parts["pixels"] = _gather(window.pixels.pixels, drawn.places, uploader)
     slots, yx_px = drawn.slots[:featured], centres_px(drawn.indices[:featured])
     for name, maps in window.features.items():
         patches, parts[f"weights/{name}"] = maps.corners(slots, yx_px)
         if window.on_device:
             parts[f"patches/{name}"] = patches
         else:
-            parts[f"values/{name}"] = _gathered(maps.values, patches.reshape(-1), uploader)
+            parts[f"values/{name}"] = _gather(maps.values, patches.reshape(-1), uploader)
     counts = torch.bincount(drawn.slots, minlength=len(window.images))
     return Draft(counts, uploader.send(parts))
 
@@ -126,7 +126,7 @@ def finish_batch(window: LoadedWindow, draft: Draft) -> dict[str, Any]:
     """Makes the second half of a batch, see :meth:`PixelStream.next`. The host waits for nothing."""
     parts = draft.upload.receive()
     pixels = window.pixels.pixels.index_select(0, parts["places"]) if window.on_device else parts["pixels"]
-    batch: dict[str, Any] = {"image": colors_of(pixels), "indices": parts["indices"]}
+    batch: dict[str, Any] = {"image": to_colors(pixels), "indices": parts["indices"]}
     features: dict[str, Tensor] = {}
     for name, maps in window.features.items():
         weights = parts[f"weights/{name}"]
@@ -145,6 +145,6 @@ def centres_px(indices: Int64[Tensor, "rays 3"]) -> Tensor:
     return indices[:, 1:].float() + 0.5
 
 
-def _gathered(values: Tensor, rows: Int64[Tensor, "_"], uploader: Uploader) -> Tensor:
+def _gather(values: Tensor, rows: Int64[Tensor, "_"], uploader: Uploader) -> Tensor:
     buffer = uploader.buffer((len(rows), *values.shape[1:]), values.dtype)
     return torch.index_select(values, 0, rows, out=buffer)

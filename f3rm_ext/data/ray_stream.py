@@ -10,7 +10,7 @@ from torch import Tensor
 
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
-from f3rm_ext.data.pixel_sampler import PixelDraw, batch_seed, colors_of
+from f3rm_ext.data.pixel_sampler import PixelDraw, batch_seed, to_colors
 from f3rm_ext.data.pixel_window import Draft, LoadedWindow, centres_px, draft_batch, finish_batch, load_window
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.prefetch import Prefetcher
@@ -124,7 +124,7 @@ class PixelStream(WindowStream[LoadedWindow]):
         assert self._window_rays is not None
         drawn, featured = self._draw(window, self.batches, self.num_rays_per_batch)
         self._window_rays.index_add_(0, drawn.slots, torch.ones_like(drawn.slots))
-        colors = colors_of(window.pixels.pixels.index_select(0, drawn.places))
+        colors = to_colors(window.pixels.pixels.index_select(0, drawn.places))
         batch: dict[str, Any] = {"image": colors.to(self.device), "indices": drawn.indices.to(self.device)}
         if window.features:
             slots, yx_px = drawn.slots[:featured], centres_px(drawn.indices[:featured])

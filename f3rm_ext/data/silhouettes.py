@@ -71,7 +71,7 @@ def disagreements(
     spread = float(np.median(np.linalg.norm(centres - np.median(centres, axis=0), axis=1)))
     distances = max(spread, 1e-9) * np.geomspace(_NEAR, _FAR, _DEPTHS)
     dice = np.random.default_rng(0)
-    found: dict[bool, list[float]] = {True: [], False: []}
+    samples: dict[bool, list[float]] = {True: [], False: []}
     for index, view in enumerate(views):
         rays = np.append(dice.uniform(-1, 1, (_RAYS, 2)) * view.reach, np.full((_RAYS, 1), -1.0), axis=1)
         inside, keeps = view.look_up(rays)
@@ -85,8 +85,8 @@ def disagreements(
         known = in_frame >= max(2, _MIN_SHARE_IN_FRAME * (len(views) - 1))
         disagreement = np.where(known, 1 - kept / np.maximum(in_frame, 1), np.inf).min(axis=1)
         for value in (True, False):
-            found[value] += disagreement[(keeps == value) & (disagreement <= 1)].tolist()
-    kept_rays, masked_rays = (float(np.mean(found[value])) if found[value] else 0.0 for value in (True, False))
+            samples[value] += disagreement[(keeps == value) & (disagreement <= 1)].tolist()
+    kept_rays, masked_rays = (float(np.mean(samples[value])) if samples[value] else 0.0 for value in (True, False))
     return kept_rays, masked_rays
 
 

@@ -103,20 +103,20 @@ class DistortedCamera:
         ]
         focal = np.array([self.frame.fx, self.frame.fy])
         seen = (np.stack(edges) - np.array([self.frame.cx, self.frame.cy])) / focal
-        found = radial_and_tangential_undistort(
+        undistorted_xy = radial_and_tangential_undistort(
             torch.from_numpy(seen), torch.tensor(self.distortion, dtype=torch.float64), eps=1e-9
         ).numpy()
-        back = np.stack(self._distorted(found[..., 0], found[..., 1]), -1)
+        back = np.stack(self._distorted(undistorted_xy[..., 0], undistorted_xy[..., 1]), -1)
         with np.errstate(invalid="ignore"):
             good = (np.abs(back - seen) * focal < _MAX_RESIDUAL_PX).all(-1)
             # A solution beyond the fold of the polynomial points elsewhere.
-            good &= (found * seen).sum(-1) >= 0
+            good &= (undistorted_xy * seen).sum(-1) >= 0
         if not self.fisheye:
             if not good.all():
                 raise ValueError
-            return found
+            return undistorted_xy
         reach = np.linalg.norm(seen, axis=-1)
-        angle = np.where(good, np.linalg.norm(found, axis=-1), np.inf)
+        angle = np.where(good, np.linalg.norm(undistorted_xy, axis=-1), np.inf)
         tangent = np.tan(np.minimum(angle, MAX_HALF_ANGLE_RAD))
         return seen * (tangent / np.maximum(reach, 1e-9))[..., None]
 
@@ -131,7 +131,7 @@ class DistortedCamera:
 
 
 @lru_cache(maxsize=4096)
-def pinhole_of(lens: DistortedCamera) -> PinholeIntrinsics:
+def largest_pinhole(lens: DistortedCamera) -> PinholeIntrinsics:
     """Returns the pinhole camera of the largest image that the photo fills, with no more pixels than the photo.
 
     It keeps the focal lengths if the pixels suffice, so that the centre stays as sharp as in the photo.
@@ -181,8 +181,8 @@ def undistorted(picture: ImagePixels, lens: DistortedCamera, view: PinholeIntrin
     if picture.valid is not None:
         valid &= moved(picture.valid.numpy().astype(np.float32)) >= _ALL_VALID
     elif valid.all():
-        return ImagePixels(_by_alpha(picture, moved))
-    return ImagePixels(_by_alpha(picture, moved), torch.from_numpy(valid))
+        return ImagePixels(_map_colors(picture, moved))
+    return ImagePixels(_map_colors(picture, moved), torch.from_numpy(valid))
 
 
 def shrunk(picture: ImagePixels, height_px: int, width_px: int) -> ImagePixels:
@@ -200,7 +200,7 @@ def shrunk(picture: ImagePixels, height_px: int, width_px: int) -> ImagePixels:
     valid = None
     if picture.valid is not None:
         valid = torch.from_numpy(averaged(picture.valid.numpy().astype(np.float32)) >= _ALL_VALID)
-    return ImagePixels(_by_alpha(picture, averaged), valid)
+    return ImagePixels(_map_colors(picture, averaged), valid)
 
 
 def shrunk_size(height_px: int, width_px: int, ratio: float) -> tuple[int, int]:
@@ -225,7 +225,7 @@ def shrunk_cameras(cameras: Cameras, height_px: int, width_px: int) -> Cameras:
     )
 
 
-def _by_alpha(picture: ImagePixels, change: Any) -> torch.Tensor:
+def _map_colors(picture: ImagePixels, change: Any) -> torch.Tensor:
     """Applies an averaging function; with alpha, to colour times alpha, which is right over any background."""
     pixels = picture.pixels.numpy()
     if pixels.shape[-1] == 3:

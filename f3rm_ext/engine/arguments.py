@@ -23,7 +23,7 @@ def parse_arguments(method: str, default: Config, arguments: Sequence[str]) -> C
     return tyro.cli(markers, default=default, prog=f"ns-train {method}", args=list(arguments))
 
 
-def without_options(arguments: Sequence[str], names: Collection[str]) -> list[str]:
+def remove_options(arguments: Sequence[str], names: Collection[str]) -> list[str]:
     """Returns words without some options of one value.
 
     >>> without_options(["--vis", "viewer", "--load_dir=old", "--load-dir", "old"], {"load-dir"})

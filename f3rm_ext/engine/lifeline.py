@@ -85,11 +85,11 @@ class Lifeline:
             raise
 
     def _watch(self) -> None:
-        done = torch.zeros(1, dtype=torch.int32)
-        while not done[0]:
-            done[0] = self._leaves.is_set()
+        all_leave = torch.zeros(1, dtype=torch.int32)
+        while not all_leave[0]:
+            all_leave[0] = self._leaves.is_set()
             try:
-                dist.all_reduce(done, op=dist.ReduceOp.MIN, group=self._group)
+                dist.all_reduce(all_leave, op=dist.ReduceOp.MIN, group=self._group)
             except RuntimeError:
                 self._lost.set()
                 # Closing says it by itself; an error of the main thread may be on its way there.

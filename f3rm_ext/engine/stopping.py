@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -15,7 +16,7 @@ from nerfstudio.utils import writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.engine import checkpoint, launch
-from f3rm_ext.engine.arguments import without_options
+from f3rm_ext.engine.arguments import remove_options
 from f3rm_ext.engine.lifeline import Lifeline
 from f3rm_ext.engine.ranks import Ranks, world_size
 from f3rm_ext.engine.synchronization import SynchronizedOptimizers
@@ -24,7 +25,7 @@ _ONE_CTRL_C_S = 2.0
 """With several processes, one Ctrl-C comes several times: from the terminal and from the program that started them."""
 
 
-class StoppableTrainer:
+class StoppableTrainer(ABC):
     """Mixin of the trainer: stops between two steps, saves and says how to go on; all ranks stop at the same step."""
 
     config: Any
@@ -50,9 +51,9 @@ class StoppableTrainer:
         CONSOLE.quiet = self.ranks.rank > 0
         self.base_dir.mkdir(parents=True, exist_ok=True)  # on a machine that has not started the run
 
+    @abstractmethod
     def save_checkpoint(self, step: int) -> None:
         """Saves the last complete step."""
-        raise NotImplementedError
 
     def _together(self) -> AbstractContextManager[None]:
         """Ends this process with a sentence if another one of the run ends."""
@@ -145,5 +146,5 @@ def resume_command(argv: list[str], folder: Path) -> str:
     program, *arguments = [Path(argv[0]).name, *argv[1:]] if argv else ["ns-train"]
     if program != "ns-train" or not arguments or arguments[0].startswith("-"):
         return f"the same command and --load-dir {shlex.quote(str(folder))}"
-    kept = without_options(arguments[1:], ("load-dir", "load-step", "load-checkpoint"))
+    kept = remove_options(arguments[1:], ("load-dir", "load-step", "load-checkpoint"))
     return shlex.join(["ns-train", arguments[0], "--load-dir", str(folder), *kept])

@@ -21,7 +21,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.export.splats import SplatRun
 from f3rm_ext.html.page import Picture, render_page
 from f3rm_ext.query.embeddings import Query
-from f3rm_ext.query.queryable import Queryable, Scorer, get_head
+from f3rm_ext.query.queryable import Queryable, Scorer, get_head, score_chunks
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.files.checks import check_values
 from f3rm_ext.splat.files.info import SplatInfo
@@ -127,8 +127,8 @@ def score_gaussians(model: Queryable, query: Query) -> Float32[np.ndarray, " gau
     """
     scorer, head = Scorer.from_model(model, [query]), get_head(model.query_heads(), query.head)
     assert isinstance(head, LiftedHead)
-    chunks = head.codes.split(_CHUNK)
-    return torch.cat([scorer(lambda _, part=part: part.float())[:, 0].cpu() for part in chunks]).float().numpy()
+    chunks = (lambda _, part=part: part.float() for part in head.codes.split(_CHUNK))
+    return score_chunks(scorer, chunks)[:, 0].float().numpy()
 
 
 def find_places(

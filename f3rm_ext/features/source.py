@@ -153,10 +153,10 @@ def open_features(
     for spec in specs:
         codes, dim = (0, spec.dim) if spec.code_basis is None else spec.code_basis.shape
         head = StoredHead(spec.extractor, spec.name, ExtractorIdentity(**spec.identity), dim, codes, cache, sets)
-        found = head.open() if (head.root / MANIFEST_NAME).is_file() else None
-        if found is None:
+        store = head.open() if (head.root / MANIFEST_NAME).is_file() else None
+        if store is None:
             return None
-        opened.append(found)
+        opened.append(store)
     return _sources(opened, keys)
 
 

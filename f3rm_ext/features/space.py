@@ -39,7 +39,7 @@ class FeatureSpace:
     """Share of the features' mean squared norm that lies in the distilled space; below 1 for PCA codes."""
 
     @classmethod
-    def of_linear_map(cls, weight: Float[Tensor, "feat hidden"], energy: float = 1.0) -> "FeatureSpace":
+    def from_linear_map(cls, weight: Float[Tensor, "feat hidden"], energy: float = 1.0) -> "FeatureSpace":
         """Returns the space of features W h."""
         basis, transform = torch.linalg.qr(weight.detach().double())
         return cls(basis=basis.float(), transform=transform.float(), energy=energy)
@@ -50,7 +50,7 @@ class FeatureSpace:
         return cls(basis=None, transform=None, energy=energy)
 
     @classmethod
-    def of_codes_with_residual(cls, codes: int) -> "FeatureSpace":
+    def from_residual_codes(cls, codes: int) -> "FeatureSpace":
         """Returns the space of stored PCA codes, which have the norm of what they leave out as last value."""
         return cls(basis=torch.eye(codes, codes + 1), transform=None)
 

@@ -132,15 +132,15 @@ class StoredHead:
 
     def _adopt(self, ranks: Iterable[int]) -> set[int]:
         """Takes over what other processes have extracted, unless they are still at it; returns which have."""
-        found = set()
+        ranks_done = set()
         for rank in ranks:
             part, lock = self._part(rank), FolderLock(self._part(rank) / "lock")
             if (part / MANIFEST_NAME).is_file() and not lock.is_held():
                 with lock.hold():
                     self.full().adopt(FeatureStore.open(part, dataclasses.asdict(self.identity), self.dim))
                     (part / MANIFEST_NAME).unlink(missing_ok=True)
-                found.add(rank)
-        return found
+                ranks_done.add(rank)
+        return ranks_done
 
     def derive(self, device: torch.device) -> None:
         """Makes PCA codes and display basis from the full features. The caller must hold the lock."""

@@ -48,10 +48,10 @@ def commit() -> dict[str, Any]:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
+    process = subprocess.run(
         ["git", "-C", str(folder), *arguments], check=True, capture_output=True, text=True, timeout=20
     )
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 def config_digest(config: "TrainerConfig") -> str:

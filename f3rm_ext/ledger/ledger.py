@@ -261,7 +261,7 @@ class Ledger:
                 method=str(method),
                 status=cast(Status, status if status in STATUSES else "open"),
                 command=tuple(parse_json(command, list[str])),
-                conditions=_with_eval_step(parse_json(conditions, _Conditions)),
+                conditions=_add_eval_step(parse_json(conditions, _Conditions)),
                 origin=parse_json(origin, _Origin),
                 repeats=repeats.get(identity, []),
                 notes=notes.get(identity, []),
@@ -280,7 +280,7 @@ class Ledger:
         return row[0]
 
 
-def _with_eval_step(conditions: _Conditions) -> _Conditions:
+def _add_eval_step(conditions: _Conditions) -> _Conditions:
     """Adds the step of evaluation, which was the last one before it could be chosen."""
     return {"eval_step": conditions["last_step"], **conditions} if "last_step" in conditions else conditions
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from f3rm_ext.engine.cost import MIB, TrainingCost, device_time
-from f3rm_ext.profiling.device import DeviceSampler, drivers_spill, spill_of, start_sampler
+from f3rm_ext.profiling.device import DeviceSampler, drivers_spill, judge_spill, start_sampler
 
 LOSS_STEPS = 50
 """Number of steps at the end over which the loss is averaged."""
@@ -89,7 +89,7 @@ class Stopwatch:
     def _update_spill(self) -> None:
         if self.device.type == "cuda" and self._spilled is not None:
             used = None if self._sampler is None else self._sampler.now
-            verdict, least = spill_of(used, torch.cuda.memory_reserved(self.device), drivers_spill())
+            verdict, least = judge_spill(used, torch.cuda.memory_reserved(self.device), drivers_spill())
             self._spilled = None if verdict == "unknown" else max(self._spilled, least)
 
     def figures(self) -> dict[str, float]:

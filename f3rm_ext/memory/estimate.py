@@ -55,7 +55,7 @@ class MemoryEstimate:
         return sum(self.device[phase].values())
 
 
-def with_overhead(tensors: Mapping[Category, int], device_type: str) -> dict[Category, int]:
+def add_overhead(tensors: Mapping[Category, int], device_type: str) -> dict[Category, int]:
     """Adds what CUDA or the process takes, and an allowance for fragmentation, to the tensors on a device."""
     cuda, total = device_type == "cuda", sum(tensors.values())
     gaps = round((FRAGMENTATION if cuda else CPU_FRAGMENTATION) * total)
@@ -63,7 +63,7 @@ def with_overhead(tensors: Mapping[Category, int], device_type: str) -> dict[Cat
 
 
 def tensor_budget(memory_bytes: int, device_type: str) -> float:
-    """Returns the bytes of tensors that fit into a memory; the inverse of :func:`with_overhead`."""
+    """Returns the bytes of tensors that fit into a memory; the inverse of :func:`add_overhead`."""
     cuda = device_type == "cuda"
     free = memory_bytes - (CONTEXT_BYTES if cuda else PROCESS_BYTES)
     return free / (1 + (FRAGMENTATION if cuda else CPU_FRAGMENTATION))

@@ -35,11 +35,11 @@ class ShapeTensor(Tensor):
     @staticmethod
     def of(meta: Tensor) -> "ShapeTensor":
         """Wraps a tensor of the meta device."""
-        found = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        result = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             ShapeTensor, meta.shape, meta.stride(), meta.storage_offset(), dtype=meta.dtype, device=CPU
         )
-        found.meta = meta
-        return found
+        result.meta = meta
+        return result
 
     def untyped_storage(self) -> torch.UntypedStorage:
         """Returns the storage that views share."""
@@ -98,7 +98,7 @@ class _LargestCase(DispatchMode):
         if operator is aten.bincount:
             return _empty(kwargs.get("minlength", (*args, None, 0)[2]) or first.numel(), torch.int64)
         if operator in INDEXING and any(_is_mask(index) for index in args[1]):
-            args = (args[0], _without_masks(args[1]), *args[2:])
+            args = (args[0], _replace_masks(args[1]), *args[2:])
         return _run(function, args, kwargs)
 
 
@@ -169,10 +169,10 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     # Many of torch's shape functions are in Python, and a step calls them with the same shapes as the step before.
     key = (function, _key(placed), _key(list(named.items())))
     if key not in _results:
-        found = function(*placed, **named)
-        if any(_storage(found) == _storage(tensor) for tensor in wrapped.values()):
-            return _wrap(found, wrapped)  # some operators share memory, and their schema does not say so
-        _results[key] = found.shape, found.stride(), found.dtype
+        result = function(*placed, **named)
+        if any(_storage(result) == _storage(tensor) for tensor in wrapped.values()):
+            return _wrap(result, wrapped)  # some operators share memory, and their schema does not say so
+        _results[key] = result.shape, result.stride(), result.dtype
     shape, stride, dtype = _results[key]
     return ShapeTensor.of(torch.empty_strided(shape, stride, dtype=dtype, device=META))
 
@@ -185,8 +185,8 @@ _results: dict[Any, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
 def _makes_one(function: Any) -> bool:
     """Whether the result of an operator is one new tensor."""
     schema = function._schema
-    made = [str(result.type) for result in schema.returns if result.alias_info is None]
-    return made == ["Tensor"] and not schema.is_mutable
+    types = [str(result.type) for result in schema.returns if result.alias_info is None]
+    return types == ["Tensor"] and not schema.is_mutable
 
 
 def _storage(tensor: Tensor) -> int:
@@ -235,25 +235,25 @@ def _one(dtype: torch.dtype) -> bool | int | float:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append(value)
+            result.append(value)
         elif isinstance(value, (tuple, list)):
-            found += _tensors(value)
-    return found
+            result += _tensors(value)
+    return result
 
 
 def _is_mask(index: Tensor | None) -> bool:
     return index is not None and index.dtype in (torch.bool, torch.uint8)
 
 
-def _without_masks(indices: Any) -> list[Tensor | None]:
+def _replace_masks(indices: Any) -> list[Tensor | None]:
     """Replaces masks by the rows that they select: all."""
-    found: list[Tensor | None] = []
+    rows: list[Tensor | None] = []
     for index in indices:
         if _is_mask(index):
-            found += [_empty(index.numel(), torch.int64)] * index.dim()
+            rows += [_empty(index.numel(), torch.int64)] * index.dim()
         else:
-            found.append(index)
-    return found
+            rows.append(index)
+    return rows

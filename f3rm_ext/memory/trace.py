@@ -84,15 +84,15 @@ class AllocationTracker(DispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator and counts the storages of its results."""
-        found = function(*args, **(kwargs or {}))
-        for value in found if isinstance(found, (tuple, list)) else (found,):
+        result = function(*args, **(kwargs or {}))
+        for value in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(value, Tensor):
                 self._note(value)
             elif isinstance(value, (tuple, list)):
                 for item in value:
                     if isinstance(item, Tensor):
                         self._note(item)
-        return found
+        return result
 
     def _note(self, tensor: Tensor) -> int:
         """Counts the storage of a tensor unless it is known; returns its key."""
@@ -129,13 +129,13 @@ class BlockedConvolutions(DispatchMode):
                     image.shape[2:], weight.shape[2:], args[3], args[4], args[5], strict=True
                 )
             ]
-            copies = [_blocked(image, image.shape[1], image.shape[2:]), _blocked(image, weight.shape[0], sides)]
+            copies = [_to_blocks(image, image.shape[1], image.shape[2:]), _to_blocks(image, weight.shape[0], sides)]
             copies.append(torch.empty_like(weight))
             del copies
         return function(*args, **(kwargs or {}))
 
 
-def _blocked(image: Tensor, channels: int, sides: Any) -> Tensor:
+def _to_blocks(image: Tensor, channels: int, sides: Any) -> Tensor:
     return image.new_empty(image.shape[0] * -(-channels // BLOCK) * BLOCK * math.prod(sides))
 
 

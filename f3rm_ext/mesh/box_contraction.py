@@ -21,7 +21,7 @@ class BoxContraction:
     """Half the side of the innermost box, scene units."""
 
     @classmethod
-    def of_cameras(
+    def from_cameras(
         cls, positions: Float[np.ndarray, "cams 3"], depths: Sequence[Float[np.ndarray, "..."]]
     ) -> "BoxContraction":
         """Returns that of a capture: the radius is the extent of the cameras and the median depth together.

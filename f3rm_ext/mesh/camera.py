@@ -36,9 +36,9 @@ class Camera(NamedTuple):
 
     def project(self, points: Float[np.ndarray, "n 3"]) -> tuple[Float[np.ndarray, "n 2"], Float[np.ndarray, " n"]]:
         """Returns where points are in the picture, pixels, and their depth; behind the camera it is ≤ 0."""
-        at = (points - self.center) @ self.rotation.T
-        depth = at[:, 2]
-        return at[:, :2] / np.maximum(depth, 1e-9)[:, None] * self.focal + self.middle, depth
+        local = (points - self.center) @ self.rotation.T
+        depth = local[:, 2]
+        return local[:, :2] / np.maximum(depth, 1e-9)[:, None] * self.focal + self.middle, depth
 
     def rays(
         self, places: Float[np.ndarray, "*shape 2"]

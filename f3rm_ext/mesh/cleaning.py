@@ -99,15 +99,15 @@ def simplify(mesh: trimesh.Trimesh, vertices: int | None) -> trimesh.Trimesh:
     """
     if vertices is None or len(mesh.vertices) <= vertices:
         return mesh
-    made = to_open3d(mesh)
+    simple = to_open3d(mesh)
     for _ in range(_ROUNDS):
-        excess, faces = len(made.vertices) - vertices, len(made.triangles)
+        excess, faces = len(simple.vertices) - vertices, len(simple.triangles)
         if excess <= 0:
             break
         # A merge removes one vertex and two faces, or one at a border: the last vertices go one by one.
-        made = made.simplify_quadric_decimation(max(4, faces - max(1, int(excess * (1.6 if excess > 20 else 1)))))
-        made.remove_unreferenced_vertices()
-        if len(made.triangles) == faces:
-            made = made.simplify_quadric_decimation(max(4, faces - 2))
-            made.remove_unreferenced_vertices()
-    return from_open3d(made)
+        simple = simple.simplify_quadric_decimation(max(4, faces - max(1, int(excess * (1.6 if excess > 20 else 1)))))
+        simple.remove_unreferenced_vertices()
+        if len(simple.triangles) == faces:
+            simple = simple.simplify_quadric_decimation(max(4, faces - 2))
+            simple.remove_unreferenced_vertices()
+    return from_open3d(simple)

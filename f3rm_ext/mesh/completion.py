@@ -74,8 +74,8 @@ def hole_parts(
 
     def choose(index: int, view: "_MeshView") -> UInt8[np.ndarray, "h w"]:
         rendered = stored.rendered_depth(index)
-        through = np.isinf(view.depth) | (view.inside & (view.depth > (1 + GAP) * rendered))
-        return ((rendered > 0) & through).astype(np.uint8)
+        sees_past = np.isinf(view.depth) | (view.inside & (view.depth > (1 + GAP) * rendered))
+        return ((rendered > 0) & sees_past).astype(np.uint8)
 
     return _fuse_selected(stored, mesh, choose, stored.rendered_depth, fuse, on_progress)
 

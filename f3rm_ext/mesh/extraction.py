@@ -15,7 +15,7 @@ from f3rm_ext.mesh.level_set import center_points
 from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.mesh.poisson import level_set_mesh, poisson_mesh
 from f3rm_ext.mesh.scenes import SurfaceScene
-from f3rm_ext.mesh.shells import contraction_of, fuse_shells, simplify_evenly
+from f3rm_ext.mesh.shells import fit_contraction, fuse_shells, simplify_evenly
 from f3rm_ext.mesh.stereo_depth import take_stereo
 from f3rm_ext.mesh.views import StoredViews, pixel_size, stored_views
 from f3rm_ext.utils.console import StageProgress
@@ -90,7 +90,7 @@ def _fuse(stored: StoredViews, options: ExtractionOptions, on_progress: StagePro
     """Fuses what views agree on, then what the mesh of it misses; cleans and simplifies."""
     voxel, weight = options.voxel or pixel_size(stored), float(min(options.min_views, 3))
     facts: dict[str, object] = {"voxel_scene": voxel}
-    space = contraction_of(stored) if options.unbounded else None
+    space = fit_contraction(stored) if options.unbounded else None
 
     def fuse(views: StoredViews, stage: str, voxel: float = voxel, weight: float = weight) -> list[trimesh.Trimesh]:
         report = partial(on_progress, stage)
@@ -102,11 +102,11 @@ def _fuse(stored: StoredViews, options: ExtractionOptions, on_progress: StagePro
     parts = [clean(part, options.min_part) for part in fuse(stored, "Fusion")]
     if space is not None:
         facts |= {"shells": len(parts), "radius_scene": space.radius}
-    shown, patches = join(parts), list[trimesh.Trimesh]()
+    shown_mesh, patches = join(parts), list[trimesh.Trimesh]()
     if options.thin_parts:
         thin = thin_parts(
             stored,
-            shown,
+            shown_mesh,
             lambda views: join(fuse(views, "Thin parts")),
             lambda done: on_progress("Thin parts", done, len(stored)),
         )
@@ -115,7 +115,7 @@ def _fuse(stored: StoredViews, options: ExtractionOptions, on_progress: StagePro
     if options.fill_holes:
         filled = hole_parts(
             stored,
-            join([shown, *patches]),
+            join([shown_mesh, *patches]),
             lambda views: join(fuse(views, "Holes", HOLE_VOXELS * voxel, 1.0)),
             lambda done: on_progress("Holes", done, len(stored)),
         )

@@ -90,7 +90,7 @@ def _frame(stored: StoredViews, index: int) -> tuple[Any, Any, Any]:
     return depth, o3d.core.Tensor(np.ascontiguousarray(K)), o3d.core.Tensor(np.ascontiguousarray(pose))
 
 
-def _touched(grid: Any, depth: Any, K: Any, pose: Any) -> np.ndarray:
+def _touched_blocks(grid: Any, depth: Any, K: Any, pose: Any) -> np.ndarray:
     """Coordinates of the blocks that a view touches, (blocks, 3) int32. Open3D looks at every fourth pixel."""
     try:
         touched = grid.compute_unique_block_coordinates(depth, K, pose, 1.0, _FAR, TRUNCATION_VOXELS)
@@ -103,12 +103,12 @@ def _touched(grid: Any, depth: Any, K: Any, pose: Any) -> np.ndarray:
 
 def _all_blocks(stored: StoredViews, voxel: float, on_progress: Callable[[int, int], None]) -> np.ndarray:
     """Coordinates of all blocks that some view touches, (blocks, 3) int32."""
-    grid, found = _grid(voxel, 1), np.zeros((0, 3), np.int32)
+    grid, blocks = _grid(voxel, 1), np.zeros((0, 3), np.int32)
     for index in range(len(stored)):
         if (np.asarray(stored.depth(index)) > 0).any():
-            found = np.unique(np.concatenate([found, _touched(grid, *_frame(stored, index))]), axis=0)
+            blocks = np.unique(np.concatenate([blocks, _touched_blocks(grid, *_frame(stored, index))]), axis=0)
         on_progress(index + 1, 2 * len(stored))
-    return found
+    return blocks
 
 
 def _slabs(blocks: np.ndarray, most: int) -> list[tuple[int, int, int]]:
@@ -144,7 +144,7 @@ def _fuse_slab(
     for index in range(len(stored)):
         if (np.asarray(stored.depth(index)) > 0).any():
             depth, K, pose = _frame(stored, index)
-            touched = _touched(grid, depth, K, pose)
+            touched = _touched_blocks(grid, depth, K, pose)
             mine = np.array([block for block in touched.tolist() if tuple(block) in keys], np.int32).reshape(-1, 3)
             if len(mine):
                 color = o3d.t.geometry.Image(o3d.core.Tensor(stored.color(index).astype(np.float32) / 255.0))

@@ -110,9 +110,9 @@ def level_points(
         center, focal = stored.cameras.positions[index], float(stored.cameras.Ks[index, 0, 0])
         colors = stored.color(index).reshape(-1, 3)
         for part in chosen.split(_CHUNK):
-            found, normals, rays = crossings(field, points[part].float(), center, level, 1 / focal)
+            positions, normals, rays = crossings(field, points[part].float(), center, level, 1 / focal)
             color = colors[pixels[part][rays].numpy()].astype(np.float64) / 255.0
-            parts.append(SurfaceCloud(found.double().numpy(), normals.double().numpy(), color))
+            parts.append(SurfaceCloud(positions.double().numpy(), normals.double().numpy(), color))
         on_progress(index + 1)
     if not parts:
         return SurfaceCloud(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros((0, 3)))
@@ -165,14 +165,14 @@ def crossings(
         first = first[rays, None]
         low, high = density[rays].gather(1, first), density[rays].gather(1, first + 1)
         near, far = along[rays].gather(1, first), along[rays].gather(1, first + 1)
-        at = near + (level - low) / (high - low).clamp_min(1e-12) * (far - near)
-        found = center + at * directions[rays]
-    found.requires_grad_()
-    (gradient,) = torch.autograd.grad(field.density(found, owners[rays]).sum(), found)
+        along_ray = near + (level - low) / (high - low).clamp_min(1e-12) * (far - near)
+        positions = center + along_ray * directions[rays]
+    positions.requires_grad_()
+    (gradient,) = torch.autograd.grad(field.density(positions, owners[rays]).sum(), positions)
     length = gradient.norm(dim=1)
     usable = length > 0
     normals = -gradient[usable] / length[usable, None]
-    return found.detach()[usable], normals, rays[usable]
+    return positions.detach()[usable], normals, rays[usable]
 
 
 def center_points(gaussians: Gaussians, cameras: Float[Tensor, "cams 3"]) -> SurfaceCloud:

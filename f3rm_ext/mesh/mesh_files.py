@@ -71,8 +71,8 @@ def require_format(path: Path, option: str = "--out") -> None:
 
 def require_replaceable(path: Path, *, textured: bool = False) -> None:
     """Raises ConfigError where :func:`write_mesh` would replace a file that no command of :data:`MAKERS` wrote."""
-    beside = texture_files(path) if textured and path.suffix.lower() == ".obj" else ()
-    for file in (path, *beside):
+    side_files = texture_files(path) if textured and path.suffix.lower() == ".obj" else ()
+    for file in (path, *side_files):
         require_ours(file, MAKERS)
 
 
@@ -114,7 +114,7 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
         mesh = mesh.copy()
         mesh.apply_transform(_Y_UP)
     kind = path.suffix.lower()
-    beside: dict[str, bytes] = {}
+    side_files: dict[str, bytes] = {}
     if kind == ".ply":
         body: bytes = mesh.export(file_type="ply")  # type: ignore[assignment]
         first, rest = body.split(b"comment ", 1)
@@ -123,8 +123,10 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
     elif kind == ".obj":
         header = "\n# ".join(line.encode("ascii", "backslashreplace").decode() for line in comment_lines(record))
         library = path.with_suffix(".mtl").name
-        text, beside = export_obj(mesh, header=header, return_texture=True, mtl_name=library)  # type: ignore[misc]
-        beside = {name: sign_png(data, record) if name.endswith(".png") else data for name, data in beside.items()}
+        text, side_files = export_obj(mesh, header=header, return_texture=True, mtl_name=library)  # type: ignore[misc]
+        side_files = {
+            name: sign_png(data, record) if name.endswith(".png") else data for name, data in side_files.items()
+        }
         body = text.encode(errors="backslashreplace")  # type: ignore[union-attr]
     else:
 
@@ -138,7 +140,7 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
         body = export_glb(trimesh.Scene(mesh), tree_postprocessor=sign)
     # The files beside take their names before the one that refers to them.
     with contextlib.ExitStack() as stack:
-        for name, data in {path.name: body, **beside}.items():
+        for name, data in {path.name: body, **side_files}.items():
             stack.enter_context(replace_file(path.with_name(name))).write(data)
 
 
@@ -148,10 +150,10 @@ def read_mesh(path: Path) -> trimesh.Trimesh:
     Raises:
         MeshError: there is no such file, it cannot be read, or it has no faces.
     """
-    found = _load(path)
-    if not isinstance(found, trimesh.Trimesh):
+    surface = _load(path)
+    if not isinstance(surface, trimesh.Trimesh):
         raise MeshError(f"{path} has points but no faces, so it is no mesh: give a mesh.")
-    return found
+    return surface
 
 
 def read_surface(path: Path) -> trimesh.Trimesh | SurfacePoints:
@@ -167,7 +169,7 @@ def _load(path: Path) -> trimesh.Trimesh | SurfacePoints:
     if not path.is_file():
         raise MeshError(f"There is no file {path}: give a mesh (.ply, .obj, .glb, .npz) or points (.ply, .npz).")
     try:
-        found = _load_npz(path) if path.suffix.lower() == ".npz" else _load_with_trimesh(path)
+        surface = _load_npz(path) if path.suffix.lower() == ".npz" else _load_with_trimesh(path)
     except MeshError:
         raise
     except Exception as error:  # the readers raise whatever comes
@@ -175,19 +177,19 @@ def _load(path: Path) -> trimesh.Trimesh | SurfacePoints:
             f"{path} cannot be read ({type(error).__name__}: {reason_of(error)}): it may be damaged or of a format "
             "that is not supported, so write it again as .ply."
         ) from error
-    is_mesh = isinstance(found, trimesh.Trimesh)
-    places = np.asarray(found.vertices if is_mesh else found.positions)
+    is_mesh = isinstance(surface, trimesh.Trimesh)
+    places = np.asarray(surface.vertices if is_mesh else surface.positions)
     if not len(places):
         raise MeshError(f"{path} holds no points and no faces: choose another file.")
     if not (np.abs(places) <= FARTHEST).all():
         raise MeshError(f"{path} has vertices that are NaN, infinite or beyond {FARTHEST:g}: remove them first.")
-    faces = np.asarray(found.faces) if is_mesh else np.zeros((0, 3), int)
+    faces = np.asarray(surface.faces) if is_mesh else np.zeros((0, 3), int)
     if faces.size and not (0 <= faces.min() and faces.max() < len(places)):
         raise MeshError(
             f"{path} has triangles with corners from {faces.min()} to {faces.max()}, but its vertices are 0 to "
             f"{len(places) - 1}: write it again."
         )
-    return found
+    return surface
 
 
 def _load_npz(path: Path) -> trimesh.Trimesh | SurfacePoints:
@@ -208,19 +210,19 @@ def _load_npz(path: Path) -> trimesh.Trimesh | SurfacePoints:
 
 
 def _load_with_trimesh(path: Path) -> trimesh.Trimesh | SurfacePoints:
-    found = trimesh.load(path, process=False, maintain_order=True)
-    if isinstance(found, trimesh.Scene):
-        meshes = [part for part in found.dump() if isinstance(part, trimesh.Trimesh)]
-        found = trimesh.util.concatenate(meshes) if meshes else trimesh.Trimesh()
-    if isinstance(found, trimesh.Trimesh) and len(found.faces):
+    surface = trimesh.load(path, process=False, maintain_order=True)
+    if isinstance(surface, trimesh.Scene):
+        meshes = [part for part in surface.dump() if isinstance(part, trimesh.Trimesh)]
+        surface = trimesh.util.concatenate(meshes) if meshes else trimesh.Trimesh()
+    if isinstance(surface, trimesh.Trimesh) and len(surface.faces):
         if read_provenance(path).get("up") == "y":
-            found.apply_transform(np.linalg.inv(_Y_UP))
-        return found
+            surface.apply_transform(np.linalg.inv(_Y_UP))
+        return surface
     normals = None
-    columns = found.metadata.get("_ply_raw", {}).get("vertex", {}).get("data")
+    columns = surface.metadata.get("_ply_raw", {}).get("vertex", {}).get("data")
     if columns is not None and {"nx", "ny", "nz"} <= set(getattr(columns, "dtype", np.dtype([])).names or columns):
         normals = np.stack([np.asarray(columns[name]).reshape(-1) for name in ("nx", "ny", "nz")], axis=1)
-    return _points(np.asarray(getattr(found, "vertices", np.zeros((0, 3)))), normals)
+    return _points(np.asarray(getattr(surface, "vertices", np.zeros((0, 3)))), normals)
 
 
 def _points(positions: np.ndarray, normals: np.ndarray | None) -> SurfacePoints:

@@ -163,9 +163,9 @@ def _nearest(
     cosines = None if points.normals is None or others.normals is None else np.empty(len(points))
     for start in range(0, len(points), _CHUNK):
         part = slice(start, start + _CHUNK)
-        distances[part], found = tree.query(points.positions[part], workers=-1)
+        distances[part], nearest = tree.query(points.positions[part], workers=-1)
         if cosines is not None:
             assert points.normals is not None and others.normals is not None
-            cosines[part] = np.abs((points.normals[part] * others.normals[found]).sum(axis=1))
+            cosines[part] = np.abs((points.normals[part] * others.normals[nearest]).sum(axis=1))
         on_progress(min(start + _CHUNK, len(points)))
     return distances, cosines

@@ -23,14 +23,14 @@ def point_cloud(positions: np.ndarray, normals: np.ndarray | None = None, colors
 def to_open3d(mesh: trimesh.Trimesh) -> Any:
     """Returns Open3D's triangle mesh with the same vertices, faces and vertex colours."""
     o3d = open3d()
-    made = o3d.geometry.TriangleMesh(
+    result = o3d.geometry.TriangleMesh(
         o3d.utility.Vector3dVector(np.asarray(mesh.vertices, np.float64)),
         o3d.utility.Vector3iVector(np.asarray(mesh.faces, np.int32)),
     )
     colors = vertex_colors(mesh)
     if colors is not None:
-        made.vertex_colors = o3d.utility.Vector3dVector(colors / 255.0)
-    return made
+        result.vertex_colors = o3d.utility.Vector3dVector(colors / 255.0)
+    return result
 
 
 def from_open3d(mesh: Any) -> trimesh.Trimesh:

@@ -93,7 +93,7 @@ def plain_comparison(
             the few points that fall on them.
         low: lowest corner of the box in which points count; None for no limit.
     """
-    near, counted = [], []
+    nearby, counted = [], []
     for seed, part in enumerate((surface, truth)):
         points = inside = part if isinstance(part, SurfacePoints) else sample_mesh(part, count, seed)
         if isinstance(part, trimesh.Trimesh) and (low or high):
@@ -101,9 +101,9 @@ def plain_comparison(
             if isinstance(within, trimesh.Trimesh) and 0 < len(within.faces) < len(part.faces) and within.area > 0:
                 inside = sample_mesh(within, count, seed + 2)
                 points = _join(points, inside)
-        near.append(points)
+        nearby.append(points)
         counted.append(inside.take(box_mask(inside.positions, low, high)))
-    return Comparison(counted[0], counted[1], near[0], near[1])
+    return Comparison(counted[0], counted[1], nearby[0], nearby[1])
 
 
 def _faces_in_box(mesh: trimesh.Trimesh, low: Corner, high: Corner) -> Int[np.ndarray, " faces"]:
@@ -126,11 +126,11 @@ def dtu_comparison(surface: Surface, truth: Surface, masks: DtuMasks) -> Compari
     )
     if isinstance(surface, SurfacePoints):
         ours = thin_out(ours, DTU_SPACING_MM)
-    near = ours.take(masks.near(ours.positions))
+    nearby = ours.take(masks.near(ours.positions))
     return Comparison(
-        surface=near.take(masks.counts(near.positions)),
+        surface=nearby.take(masks.counts(nearby.positions)),
         truth=theirs.take(masks.above(theirs.positions)),
-        near_surface=near,
+        near_surface=nearby,
         near_truth=theirs,
         max_distance=DTU_OUTLIER_MM,
     )
@@ -187,8 +187,8 @@ def icp_transform(surface: SurfacePoints, truth: SurfacePoints, distance: float)
     """
     o3d = open3d()
     ours, theirs = (point_cloud(voxel_means(part, distance / 2).positions) for part in (surface, truth))
-    found = o3d.pipelines.registration.registration_icp(ours, theirs, distance)
-    return np.array(found.transformation)
+    registration = o3d.pipelines.registration.registration_icp(ours, theirs, distance)
+    return np.array(registration.transformation)
 
 
 def transform_surface(surface: Surface, transform: Float[np.ndarray, "4 4"]) -> Surface:
@@ -254,8 +254,8 @@ def visible_points(
     count = np.zeros(len(points), np.int8)
     for index in range(len(views.widths)):
         camera, left = Camera.of(views, index, frame), np.flatnonzero(count < NEEDED_VIEWS)
-        at, depth = camera.project(points[left])
-        left = left[(depth > 0) & ((at >= 0) & (at < (camera.width, camera.height))).all(axis=1)]
+        pixel, depth = camera.project(points[left])
+        left = left[(depth > 0) & ((pixel >= 0) & (pixel < (camera.width, camera.height))).all(axis=1)]
         hidden = caster.occluded(camera.center, points[left] - camera.center, far=1 - _RAY_END)
         count[left[~hidden]] += 1
         on_progress(index + 1)
@@ -271,7 +271,7 @@ def capture_views(capture: Path) -> tuple[PinholeCameras, CaptureFrame]:
     from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 
     outputs = CaptureDataParserConfig(data=capture).setup().get_dataparser_outputs("train")
-    return PinholeCameras.of(outputs.cameras), CaptureFrame.of_outputs(outputs, capture)
+    return PinholeCameras.of(outputs.cameras), CaptureFrame.from_outputs(outputs, capture)
 
 
 _SLAB = 1 << 20

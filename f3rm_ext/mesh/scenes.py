@@ -69,11 +69,11 @@ def run_scene(run: "Run", scale: float = 1.0, depth: Depth | None = None, stereo
 
     cameras = run.cameras("train")
     outputs = run.manager.train_dataparser_outputs
-    frame, stereo = CaptureFrame.of_outputs(outputs, run.data), _stereo(outputs, stereo_width)
+    frame, stereo = CaptureFrame.from_outputs(outputs, run.data), _stereo(outputs, stereo_width)
     if not isinstance(run.model, GaussianModel):
         depth = depth or "median"
         origin = {**run.describe(), "depth": depth}
-        return SurfaceScene(SceneViews.of_field(run.model, cameras, scale, depth), None, frame, origin, stereo)
+        return SurfaceScene(SceneViews.from_field(run.model, cameras, scale, depth), None, frame, origin, stereo)
     splats = SplatRun(run.model, run.manager, run.config, run.checkpoint, run.step)  # type: ignore[arg-type]
     mip = replace(run.model.config.mip, filter_3d=False)  # it is in the Gaussians
     depth = depth or ("planes" if getattr(run.model.config, "regularization", "none") == "planar" else "median")
@@ -110,15 +110,15 @@ def open_splat_scene(
     gaussians = start.to_scene(outputs, frame).gaussians
     cameras = pinhole(outputs.cameras, scale)
     if not bool(sampling_intervals(gaussians.means, PinholeCameras.of(cameras))[1].any()):
-        taken = start.frame if frame == "auto" else frame
-        other = "capture" if taken == "scene" else "scene"
+        frame_name = start.frame if frame == "auto" else frame
+        other = "capture" if frame_name == "scene" else "scene"
         raise MeshError(
             f"No camera of {data} sees any of the {len(gaussians)} Gaussians of {splats}, taken to be in the frame of "
-            f"the {taken}, so they are of another capture or in another frame: try --splats-frame {other}."
+            f"the {frame_name}, so they are of another capture or in another frame: try --splats-frame {other}."
         )
     depth = depth or "median"
     origin: dict[str, object] = {"splats": str(splats.resolve()), "capture": str(data.resolve()), "depth": depth}
-    frames = CaptureFrame.of_outputs(outputs, data)
+    frames = CaptureFrame.from_outputs(outputs, data)
     mip = MipOptions(filter_3d=False, filter_2d=False)
     views = splat_views(gaussians.to(device), mip, cameras, depth)
     return SurfaceScene(views, gaussians, frames, origin, _stereo(outputs, stereo_width))
@@ -127,7 +127,7 @@ def open_splat_scene(
 def _stereo(outputs: DataparserOutputs, width_px: int) -> SceneViews | None:
     if not width_px:
         return None
-    stereo = PhotoStereo.of_dataset(PinholeDataset(outputs, min(1.0, width_px / int(outputs.cameras.width.max()))))
+    stereo = PhotoStereo.from_dataset(PinholeDataset(outputs, min(1.0, width_px / int(outputs.cameras.width.max()))))
     return SceneViews(stereo.cameras, lambda index: RenderedView(stereo.color(index), stereo.depth(index)))
 
 
@@ -146,11 +146,11 @@ def splat_views(gaussians: Gaussians, mip: MipOptions, cameras: Cameras, depth: 
     def render(index: int) -> RenderedView:
         view = PinholeCameras.to_render(cameras[index : index + 1], device)
         outputs = render_outputs(scene, view, gaussians.sh_degree, black, settings, guard)
-        found = outputs["depth"]
+        distance = outputs["depth"]
         if depth == "planes":
-            found = front_plane_depth(scene, view, settings)[..., None]
+            distance = front_plane_depth(scene, view, settings)[..., None]
         elif depth == "median":
-            found = median_depth(scene, view, found[..., 0], settings)[..., None]
-        return rendered_view(outputs, found)
+            distance = median_depth(scene, view, distance[..., 0], settings)[..., None]
+        return rendered_view(outputs, distance)
 
     return SceneViews(PinholeCameras.of(cameras), render)

@@ -23,11 +23,11 @@ OVERLAP_VOXELS = 1.0
 _PARTS = 100
 
 
-def contraction_of(stored: StoredViews) -> BoxContraction:
+def fit_contraction(stored: StoredViews) -> BoxContraction:
     """Returns the contraction of a capture, from the depth of its views."""
     depths = (np.asarray(stored.depth(index)) for index in range(len(stored)))
     positions = stored.cameras.positions.double().numpy()
-    return BoxContraction.of_cameras(positions, [depth[depth > 0] for depth in depths])
+    return BoxContraction.from_cameras(positions, [depth[depth > 0] for depth in depths])
 
 
 def fuse_shells(
@@ -84,11 +84,11 @@ def simplify_evenly(mesh: trimesh.Trimesh, space: BoxContraction, vertices: int)
 
 def _shells_with_depth(stored: StoredViews, space: BoxContraction) -> list[int]:
     """The shells in which some pixel has depth; 0 is the innermost box."""
-    found: set[int] = set()
+    shells: set[int] = set()
     for index in range(len(stored)):
         away = space.distances(stored.points(index)[0].numpy())
-        found |= set(np.unique(np.ceil(np.log2(np.maximum(away, 1.0)))).astype(int).tolist())
-    return sorted(shell for shell in found if shell <= MOST_SHELLS)
+        shells |= set(np.unique(np.ceil(np.log2(np.maximum(away, 1.0)))).astype(int).tolist())
+    return sorted(shell for shell in shells if shell <= MOST_SHELLS)
 
 
 def _between(

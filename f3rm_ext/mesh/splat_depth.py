@@ -95,28 +95,28 @@ def front_plane_depth_by_definition(
     """Does the same as :func:`front_plane_depth`, written for readability; for tests, and small images."""
     camera = _camera(scene, view, settings)
     means, quats, sizes, alphas = shapes = _shapes(scene)
-    found = reference.project(means, quats, sizes, camera)
-    alphas = alphas * found.compensations if scene.mip.antialiased else alphas
-    drawn = found.radii.nonzero().squeeze(1)
-    order = drawn[found.depths[drawn].argsort(stable=True)]
+    projection = reference.project(means, quats, sizes, camera)
+    alphas = alphas * projection.compensations if scene.mip.antialiased else alphas
+    drawn = projection.radii.nonzero().squeeze(1)
+    order = drawn[projection.depths[drawn].argsort(stable=True)]
     rows, columns = torch.meshgrid(torch.arange(camera.height), torch.arange(camera.width), indexing="ij")
     pixels = torch.stack([columns, rows], dim=-1).reshape(-1, 2) + 0.5
-    first, stop = reference.tile_bounds(found.means2d[order], found.radii[order])
+    first, stop = reference.tile_bounds(projection.means2d[order], projection.radii[order])
     tiles = (pixels / TILE_PX).floor()[:, None]
     in_tile = ((tiles >= first) & (tiles < stop)).all(dim=-1)
-    offsets = pixels[:, None] - found.means2d[order]
-    weights = reference.pixel_weights(offsets, found.conics[order], alphas[order], in_tile)
+    offsets = pixels[:, None] - projection.means2d[order]
+    weights = reference.pixel_weights(offsets, projection.conics[order], alphas[order], in_tile)
     normals, distances, centers, reach = _planes(scene, shapes, camera)[order].split([3, 1, 1, 1], dim=1)
     x, y = pixel_rays(camera.height, camera.width, camera.K)
     rays = torch.stack([x[columns], y[rows], torch.ones_like(x[columns])], dim=-1).reshape(-1, 3)
     cosines = rays @ normals.T
     facing = cosines < 0
-    met = torch.where(facing, distances.T / torch.where(facing, cosines, -1.0), centers.T)
-    met = met.clamp((centers - reach).T, (centers + reach).T)
+    crossing = torch.where(facing, distances.T / torch.where(facing, cosines, -1.0), centers.T)
+    crossing = crossing.clamp((centers - reach).T, (centers + reach).T)
     gathered = weights.cumsum(dim=1)
-    middle = met.gather(1, (gathered >= STOPPED).int().argmax(dim=1, keepdim=True))
-    near = weights * (-cosines).clamp_min(_LEAST_COSINE) * ((met - middle).abs() <= WINDOW * middle)
-    depth = (near * met).sum(dim=1) / near.sum(dim=1).clamp_min(1e-12)
+    middle = crossing.gather(1, (gathered >= STOPPED).int().argmax(dim=1, keepdim=True))
+    near = weights * (-cosines).clamp_min(_LEAST_COSINE) * ((crossing - middle).abs() <= WINDOW * middle)
+    depth = (near * crossing).sum(dim=1) / near.sum(dim=1).clamp_min(1e-12)
     return torch.where(gathered[:, -1] >= STOPPED, depth, 0).reshape(camera.height, camera.width)
 
 
@@ -167,7 +167,7 @@ def _march(starts, ranks, geometry, planes, columns, K, depth):
                 middle, total, weighted = zero, zero, zero
                 # The first turn finds the first plane, the second the mean around it.
                 for turn in range(2):
-                    through = one
+                    transmittance = one
                     for k in range(starts[tile], starts[tile + 1]):
                         rank = ranks[k]
                         dx, dy = geometry[rank, 0] - x, geometry[rank, 1] - y
@@ -178,21 +178,21 @@ def _march(starts, ranks, geometry, planes, columns, K, depth):
                         alpha = min(top, geometry[rank, 5] * np.exp(-power))
                         if power < zero or alpha < skip:
                             continue
-                        after = through * (one - alpha)
-                        if after <= end:
+                        transmittance_after = transmittance * (one - alpha)
+                        if transmittance_after <= end:
                             break
-                        weight, through = through * alpha, after
+                        weight, transmittance = transmittance * alpha, transmittance_after
                         cosine = planes[rank, 0] * ray_x + planes[rank, 1] * ray_y + planes[rank, 2]
                         center, reach = planes[rank, 4], planes[rank, 5]
-                        met = planes[rank, 3] / cosine if cosine < zero else center
-                        met = min(max(met, center - reach), center + reach)
+                        crossing = planes[rank, 3] / cosine if cosine < zero else center
+                        crossing = min(max(crossing, center - reach), center + reach)
                         if turn == 1:
-                            if abs(met - middle) <= window * middle:
+                            if abs(crossing - middle) <= window * middle:
                                 near = weight * max(-cosine, least)
                                 total += near
-                                weighted += near * met
-                        elif one - through >= stopped:
-                            middle = met
+                                weighted += near * crossing
+                        elif one - transmittance >= stopped:
+                            middle = crossing
                             break
                     if middle <= zero:
                         break

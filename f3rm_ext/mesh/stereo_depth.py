@@ -36,23 +36,23 @@ def take_stereo(
     Returns:
         The share of all pixels that were replaced.
     """
-    taken = pixels = 0
-    with stored_views(stereo, on_progress) as found:
+    replaced_count = pixels = 0
+    with stored_views(stereo, on_progress) as stereo_views:
         for index in range(len(stored)):
-            sure = _smoothed(agreeing_depth(found, index, MIN_VIEWS, AGREEING))
+            sure = _smooth(agreeing_depth(stereo_views, index, MIN_VIEWS, AGREEING))
             own = np.asarray(stored.depth(index))
             rows, columns = (
-                _nearest(stored.cameras, found.cameras, index, axis, own.shape[1 - axis], sure.shape[1 - axis])
+                _nearest(stored.cameras, stereo_views.cameras, index, axis, own.shape[1 - axis], sure.shape[1 - axis])
                 for axis in (1, 0)
             )
             there = sure[rows[:, None], columns]
             replaced = (there > 0) & (np.abs(there - own) > FAR_OFF * own)
             stored.set_depth(index, np.where(replaced, there, own))
-            taken, pixels = taken + int(replaced.sum()), pixels + there.size
-    return taken / max(pixels, 1)
+            replaced_count, pixels = replaced_count + int(replaced.sum()), pixels + there.size
+    return replaced_count / max(pixels, 1)
 
 
-def _smoothed(depth: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]:
+def _smooth(depth: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]:
     """The median of the pixels around each that have depth; 0 stays 0."""
     known = np.where(depth > 0, depth, np.float32(np.nan))
     around = sliding_window_view(

@@ -56,7 +56,9 @@ class SceneViews:
         return len(self.cameras.widths)
 
     @classmethod
-    def of_field(cls, model: Queryable, cameras: Cameras, scale: float = 1.0, depth: Depth = "median") -> "SceneViews":
+    def from_field(
+        cls, model: Queryable, cameras: Cameras, scale: float = 1.0, depth: Depth = "median"
+    ) -> "SceneViews":
         """Returns the views of a field, as pinhole cameras without distortion.
 
         Args:
@@ -139,10 +141,10 @@ def stored_views(views: SceneViews, on_progress: Callable[[int], None] = lambda 
 def pinhole(cameras: Cameras, scale: float) -> Cameras:
     """Returns cameras on the CPU without distortion, resized; they need not be those of the photos."""
     names = ("camera_to_worlds", "fx", "fy", "cx", "cy", "width", "height")
-    made = Cameras(**{name: getattr(cameras, name).cpu().clone() for name in names}, camera_type=CameraType.PERSPECTIVE)
+    copy = Cameras(**{name: getattr(cameras, name).cpu().clone() for name in names}, camera_type=CameraType.PERSPECTIVE)
     if scale != 1.0:
-        made.rescale_output_resolution(scale)
-    return made
+        copy.rescale_output_resolution(scale)
+    return copy
 
 
 def pixel_size(stored: StoredViews) -> float:

@@ -12,7 +12,7 @@ from f3rm_ext.engine.cost import device_time
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.devices import GIB, Device, this_device
-from f3rm_ext.memory.estimate import CONTEXT_BYTES, tensor_budget, with_overhead
+from f3rm_ext.memory.estimate import CONTEXT_BYTES, add_overhead, tensor_budget
 from f3rm_ext.memory.options import MemoryOption, QualityImpact
 from f3rm_ext.memory.trace import tracing
 from f3rm_ext.moco.options import Architecture, Plan, TrainConfig, make_plan
@@ -78,7 +78,7 @@ class MemoryPlan:
             lines.append(f"Tensors take {self.line}: auto takes batch {self.plan.pair.batch_size}{queue}.")
         return lines
 
-    def after_first_pass(self, live_bytes: int) -> list[str]:
+    def compare_first_pass(self, live_bytes: int) -> list[str]:
         """Returns sentences that compare the plan with the memory that the first pass took."""
         lines = [f"Memory of the first pass: {live_bytes / GIB:.2f} GiB, planned {self.peak_bytes / GIB:.2f} GiB."]
         held = live_bytes + self.context_bytes
@@ -148,7 +148,7 @@ def memory_of_pairs(pairs: Sequence[Pair], architecture: Architecture, image_siz
     line, key = memory_line(config, 1, device_type), KeyQueue(1, DIM["v2"])
     key_bytes = sum(values.numel() * values.element_size() for values in key.buffers())
     tensors = (line.fixed_bytes + pair.batch_size * line.image_bytes + pair.queue_size * key_bytes for pair in pairs)
-    return [_with_allowance(round(each), device_type) for each in tensors]
+    return [_add_allowance(round(each), device_type) for each in tensors]
 
 
 def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gib: float | None = None) -> MemoryPlan:
@@ -171,7 +171,7 @@ def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gi
         allowed = min(_room(line, limit), max(2, images // per_pass))
         config = replace(config, batch_size=next((number for number in BATCHES if number <= allowed), 2))
     plan = make_plan(config, images)
-    peak = _with_allowance(step_bytes(plan, limit.type), limit.type)
+    peak = _add_allowance(step_bytes(plan, limit.type), limit.type)
     if peak > limit.memory_bytes:
         line = line or memory_line(config, images, limit.type)
         raise ConfigError(
@@ -234,5 +234,5 @@ def _room(line: MemoryLine, device: Device) -> int:
     return line.largest_batch(tensor_budget(device.memory_bytes, device.type))
 
 
-def _with_allowance(tensors: int, device_type: str) -> int:
-    return sum(with_overhead({"workspace": tensors}, device_type).values())
+def _add_allowance(tensors: int, device_type: str) -> int:
+    return sum(add_overhead({"workspace": tensors}, device_type).values())

@@ -154,8 +154,8 @@ class TrainingRun:
         first_pass = first + max(1, plan.pair.images // images)
         try:
             with interrupt.handle_signals(), image_progress(disable=not is_first()) as progress:
-                done = training.step * images
-                task = progress.add_task("Training", total=plan.steps * images, completed=done)
+                pictures = training.step * images
+                task = progress.add_task("Training", total=plan.steps * images, completed=pictures)
                 stop = training.largest_over_ranks(interrupt.number)
                 while training.step < plan.steps and not stop:
                     with report_shortage(lambda: self._shortage(training)):
@@ -166,7 +166,7 @@ class TrainingRun:
                         if events is not None:
                             events.add_scalar("MoCo/peak_memory_mib", held / MIB, training.step)
                         if training.step == first_pass:
-                            self._say(*memory.after_first_pass(held))
+                            self._say(*memory.compare_first_pass(held))
                     if training.step % _LOG_EVERY == 0 or training.step == plan.steps:
                         rate = (training.step - first) * images / (time.monotonic() - started)
                         self._log(events, training, result, rate)

@@ -95,7 +95,7 @@ def prepare(
     try:
         cache.mkdir(parents=True, exist_ok=True)
         write_atomic(cache / LIST, json.dumps({MADE_BY: COMMAND}).encode())
-        side = _side_of(paths, image_size, reading)
+        side = _tile_side(paths, image_size, reading)
         files, skipped = _decode(folder, paths, temporary, side, reading, progress)
         temporary.replace(cache / _ARRAY)
         record = {MADE_BY: COMMAND, "fingerprint": fingerprint, "files": files, "skipped": skipped}
@@ -159,7 +159,7 @@ def _header(stream: BinaryIO, count: int, side: int) -> None:
     )
 
 
-def _side_of(paths: Sequence[Path], image_size: int, reading: PictureOptions) -> int:
+def _tile_side(paths: Sequence[Path], image_size: int, reading: PictureOptions) -> int:
     if reading.tile_px is not None:
         return min(max(reading.tile_px, image_size), 2 * image_size)
     sides = []

@@ -239,8 +239,8 @@ class Training:
         same_batches = all(before[name] == now[name] for name in (*batches, "images", "epochs"))
         self.step = state["step"]
         if not same_batches:  # the same share of the training is complete, in other steps
-            done = state["step"] * math.prod(before[name] for name in batches)
-            self.step = min(self.plan.steps, done // self.plan.pair.effective_batch)
+            pictures = state["step"] * math.prod(before[name] for name in batches)
+            self.step = min(self.plan.steps, pictures // self.plan.pair.effective_batch)
         changed = differences(before, now)
         if state["fingerprint"] != self.fingerprint:
             changed = [*changed, "pictures"]

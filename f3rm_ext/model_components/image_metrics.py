@@ -45,7 +45,7 @@ class Lpips:
         self._heads = [state[f"lin{stage}.model.1.weight"].detach().float() for stage in range(len(_STAGES))]
 
     @classmethod
-    def without_values(cls) -> "Lpips":
+    def make_empty(cls) -> "Lpips":
         """Returns LPIPS with empty weights, to trace its memory."""
         state: dict[str, Tensor] = {}
         for stage, ((layer, *_), (out, channels, side)) in enumerate(zip(_STAGES, _KERNELS, strict=True)):
@@ -132,7 +132,7 @@ class ImageMetrics:
 
     def _lpips(self, pred: Tensor) -> Lpips | None:
         if lacks_values(pred):
-            return Lpips.without_values()
+            return Lpips.make_empty()
         if min(pred.shape[:2]) < MIN_LPIPS_SIDE_PX:
             _say_once(f"LPIPS is left out: it needs images of at least {MIN_LPIPS_SIDE_PX} px, these have fewer.")
             return None

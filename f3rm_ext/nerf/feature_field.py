@@ -32,7 +32,7 @@ class FeatureHead(BaseFeatureHead, QueryHead):
 
     def space(self) -> FeatureSpace:
         """Returns the coordinates in which rendered hidden values are compared with queries."""
-        return FeatureSpace.of_linear_map(self.decoder.weight, self.code_energy)
+        return FeatureSpace.from_linear_map(self.decoder.weight, self.code_energy)
 
     def decode(self, hidden: Float[Tensor, "rays hidden"]) -> Float[Tensor, "rays feat"]:
         """Returns rendered features from rendered hidden values, float32."""

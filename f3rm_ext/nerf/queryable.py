@@ -1,5 +1,6 @@
 """What the viewer, queries and exports need of a field; see :class:`~f3rm_ext.query.queryable.Queryable`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,7 @@ from f3rm_ext.nerf.fields import SceneField
 from f3rm_ext.viewer.panel import QueryPanel
 
 
-class QueryableField(Model):
+class QueryableField(Model, ABC):
     """A radiance field with features that renders images in chunks and answers queries at rays and points."""
 
     field: SceneField
@@ -35,6 +36,7 @@ class QueryableField(Model):
     needs_autograd: bool
     """Whether an output is a gradient, as normals are."""
 
+    @abstractmethod
     def get_outputs(
         self, ray_bundle: RayBundle | Cameras, extra: Mapping[str, ExtraOutput] | None = None
     ) -> dict[str, Any]:
@@ -44,7 +46,6 @@ class QueryableField(Model):
             ray_bundle: n rays, scene frame.
             extra: further outputs by name, computed from hidden values rendered along the rays.
         """
-        raise NotImplementedError
 
     # --- images ------------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ MAX_OPTIONS = 24
 """Options after which the search gives up."""
 
 
-def peak_of(estimate: MemoryEstimate, peak: Peak) -> int:
+def sum_peak(estimate: MemoryEstimate, peak: Peak) -> int:
     """Returns the bytes at the peak of training steps, or of pictures."""
     return max(
         (estimate.peak(phase) for phase in estimate.device if (phase == "train") == (peak == "training")), default=0
@@ -65,12 +65,12 @@ class Advice:
     @property
     def fits(self) -> bool:
         """Whether training fits with these options."""
-        return peak_of(self.estimate, "training") <= self.request.device.usable_bytes
+        return sum_peak(self.estimate, "training") <= self.request.device.usable_bytes
 
     @property
     def pictures_fit(self) -> bool:
         """Whether pictures of evaluation and of the viewer fit with these options."""
-        return peak_of(self.estimate, "pictures") <= self.request.device.usable_bytes
+        return sum_peak(self.estimate, "pictures") <= self.request.device.usable_bytes
 
     @property
     def options(self) -> Options:
@@ -136,7 +136,7 @@ class _Search:
         return self._known[options]
 
     def peak(self, chosen: Sequence[MemoryOption], peak: Peak) -> int:
-        return peak_of(self.at(chosen)[1], peak)
+        return sum_peak(self.at(chosen)[1], peak)
 
     def fits(self, chosen: Sequence[MemoryOption], peak: Peak) -> bool:
         return self.peak(chosen, peak) <= self.at(chosen)[0].device.usable_bytes

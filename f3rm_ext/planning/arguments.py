@@ -10,7 +10,7 @@ from typing import Any
 
 from nerfstudio.plugins.registry import discover_methods
 
-from f3rm_ext.engine.arguments import parse_arguments, without_options
+from f3rm_ext.engine.arguments import parse_arguments, remove_options
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.bound.model import BoundModelConfig
@@ -23,8 +23,8 @@ MAX_DEVICES = 4096
 @functools.cache
 def methods() -> dict[str, F3rmTrainerConfig]:
     """Returns the methods that can be planned, with their default options: those whose models have a planner."""
-    found, _ = discover_methods()
-    ours = {name: config for name, config in found.items() if isinstance(config, F3rmTrainerConfig)}
+    installed, _ = discover_methods()
+    ours = {name: config for name, config in installed.items() if isinstance(config, F3rmTrainerConfig)}
     return {name: config for name, config in ours.items() if type(config.pipeline.model) in PLANNERS}
 
 
@@ -95,13 +95,13 @@ def replace_options(method: str, arguments: Sequence[str], options: Sequence[tup
     added: list[str] = []
     kept = list(arguments)
     for name, value in options:
-        names = names_of(methods()[method], name)
-        kept = without_options(kept, names)
-        added = [*without_options(added, names), f"--{min(names, key=len)}", *value.split()]
+        names = option_names(methods()[method], name)
+        kept = remove_options(kept, names)
+        added = [*remove_options(added, names), f"--{min(names, key=len)}", *value.split()]
     return (*added, *kept)
 
 
-def names_of(config: object, option: str) -> set[str]:
+def option_names(config: object, option: str) -> set[str]:
     """Returns the names of an option on the command line, without dashes.
 
     >>> sorted(names_of(methods()["sugar-ext"], "pipeline.model.sh-degree"))

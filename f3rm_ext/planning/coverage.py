@@ -61,7 +61,7 @@ class PlannedCoverage:
         """Fraction of the training images that are used at all."""
         return self.images_seen / self.images
 
-    def steps_for(self, epochs: float | int) -> int:
+    def epochs_to_steps(self, epochs: float | int) -> int:
         """Returns the steps of a number of epochs, at the mean rate of the run."""
         return int(np.ceil(epochs * self.steps_per_epoch - 1e-9))
 
@@ -84,10 +84,10 @@ def plan_coverage(config: F3rmTrainerConfig, sizes: ImageSizes, processes: int =
     cycle = manager.image_cycle("train", len(sizes.pixels), seed=config.machine.seed, shards=processes, shard=0)
     steps = config.max_num_iterations
     if isinstance(manager, ImageDataManagerConfig):
-        coverage, windows = _of_images(manager, cycle, sizes, steps)
+        coverage, windows = _image_coverage(manager, cycle, sizes, steps)
     else:
         rays = manager.rays_of_process("train_num_rays_per_batch", processes, 0)
-        coverage, windows = _of_rays(rays, cycle, sizes, steps)
+        coverage, windows = _ray_coverage(rays, cycle, sizes, steps)
     summary = coverage.summary()
     total = float(coverage.rays.sum())
     all_rays = total * processes
@@ -113,14 +113,14 @@ def plan_coverage(config: F3rmTrainerConfig, sizes: ImageSizes, processes: int =
     )
 
 
-def _steps_of(cycle: ImageCycle, steps: int) -> Iterator[tuple[tuple[int, ...], bool]]:
+def _cycle_steps(cycle: ImageCycle, steps: int) -> Iterator[tuple[tuple[int, ...], bool]]:
     """Images of each step, and whether a window begins there."""
     for _ in range(steps):
         begins = cycle.ends
         yield cycle.step(), begins
 
 
-def _of_rays(rays: int, cycle: ImageCycle, sizes: ImageSizes, steps: int) -> tuple[Coverage, int]:
+def _ray_coverage(rays: int, cycle: ImageCycle, sizes: ImageSizes, steps: int) -> tuple[Coverage, int]:
     coverage = Coverage(sizes.pixels, cycle.shards)
     windows = 0
     images: tuple[int, ...] = ()
@@ -130,7 +130,7 @@ def _of_rays(rays: int, cycle: ImageCycle, sizes: ImageSizes, steps: int) -> tup
         if images:
             coverage.add_rays(images, np.diff(np.linspace(0, drawn, len(images) + 1).astype(np.int64)))
 
-    for window, begins in _steps_of(cycle, steps):
+    for window, begins in _cycle_steps(cycle, steps):
         if begins:
             count()
             images, drawn, windows = window, 0, windows + 1
@@ -140,14 +140,14 @@ def _of_rays(rays: int, cycle: ImageCycle, sizes: ImageSizes, steps: int) -> tup
     return coverage, windows
 
 
-def _of_images(
+def _image_coverage(
     manager: ImageDataManagerConfig, cycle: ImageCycle, sizes: ImageSizes, steps: int
 ) -> tuple[Coverage, int]:
     coverage = Coverage(sizes.pixels, cycle.shards, whole_images=True)
     turns = ImageTurns(cycle, "train")
     pixels_at: dict[int, list[int]] = {}
     windows = 0
-    for step, (window, begins) in enumerate(_steps_of(cycle, steps)):
+    for step, (window, begins) in enumerate(_cycle_steps(cycle, steps)):
         if begins:
             turns.begin_window()
             coverage.add_windows(cycle.round)

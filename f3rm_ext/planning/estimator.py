@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.memory.estimate import Category, MemoryEstimate, Phase, process_bytes, with_overhead
+from f3rm_ext.memory.estimate import Category, MemoryEstimate, Phase, add_overhead, process_bytes
 from f3rm_ext.mesh.bound.model import BoundModelConfig
 from f3rm_ext.nerf.model import F3rmModelConfig
 from f3rm_ext.planning.fields import estimate_field
@@ -57,7 +57,7 @@ def estimate_memory(request: PlanRequest) -> MemoryEstimate:
         )
     tensors = planner(request)
     device: dict[Phase, dict[Category, int]] = {
-        phase: with_overhead(held, request.device.type) for phase, held in tensors.device.items()
+        phase: add_overhead(held, request.device.type) for phase, held in tensors.device.items()
     }
     if request.device.type == "cpu":
         refined = isinstance(request.config.pipeline.model, BoundModelConfig)

@@ -11,7 +11,7 @@ from nerfstudio.data.scene_box import SceneBox
 from torch import Tensor
 
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
-from f3rm_ext.data.pixel_sampler import colors_of
+from f3rm_ext.data.pixel_sampler import to_colors
 from f3rm_ext.data.ray_generators import TableRayGenerator
 from f3rm_ext.features.base import FeatureSize
 from f3rm_ext.features.sampling import interpolate
@@ -38,11 +38,11 @@ def estimate_field(request: PlanRequest) -> MemoryEstimate:
     capture, kind = request.capture, request.device.type
     sizes = feature_sizes(manager.features, capture)
     specs = feature_specs(manager.features, sizes)
-    train = CachedImages.of_split(manager, "train", capture.train_images, capture, sizes)
+    train = CachedImages.from_split(manager, "train", capture.train_images, capture, sizes)
     # Nerfstudio evaluates during training for its writers only, and batches of rays only if asked to.
     written = config.is_wandb_enabled() or config.is_tensorboard_enabled() or config.is_comet_enabled()
     held_out = capture.eval_images if written and config.steps_per_eval_batch else 0
-    evaluated = CachedImages.of_split(manager, "eval", held_out, capture, sizes)
+    evaluated = CachedImages.from_split(manager, "eval", held_out, capture, sizes)
     view, queried = make_cameras(capture.width_px, capture.height_px), make_cameras(*QUERY_PX)
     trained = make_cameras(capture.width_px, capture.height_px, capture.train_images)
     device: dict[Phase, dict[Category, int]] = {}
@@ -90,7 +90,7 @@ class _Batches:
         """Returns rays and their batch."""
         indices = torch.zeros(self.rays, 3, dtype=torch.int64)
         batch: dict[str, Any] = {
-            "image": colors_of(torch.empty(self.rays, 3, dtype=torch.uint8)),
+            "image": to_colors(torch.empty(self.rays, 3, dtype=torch.uint8)),
             "indices": indices,
         }
         if self._names:

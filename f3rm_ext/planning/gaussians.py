@@ -43,7 +43,7 @@ def plan_growth(request: PlanRequest) -> Growth | None:
         return Growth(starting_gaussians(request), final_gaussians(request), _mesh_source(request), 0, 0, 1)
     if not isinstance(model, SplatModelConfig):
         return None
-    schedule = schedule_of(request)
+    schedule = make_schedule(request)
     options = schedule.densify(model.densify)
     first, last = starting_gaussians(request), final_gaussians(request)
     begin = max(0, options.start - schedule.offset)
@@ -106,7 +106,7 @@ def refinement_start(request: PlanRequest) -> RefinementStart:
         MeshError: the mesh cannot be read.
     """
     mesh: Path | None = request.config.pipeline.model.mesh  # type: ignore[attr-defined]
-    return request.start or (RefinementStart(1, 2) if mesh is None else RefinementStart.of_mesh(mesh))
+    return request.start or (RefinementStart(1, 2) if mesh is None else RefinementStart.from_mesh(mesh))
 
 
 def final_gaussians(request: PlanRequest) -> int:
@@ -119,10 +119,10 @@ def final_gaussians(request: PlanRequest) -> int:
     densify = model.densify
     if densify.strategy == "default":
         return max(begin, densify.cap or ASSUMED_GAUSSIANS)
-    return gaussians_at(request, schedule_of(request).last_growth())
+    return predict_gaussians(request, make_schedule(request).last_growth())
 
 
-def gaussians_at(request: PlanRequest, step: int) -> int:
+def predict_gaussians(request: PlanRequest, step: int) -> int:
     """Returns how many Gaussians there are at a step of the run.
 
     mcmc grows by a fixed share in each round, up to its limit. The number of the default strategy cannot be known; it
@@ -131,7 +131,7 @@ def gaussians_at(request: PlanRequest, step: int) -> int:
     model, begin = request.config.pipeline.model, starting_gaussians(request)
     if not isinstance(model, SplatModelConfig) or model.densify.strategy == "none":
         return request.gaussians or begin
-    schedule = schedule_of(request)
+    schedule = make_schedule(request)
     densify = schedule.densify(model.densify)
     at, last = schedule.position(step), schedule.last_growth()
     if densify.strategy == "mcmc":
@@ -148,7 +148,7 @@ def gaussians_at(request: PlanRequest, step: int) -> int:
     return round(begin + (end - begin) * min(1.0, max(0.0, share)))
 
 
-def schedule_of(request: PlanRequest) -> Schedule:
+def make_schedule(request: PlanRequest) -> Schedule:
     """Returns the schedule of the run."""
     model: Any = request.config.pipeline.model
     return model.schedule(schedule_length(request.config))

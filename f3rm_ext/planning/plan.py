@@ -12,7 +12,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.devices import Device, choose_device
 from f3rm_ext.memory.estimate import MemoryEstimate
 from f3rm_ext.mesh.bound.model import BoundModelConfig
-from f3rm_ext.planning.advice import Advice, Options, Peak, advise, largest, peak_of
+from f3rm_ext.planning.advice import Advice, Options, Peak, advise, largest, sum_peak
 from f3rm_ext.planning.arguments import has_capture, parse, replace_options
 from f3rm_ext.planning.coverage import PlannedCoverage, plan_coverage
 from f3rm_ext.planning.estimator import Estimator
@@ -79,12 +79,12 @@ class Question:
             UserError: the capture cannot be used.
         """
         if self.images is not None and self.width_px is not None and self.height_px is not None:
-            return ImageSizes.of_numbers(config, self.images, self.width_px, self.height_px, self.points)
+            return ImageSizes.from_numbers(config, self.images, self.width_px, self.height_px, self.points)
         if has_capture(config):
             manager = config.pipeline.datamanager
             key = f"{manager.data} {manager.dataparser} {manager.camera_res_scale_factor}"  # type: ignore[attr-defined]
             if key not in self._read:
-                self._read[key] = ImageSizes.of_capture(config)
+                self._read[key] = ImageSizes.from_capture(config)
             return self._read[key]
         return ImageSizes.assumed(config)
 
@@ -113,7 +113,7 @@ class Question:
         key = repr((*files, model.free_beyond, model.gaussians_per_triangle))
         if key not in self._starts:
             assert sizes.parsed is not None
-            self._starts[key] = RefinementStart.of_options(model, *sizes.parsed)
+            self._starts[key] = RefinementStart.from_options(model, *sizes.parsed)
         return self._starts[key]
 
     def command(self, options: Options = ()) -> list[str]:
@@ -155,7 +155,7 @@ class Plan:
         estimate, device, advice = self.estimate, self.request.device, self.advice
         peaks: tuple[Peak, ...] = ("training", "pictures")
         coverage, speed = self.coverage, self.throughput
-        wanted = None if self.wanted_epochs is None else coverage.steps_for(self.wanted_epochs)
+        wanted = None if self.wanted_epochs is None else coverage.epochs_to_steps(self.wanted_epochs)
         return {
             "method": self.question.method,
             "command": shlex.join(self.question.command()),
@@ -185,7 +185,7 @@ class Plan:
                 "fits": advice.fits,
                 "command": self.command,
                 "pictures_fit": advice.pictures_fit,
-                "peak_bytes": {peak: peak_of(advice.estimate, peak) for peak in peaks},
+                "peak_bytes": {peak: sum_peak(advice.estimate, peak) for peak in peaks},
                 "options": [
                     {
                         "set": dict(saving.options),

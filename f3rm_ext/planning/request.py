@@ -19,7 +19,7 @@ from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import CaptureError, ConfigError, reason_of
 from f3rm_ext.memory.devices import Device
 from f3rm_ext.mesh.bound.start import read_start_mesh
-from f3rm_ext.mesh.bound.subdivision import with_detail
+from f3rm_ext.mesh.bound.subdivision import add_detail
 from f3rm_ext.splat.start_from import read_start
 from f3rm_ext.utils.console import messages_to_stderr
 
@@ -55,7 +55,7 @@ class RefinementStart:
     """Gaussians that belong to no triangle."""
 
     @classmethod
-    def of_options(cls, model: Any, data: Path, outputs: DataparserOutputs) -> "RefinementStart":
+    def from_options(cls, model: Any, data: Path, outputs: DataparserOutputs) -> "RefinementStart":
         """Counts what a run that starts from splats begins with, as the run itself does.
 
         Args:
@@ -67,15 +67,15 @@ class RefinementStart:
         """
         with messages_to_stderr():
             splats = read_start(model.start_from, model.start_iteration).to_scene(outputs, model.start_frame)
-            mesh = read_start_mesh(model.mesh, model.mesh_frame, lambda: CaptureFrame.of_outputs(outputs, data))
+            mesh = read_start_mesh(model.mesh, model.mesh_frame, lambda: CaptureFrame.from_outputs(outputs, data))
         centres = splats.gaussians.means.detach().float().cpu()
         cameras = outputs.cameras.camera_to_worlds[:, :3, 3].float()
-        mesh, far = with_detail(mesh, centres, cameras, model.free_beyond, model.gaussians_per_triangle)
+        mesh, far = add_detail(mesh, centres, cameras, model.free_beyond, model.gaussians_per_triangle)
         return cls(len(mesh.vertices), len(mesh.faces), int(far.sum()))
 
     @staticmethod
     @functools.cache
-    def of_mesh(path: Path) -> "RefinementStart":
+    def from_mesh(path: Path) -> "RefinementStart":
         """Counts a mesh as it is, without splats to start from.
 
         Raises:
@@ -127,7 +127,7 @@ class ImageSizes:
     """The capture, and the dataparser's outputs for its training images; None where only numbers are known."""
 
     @classmethod
-    def of_numbers(
+    def from_numbers(
         cls, config: TrainerConfig, images: int, width_px: int, height_px: int, points: int = 0, source: str = ""
     ) -> "ImageSizes":
         """Makes equal sizes, scaled as the options say.
@@ -144,7 +144,7 @@ class ImageSizes:
         return cls(np.full(images, height), np.full(images, width), 0, points, source)
 
     @classmethod
-    def of_capture(cls, config: TrainerConfig) -> "ImageSizes":
+    def from_capture(cls, config: TrainerConfig) -> "ImageSizes":
         """Reads the sizes of the capture that the options name; opens no image beyond its header.
 
         Raises:
@@ -156,7 +156,7 @@ class ImageSizes:
         options.stereo_points = "never"  # or they would be computed
         with messages_to_stderr():
             try:
-                manager = _without_batches(options._target)(options, device="cpu", test_mode="val")
+                manager = _strip_batches(options._target)(options, device="cpu", test_mode="val")
             except (OSError, AssertionError) as error:  # raised by nerfstudio's own dataparsers
                 raise CaptureError(
                     f"The capture {options.dataparser.data} cannot be read ({reason_of(error)}): check the path and "
@@ -183,7 +183,7 @@ class ImageSizes:
             f"{ASSUMED_IMAGES} training images of {side} × {side} pixels, assumed: give --data, or --images, "
             "--width-px and --height-px"
         )
-        return cls.of_numbers(config, ASSUMED_IMAGES, side, side, source=source)
+        return cls.from_numbers(config, ASSUMED_IMAGES, side, side, source=source)
 
     @property
     def pixels(self) -> Int64[np.ndarray, "cams"]:
@@ -202,7 +202,7 @@ class ImageSizes:
         )
 
 
-def _without_batches(manager: type) -> type:
+def _strip_batches(manager: type) -> type:
     """A datamanager that reads the capture and prepares nothing to train on it."""
 
     def nothing(self: object) -> None:

@@ -42,7 +42,7 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
     """
     manager: Any = request.config.pipeline.datamanager
     capture, kind = request.capture, request.device.type
-    train = CachedImages.of_split(manager, "train", capture.train_images, capture)
+    train = CachedImages.from_split(manager, "train", capture.train_images, capture)
     run = _TracedSplats(request, final_gaussians(request))
     device: dict[Phase, dict[Category, int]] = {}
     with tracing_run(kind, arrays=arrays) as tracker:

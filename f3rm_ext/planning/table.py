@@ -10,7 +10,7 @@ from rich.text import Text
 from f3rm_ext.html.page import duration
 from f3rm_ext.memory.devices import GIB
 from f3rm_ext.memory.estimate import Category, MemoryEstimate, Phase
-from f3rm_ext.planning.advice import peak_of
+from f3rm_ext.planning.advice import sum_peak
 from f3rm_ext.planning.arguments import methods
 from f3rm_ext.planning.plan import RAYS_OPTION, Plan
 from f3rm_ext.profiling.memory import MIB
@@ -124,7 +124,7 @@ def sentences(plan: Plan) -> Iterator[str]:
         f"pixels, with {coverage.steps_per_epoch:,.0f} steps each."
     )
     if plan.wanted_epochs is not None:
-        steps = coverage.steps_for(plan.wanted_epochs)
+        steps = coverage.epochs_to_steps(plan.wanted_epochs)
         yield f"For {plan.wanted_epochs:g} epochs: --max-num-iterations {steps}."
     yield from _learning_rates(plan)
     yield from _cycles(plan)
@@ -215,7 +215,7 @@ def verdict(plan: Plan) -> Iterator[str]:
     memory, usable = f"{device.memory_bytes / GIB:.4g} GiB", device.usable_bytes
     if usable < device.memory_bytes:
         memory = f"the {usable / GIB:.2f} GiB that a plan may use of {memory}"
-    peak, picture = peak_of(advice.estimate, "training"), peak_of(advice.estimate, "pictures")
+    peak, picture = sum_peak(advice.estimate, "training"), sum_peak(advice.estimate, "pictures")
     if plan.fits:
         yield f"It fits, with {(usable - max(peak, picture)) / GIB:.2f} GiB to spare."
     elif not advice.fits:

@@ -68,11 +68,11 @@ def recorded(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
     rays = getattr(config.pipeline.datamanager, "train_num_rays_per_batch", int(sizes.pixels.max()))
     if config.machine.num_devices * config.machine.num_machines > 1:
         return None
-    found = throughput(config.method_name or "", hardware=hardware(config.machine.device_type), rays_per_step=rays)
-    if found is None:
+    record = throughput(config.method_name or "", hardware=hardware(config.machine.device_type), rays_per_step=rays)
+    if record is None:
         return None
-    names = ", ".join(found.entries)
-    return Throughput(found.it_per_s.middle, f"the median of {found.samples} trainings in the ledger ({names})")
+    names = ", ".join(record.entries)
+    return Throughput(record.it_per_s.middle, f"the median of {record.samples} trainings in the ledger ({names})")
 
 
 def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:

@@ -202,7 +202,7 @@ class CachedImages:
     """Whether other images will follow, which are loaded while these are used."""
 
     @classmethod
-    def of_split(
+    def from_split(
         cls, manager: Any, split: str, num_images: int, capture: CaptureSizes, features: Sequence[FeatureSize] = ()
     ) -> "CachedImages":
         """Computes what a datamanager caches of a split.

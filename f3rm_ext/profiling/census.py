@@ -43,7 +43,7 @@ _NOT_WALKED = ("f3rm_ext.engine", "nerfstudio.engine", "nerfstudio.viewer")
 _MOST_OBJECTS = 100_000
 
 
-class Found(NamedTuple):
+class TensorStorage(NamedTuple):
     """A storage, by the first tensor that was found on it."""
 
     name: str
@@ -59,7 +59,7 @@ class Found(NamedTuple):
     """Type of its device."""
 
 
-def kind_of(name: str) -> str:
+def parameter_group(name: str) -> str:
     """Returns the group that a parameter belongs to, by its name.
 
     >>> kind_of("gauss_params.features_rest"), kind_of("field.grid.table"), kind_of("field.color_mlp.first.weight")
@@ -72,7 +72,7 @@ class Census:
     """Tensors found so far."""
 
     def __init__(self) -> None:
-        self.found: list[Found] = []
+        self.storages: list[TensorStorage] = []
         self._seen: set[tuple[str, int]] = set()
 
     def add(self, tensor: Tensor, name: str, category: Category, kind: str = REST) -> None:
@@ -82,7 +82,7 @@ class Census:
             return
         self._seen.add(key)
         dtype, size = str(tensor.dtype).removeprefix("torch."), tensor.untyped_storage().nbytes()
-        self.found.append(Found(name, category, kind, dtype, tuple(tensor.shape), size, tensor.device.type))
+        self.storages.append(TensorStorage(name, category, kind, dtype, tuple(tensor.shape), size, tensor.device.type))
 
     def add_strays(self) -> None:
         """Counts tensors that Python holds and no owner has named."""
@@ -93,7 +93,7 @@ class Census:
             if known is None:
                 known = is_tensor[kind] = issubclass(kind, Tensor)
             if known:
-                self.add(item, _unnamed(item), "other")
+                self.add(item, _describe(item), "other")
 
 
 def storage_key(tensor: Tensor) -> tuple[str, int] | None:
@@ -109,7 +109,7 @@ def storage_key(tensor: Tensor) -> tuple[str, int] | None:
 
 def take_census(
     model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer], datamanager: object, *, strays: bool = True
-) -> list[Found]:
+) -> list[TensorStorage]:
     """Lists all tensors of a run.
 
     Args:
@@ -119,23 +119,23 @@ def take_census(
     census, names = Census(), {}
     for name, parameter in model.named_parameters():
         names[parameter] = name
-        census.add(parameter, name, "parameters", kind_of(name))
+        census.add(parameter, name, "parameters", parameter_group(name))
     for parameter, name in names.items():
         # Packed gradients are attributes of their parameter.
         for part, tensor in reachable({"grad": parameter.grad, **vars(parameter)}):
-            census.add(tensor, f"{_gradient_name(part)} of {name}", "gradients", kind_of(name))
+            census.add(tensor, f"{_gradient_name(part)} of {name}", "gradients", parameter_group(name))
     for group, optimizer in optimizers.items():
         for parameter, state in optimizer.state.items():
             owner = names.get(parameter, group)
             for part, tensor in reachable(state):
-                census.add(tensor, f"{part} of {owner}", "optimizer", kind_of(owner))
+                census.add(tensor, f"{part} of {owner}", "optimizer", parameter_group(owner))
     for name, tensor in reachable(datamanager):
         census.add(tensor, name, "features" if "feature" in name or "_sources" in name else "images")
     for name, tensor in reachable(model):
         census.add(tensor, name, "buffers")
     if strays:
         census.add_strays()
-    return census.found
+    return census.storages
 
 
 def reachable(root: object) -> Iterator[tuple[str, Tensor]]:
@@ -183,5 +183,5 @@ def _gradient_name(part: str) -> str:
     return "gradient" if part == "grad" else part.replace("_", " ")
 
 
-def _unnamed(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     return f"unnamed {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

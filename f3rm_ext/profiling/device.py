@@ -137,7 +137,7 @@ def drivers_spill() -> bool:
         return False
 
 
-def spill_of(memory: DeviceMemory | None, reserved: int, spills: bool) -> tuple[Spill, int]:
+def judge_spill(memory: DeviceMemory | None, reserved: int, spills: bool) -> tuple[Spill, int]:
     """Judges whether memory has spilled from the GPU into main memory, where it is slower by far.
 
     NVML does not report it, so it shows only where torch holds more than there is.

@@ -31,8 +31,8 @@ class Finding:
 
 def findings(snapshots: Sequence[Snapshot]) -> list[Finding]:
     """Returns what the snapshots of one process show, the gravest first."""
-    found = [_leak(snapshots), _spill(snapshots), _fragmentation(snapshots), _large(snapshots), _suspect(snapshots)]
-    return [finding for finding in found if finding is not None]
+    results = [_leak(snapshots), _spill(snapshots), _fragmentation(snapshots), _large(snapshots), _suspect(snapshots)]
+    return [finding for finding in results if finding is not None]
 
 
 def unexplained_growth(before: Snapshot, after: Snapshot) -> int:
@@ -127,18 +127,18 @@ def doubts(snapshot: Snapshot, on_cuda: bool) -> list[str]:
         on_cuda: whether the training device is a GPU; elsewhere, untouched or swapped pages count as tensors but not as
             resident memory.
     """
-    found = []
+    results = []
     peak = max((values.get("tensors", 0) for values in snapshot.phases.values()), default=0)
     if on_cuda and peak < snapshot.total:
-        found.append(f"the peak ({readable(peak)}) is below the tensors that are there ({readable(snapshot.total)})")
+        results.append(f"the peak ({readable(peak)}) is below the tensors that are there ({readable(snapshot.total)})")
     if on_cuda and (snapshot.allocated or 0) < 0.99 * snapshot.total:
-        found.append(f"torch has allocated {readable(snapshot.allocated or 0)}, less than the tensors there")
+        results.append(f"torch has allocated {readable(snapshot.allocated or 0)}, less than the tensors there")
     if (
         snapshot.spill == "none"
         and snapshot.device_used is not None
         and snapshot.device_used < (snapshot.reserved or 0)
     ):
-        found.append(f"the GPU has {readable(snapshot.device_used)} in use, less than torch has reserved")
+        results.append(f"the GPU has {readable(snapshot.device_used)} in use, less than torch has reserved")
     if not on_cuda and snapshot.resident < 0.5 * snapshot.total:
-        found.append("less than half of the tensors are in physical memory: swapped, or never written")
-    return found
+        results.append("less than half of the tensors are in physical memory: swapped, or never written")
+    return results

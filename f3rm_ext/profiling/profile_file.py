@@ -77,12 +77,12 @@ class Profile:
         Args:
             of: "tensors" (on the CPU: the process) or "device" (all processes, by NVML).
         """
-        found: dict[str, int] = {}
+        peaks: dict[str, int] = {}
         for snapshot in self.snapshots:
             for phase, values in snapshot.phases.items():
                 if of in values:
-                    found[phase] = max(found.get(phase, 0), values[of])
-        return found
+                    peaks[phase] = max(peaks.get(phase, 0), values[of])
+        return peaks
 
 
 def read_profile(path: Path) -> Profile:
@@ -105,7 +105,7 @@ def read_profile(path: Path) -> Profile:
             if kind == "start":
                 profile.start, profile.snapshots, profile.end = record, [], ""
             elif kind == "snapshot":
-                profile.snapshots.append(Snapshot.of_json(record))
+                profile.snapshots.append(Snapshot.from_json(record))
             elif kind == "end":
                 profile.end = str(record["reason"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -127,13 +127,13 @@ def find_profile(run: str, outputs: Path) -> Path:
         ConfigError: there is none.
     """
     if run == "latest" and not Path(run).exists():
-        found = sorted(outputs.rglob(NAME), key=lambda path: path.stat().st_mtime) if outputs.is_dir() else []
-        if not found:
+        profiles = sorted(outputs.rglob(NAME), key=lambda path: path.stat().st_mtime) if outputs.is_dir() else []
+        if not profiles:
             raise ConfigError(
                 f"There is no profile below {outputs}{os.sep}: train with --profile-tensors True, or say by --outputs "
                 "where the runs are."
             )
-        return found[-1]
+        return profiles[-1]
     path = Path(run)
     if not path.exists():
         raise ConfigError(f"There is no run {path}: give its folder, its config.yml, or latest.")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from f3rm_ext.errors import reason_of
 from f3rm_ext.profiling import memory
 from f3rm_ext.profiling.census import storage_key, take_census
-from f3rm_ext.profiling.device import drivers_spill, spill_of, start_sampler
+from f3rm_ext.profiling.device import drivers_spill, judge_spill, start_sampler
 from f3rm_ext.profiling.findings import doubts, findings
 from f3rm_ext.profiling.profile_file import FORMAT, ProfileWriter
 from f3rm_ext.profiling.snapshot import Snapshot, tensor_totals
@@ -187,11 +187,11 @@ class TensorProfiler:
         began = time.perf_counter()
         parts = self._parts()
         state = memory.allocator_state(self.device)
-        found = take_census(parts.model, parts.optimizers, parts.datamanager)
-        totals = tensor_totals(found, self.device.type)
+        census = take_census(parts.model, parts.optimizers, parts.datamanager)
+        totals = tensor_totals(census, self.device.type)
         used = None if self._sampler is None else self._sampler.now
         reserved = state.reserved if state else 0
-        spill, spilled = spill_of(used, reserved, self._spills)
+        spill, spilled = judge_spill(used, reserved, self._spills)
         snapshot = Snapshot(
             step=step,
             seconds=round(time.monotonic() - self._began, 3),

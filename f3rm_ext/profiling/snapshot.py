@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from f3rm_ext.profiling.census import CATEGORIES, Found
+from f3rm_ext.profiling.census import CATEGORIES, TensorStorage
 from f3rm_ext.profiling.memory import MIB
 
 LARGE_BYTES = 10 * MIB
@@ -78,7 +78,7 @@ class Snapshot:
         return asdict(self)
 
     @classmethod
-    def of_json(cls, values: dict[str, Any]) -> "Snapshot":
+    def from_json(cls, values: dict[str, Any]) -> "Snapshot":
         """Restores a snapshot; ignores entries of later versions.
 
         Raises:
@@ -88,9 +88,9 @@ class Snapshot:
         return cls(**{name: value for name, value in values.items() if name in known})
 
 
-def tensor_totals(found: Iterable[Found], device: str) -> dict[str, Any]:
+def tensor_totals(storages: Iterable[TensorStorage], device: str) -> dict[str, Any]:
     """Sums up tensors, as the entries of a :class:`Snapshot`."""
-    everything = list(found)
+    everything = list(storages)
     here = [one for one in everything if one.device == device]
     named: dict[str, dict[str, int]] = {}
     dtypes: dict[str, int] = {}
@@ -107,8 +107,8 @@ def tensor_totals(found: Iterable[Found], device: str) -> dict[str, Any]:
     largest = sorted(everything, key=lambda one: -one.bytes)[:MOST_LISTED]
     kept = sorted(groups.items(), key=lambda item: -item[1][1])[:MOST_LISTED]
     return {
-        "categories": _by_category(here),
-        "host": {} if device == "cpu" else _by_category(one for one in everything if one.device == "cpu"),
+        "categories": _sum_categories(here),
+        "host": {} if device == "cpu" else _sum_categories(one for one in everything if one.device == "cpu"),
         "named": named,
         "dtypes": dtypes,
         "largest": [
@@ -122,9 +122,9 @@ def tensor_totals(found: Iterable[Found], device: str) -> dict[str, Any]:
     }
 
 
-def _by_category(found: Iterable[Found]) -> dict[str, int]:
+def _sum_categories(storages: Iterable[TensorStorage]) -> dict[str, int]:
     sums: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
-    for one in found:
+    for one in storages:
         sums[one.category] += one.bytes
     return sums
 

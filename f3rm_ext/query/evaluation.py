@@ -83,7 +83,7 @@ def score_feature_map(
     packed = PackedMaps.pack([append_residual(feature_map)])
     space = FeatureSpace.of_features()
     if feature_map.residual_norm is not None:
-        space = FeatureSpace.of_codes_with_residual(feature_map.values.shape[2])
+        space = FeatureSpace.from_residual_codes(feature_map.values.shape[2])
     scorer = Scorer(queries, {queries[0].head: space})
     y, x = torch.meshgrid(torch.arange(height_px) + 0.5, torch.arange(width_px) + 0.5, indexing="ij")
     places = torch.stack([y, x], dim=-1).view(-1, 2)

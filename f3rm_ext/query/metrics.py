@@ -20,9 +20,9 @@ class _Pair:
     name: str
     hit: bool
     size: int
-    pinned_found: int
+    pinned_selected: int
     pinned_both: int
-    found: np.ndarray
+    selected: np.ndarray
     both: np.ndarray
 
 
@@ -69,15 +69,15 @@ class QueryMetrics:
             row, col = divmod(best, score.shape[-1])
             hit = any(left <= col + 0.5 <= right and top <= row + 0.5 <= bottom for left, top, right, bottom in boxes)
         at_least = flat >= self.threshold
-        found, both = (_counts_from_above(values.double().numpy()) for values in (flat, flat[inside]))
+        selected, both = (_count_reached(values.double().numpy()) for values in (flat, flat[inside]))
         self._pairs.append(
             _Pair(
                 name=name,
                 hit=hit,
                 size=int(inside.sum()),
-                pinned_found=int(at_least.sum()),
+                pinned_selected=int(at_least.sum()),
                 pinned_both=int((at_least & inside).sum()),
-                found=found,
+                selected=selected,
                 both=both,
             )
         )
@@ -100,7 +100,7 @@ class QueryMetrics:
         if not pairs:
             return {"pairs": 0}
         best = self._best(pairs) if best is None else best
-        pinned = [_iou(pair.pinned_both, pair.pinned_found, pair.size) for pair in pairs]
+        pinned = [_iou(pair.pinned_both, pair.pinned_selected, pair.size) for pair in pairs]
         return {
             "pairs": len(pairs),
             "localisation": float(np.mean([pair.hit for pair in pairs])),
@@ -109,21 +109,23 @@ class QueryMetrics:
             "macc": float(np.mean([pair.pinned_both / max(1, pair.size) for pair in pairs])),
             "iou_above_25": float(np.mean([iou > 0.25 for iou in pinned])),
             "best_threshold": float(THRESHOLDS[best]),
-            "best_miou": float(np.mean([_iou(int(p.both[best]), int(p.found[best]), p.size) for p in pairs])),
+            "best_miou": float(np.mean([_iou(int(p.both[best]), int(p.selected[best]), p.size) for p in pairs])),
             "best_macc": float(np.mean([p.both[best] / max(1, p.size) for p in pairs])),
         }
 
     def _best(self, pairs: Sequence[_Pair]) -> int:
-        both, found = (np.stack([getattr(pair, name) for pair in pairs]).astype(float) for name in ("both", "found"))
+        both, selected = (
+            np.stack([getattr(pair, name) for pair in pairs]).astype(float) for name in ("both", "selected")
+        )
         sizes = np.asarray([pair.size for pair in pairs], dtype=float)[:, None]
-        return int((both / np.maximum(1.0, found + sizes - both)).mean(axis=0).argmax())
+        return int((both / np.maximum(1.0, selected + sizes - both)).mean(axis=0).argmax())
 
 
-def _iou(both: int, found: int, size: int) -> float:
-    return float(both / max(1, found + size - both))
+def _iou(both: int, selected: int, size: int) -> float:
+    return float(both / max(1, selected + size - both))
 
 
-def _counts_from_above(values: Float[np.ndarray, "n"]) -> np.ndarray:
+def _count_reached(values: Float[np.ndarray, "n"]) -> np.ndarray:
     """How many values reach each of :data:`THRESHOLDS`."""
     ordered = np.sort(values)
     return len(ordered) - np.searchsorted(ordered, THRESHOLDS, side="left")

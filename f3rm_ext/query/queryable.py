@@ -1,6 +1,6 @@
 """What queries need of a model and its features, and the scores of several queries at rays or points."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -182,9 +182,11 @@ def score_points(
     model: Queryable, points: Float[Tensor, "points 3"], queries: Sequence[Query], chunk: int = 1 << 16
 ) -> Float[Tensor, "points queries"]:
     """Returns the scores at points of the scene frame, on the CPU."""
-    scorer = Scorer.from_model(model, queries)
-    parts = []
-    for part in points.split(chunk):
-        rendered = model.render_points(part.to(model.device))
-        parts.append(scorer(rendered.__getitem__).cpu())
-    return torch.cat(parts)
+    chunks = (model.render_points(part.to(model.device)).__getitem__ for part in points.split(chunk))
+    return score_chunks(Scorer.from_model(model, queries), chunks)
+
+
+@torch.inference_mode()
+def score_chunks(scorer: Scorer, chunks: Iterable[RenderedOf]) -> Float[Tensor, "points queries"]:
+    """Returns the scores of features that come in chunks, on the CPU."""
+    return torch.cat([scorer(rendered_of).cpu() for rendered_of in chunks])

@@ -71,10 +71,10 @@ class Photos:
 
         A training photo comes before a held-out one of the same name.
         """
-        wanted = Path(name)
+        path = Path(name)
         for split in ("train", "test") if self.manager.eval_dataset is not None else ("train",):
             for index, file in enumerate(self.files(split)):
-                if file.parts[-len(wanted.parts) :] == wanted.parts or file.resolve() == wanted.resolve():
+                if file.parts[-len(path.parts) :] == path.parts or file.resolve() == path.resolve():
                     return split, index
         return None
 
@@ -101,13 +101,13 @@ class Photos:
         Raises:
             UserError: the features are not in the store and cannot be extracted, or others were distilled.
         """
-        found = get_head(self.model.query_heads(), head)
+        own = get_head(self.model.query_heads(), head)
         self.dataset(split)
         if self._sources is None:
             self._sources = self._open_sources()
         source = self._sources[split]
-        _require_same_space(found, {spec.name: spec for spec in source.specs}.get(found.name))
-        return source.load(index)[found.name]
+        _require_same_space(own, {spec.name: spec for spec in source.specs}.get(own.name))
+        return source.load(index)[own.name]
 
     def _open_sources(self) -> "dict[str, FeatureSource]":
         from f3rm_ext.features.source import open_features, prepare_features
@@ -134,8 +134,8 @@ def _require_same_space(head: QueryHead, spec: "FeatureSpec | None") -> None:
         )
     mine, theirs = head.basis, spec.code_basis
     if mine is not None and theirs is not None and mine.shape == theirs.shape:
-        turned = (mine.cpu() @ theirs.cpu().T - torch.eye(len(mine))).abs().max()
-        same = float(turned) < _MAX_TURN
+        difference = (mine.cpu() @ theirs.cpu().T - torch.eye(len(mine))).abs().max()
+        same = float(difference) < _MAX_TURN
     else:
         same = mine is None and theirs is None
     if not same:
@@ -210,7 +210,7 @@ class CameraPath:
 
     def views(self, scale: float = 1.0) -> list[View]:
         """Returns one view for each frame; ``scale`` is a factor of the image size."""
-        return [View(f"frame-{i:05d}", _camera_at(self.cameras, i, scale)) for i in range(len(self.cameras))]
+        return [View(f"frame-{i:05d}", _scaled_camera(self.cameras, i, scale)) for i in range(len(self.cameras))]
 
 
 def read_camera_path(path: Path) -> CameraPath:
@@ -250,10 +250,10 @@ def photo_views(photos: Photos, which: str, scale: float = 1.0) -> list[View]:
         ConfigError: there are no such views.
     """
     if which in ("train", "test"):
-        found = [(which, index) for index in range(len(photos.files(which)))]
+        places = [(which, index) for index in range(len(photos.files(which)))]
     elif which == "all":
         splits = ("train",) if photos.manager.eval_dataset is None else ("train", "test")
-        found = [(split, index) for split in splits for index in range(len(photos.files(split)))]
+        places = [(split, index) for split in splits for index in range(len(photos.files(split)))]
     else:
         place = photos.find_photo(which)
         if place is None:
@@ -261,24 +261,24 @@ def photo_views(photos: Photos, which: str, scale: float = 1.0) -> list[View]:
                 f"There are no views {which!r}: give all, train, test, the name of a photo of the capture, "
                 "or a camera path of the viewer (.json)."
             )
-        found = [place]
+        places = [place]
     return [
-        View(name, _camera_at(photos.cameras(split), index, scale), (split, index))
-        for name, (split, index) in zip(_view_names(photos, found), found, strict=True)
+        View(name, _scaled_camera(photos.cameras(split), index, scale), (split, index))
+        for name, (split, index) in zip(_view_names(photos, places), places, strict=True)
     ]
 
 
-def _view_names(photos: Photos, found: Sequence[tuple[str, int]]) -> list[str]:
+def _view_names(photos: Photos, places: Sequence[tuple[str, int]]) -> list[str]:
     """Names of photos without their suffix; photos of the same name in several folders get numbers."""
-    stems = [photos.files(split)[index].stem for split, index in found]
+    stems = [photos.files(split)[index].stem for split, index in places]
     counts = {stem: stems.count(stem) for stem in set(stems)}
     return [
         stem if counts[stem] == 1 else f"{stem}-{split}-{index:04d}"
-        for stem, (split, index) in zip(stems, found, strict=True)
+        for stem, (split, index) in zip(stems, places, strict=True)
     ]
 
 
-def _camera_at(cameras: Cameras, index: int, scale: float) -> Cameras:
+def _scaled_camera(cameras: Cameras, index: int, scale: float) -> Cameras:
     """A copy of one camera, on the CPU and at another image size."""
     camera = cameras[index : index + 1].to(torch.device("cpu"))
     if scale != 1.0:

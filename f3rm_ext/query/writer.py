@@ -78,7 +78,7 @@ class QueryWriter:
         self.run, self.queries, self.views, self.threshold = run, list(queries), list(views), threshold
         self.save_scores, self.save_depth = save_scores, save_depth
         self.has_labels = len(self.queries) > 1
-        self.frame = CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, run.data)
+        self.frame = CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, run.data)
         self.provenance = provenance(COMMAND, run, queries, threshold)
         self.out = OutputFolder(folder, self.provenance)
         names = [query.name for query in queries]

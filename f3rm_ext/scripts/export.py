@@ -88,7 +88,7 @@ class Features(QueryOptions, FrameOption):
         run = open_run_or_mesh(self.load_config, self.mesh, self.data)
         head = get_head(run.model.query_heads(), self.feature)
         queries = encode_queries(parse_queries(self), run)
-        frame = CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, run.data)
+        frame = CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, run.data)
         with image_progress("points") as progress:
             task = progress.add_task("Points", total=self.points)
             cloud = gather_points(

@@ -182,7 +182,7 @@ class RefinedMesh(FrameOption, MeshOutput):
             )
         mesh = refined_mesh(run.model.bound)
         outputs = run.manager.train_dataparser_outputs
-        frame = CaptureFrame.of_outputs(outputs, Path(run.manager.dataparser.config.data))
+        frame = CaptureFrame.from_outputs(outputs, Path(run.manager.dataparser.config.data))
         if self.frame == "capture":
             mesh.vertices = frame.to_capture(np.asarray(mesh.vertices))
         record = {"made_by": REFINED_COMMAND, **run.describe(), "frame": self.frame, **frame.describe()}

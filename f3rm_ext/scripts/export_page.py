@@ -70,7 +70,7 @@ class Page(QueryInputs):
             encode_queries(parse_queries(self), photos),
             self.threshold,
             title=self.title or capture_name(photos.data),
-            frame=CaptureFrame.of_outputs(run.manager.train_dataparser_outputs, photos.data),
+            frame=CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, photos.data),
         )
         if self.sh_degree is not None:
             content = content.take(torch.arange(len(content.gaussians)), self.sh_degree)

@@ -88,9 +88,9 @@ def _color_vertices(part: "trimesh.Trimesh") -> None:
     from trimesh.visual.color import ColorVisuals
 
     from f3rm_ext.mesh.texture.atlas import vertex_texels
-    from f3rm_ext.mesh.texture.rendering import SurfaceColors, texture_of
+    from f3rm_ext.mesh.texture.rendering import SurfaceColors, get_texture
 
-    if texture_of(part) is not None:
+    if get_texture(part) is not None:
         corners = vertex_texels(part)
         colors = SurfaceColors(part)(corners.faces, corners.weights)
         part.visual = ColorVisuals(part, vertex_colors=np.rint(colors).astype(np.uint8))

@@ -57,7 +57,7 @@ class LiftMesh(MeshPhotos):
         from f3rm_ext.mesh.semantics.feature_file import MeshFeatures, features_path, save_features
         from f3rm_ext.mesh.semantics.lifting import lift_vertices
         from f3rm_ext.mesh.semantics.mesh_run import frame_of_mesh, open_capture_manager
-        from f3rm_ext.mesh.texture.photos import photos_of
+        from f3rm_ext.mesh.texture.photos import dataset_photos
         from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
         from f3rm_ext.utils.console import image_progress, say, show_stages
 
@@ -69,9 +69,9 @@ class LiftMesh(MeshPhotos):
             self.load_config, self.data, extractors=self.extractors, codes=self.codes, cache_dir=self.cache_dir
         )
         data = Path(manager.dataparser.config.data)
-        frames = CaptureFrame.of_outputs(manager.train_dataparser_outputs, data)
+        frames = CaptureFrame.from_outputs(manager.train_dataparser_outputs, data)
         frame = frame_of_mesh(self.mesh, self.frame, frames)
-        photos = photos_of(manager.train_dataset, frames if frame == "capture" else None)
+        photos = dataset_photos(manager.train_dataset, frames if frame == "capture" else None)
         source = manager.prepare_features(with_train=True)[0]
         if not source.specs:
             raise ConfigError(f"The run {self.load_config} has no extractors: name one, e.g. --extractors clip.")

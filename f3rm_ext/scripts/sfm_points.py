@@ -68,13 +68,13 @@ class Points:
         own = outputs.metadata.get(XYZ)
         if own is not None:
             xyz, rgb = np.concatenate([own.numpy(), xyz]), np.concatenate([outputs.metadata[RGB].numpy(), rgb])
-        self._write(meta, folder, CaptureFrame.of_outputs(outputs, self.data).to_capture(xyz.astype(np.float64)), rgb)
+        self._write(meta, folder, CaptureFrame.from_outputs(outputs, self.data).to_capture(xyz.astype(np.float64)), rgb)
         also = "" if own is None else f", and {len(own):,} of the capture"
         print(f"Dense points: {len(points.xyz):,}{also}.")
         print(f"Train: ns-train sugar-ext --data {self.out}")
 
     def _write(self, meta: dict[str, Any], folder: Path, positions: np.ndarray, colors: np.ndarray) -> None:
-        from f3rm_ext.data.stereo.points import DensePoints, ply_of
+        from f3rm_ext.data.stereo.points import DensePoints, encode_ply
 
         fresh = self.out.with_name(f".{self.out.name}.{os.getpid()}.tmp")
         try:
@@ -82,7 +82,7 @@ class Points:
             for entry in sorted(folder.iterdir()):
                 if entry.name not in ("transforms.json", STEREO_POINTS):
                     (fresh / entry.name).symlink_to(entry.resolve())
-            (fresh / STEREO_POINTS).write_bytes(ply_of(DensePoints(positions.astype(np.float32), colors)))
+            (fresh / STEREO_POINTS).write_bytes(encode_ply(DensePoints(positions.astype(np.float32), colors)))
             meta = {**_absolute_paths(meta, folder), "ply_file_path": STEREO_POINTS}
             (fresh / "transforms.json").write_text(json.dumps(meta, indent=1))
             os.rename(fresh, self.out)

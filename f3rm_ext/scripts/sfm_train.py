@@ -218,11 +218,11 @@ def _train(settings: Settings) -> int:
 def _start_wandb(settings: Settings) -> Any:
     import wandb
 
-    from f3rm_ext.sfm.diffusion.settings import flat
+    from f3rm_ext.sfm.diffusion.settings import flatten
 
     try:
         return wandb.init(
-            project=settings.debug.project_name, name=settings.debug.run_name, config=dict(flat(settings))
+            project=settings.debug.project_name, name=settings.debug.run_name, config=dict(flatten(settings))
         )
     except Exception as error:  # no login, no network …
         raise ConfigError(

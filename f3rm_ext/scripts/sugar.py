@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.scripts.switches import parse_command
-from f3rm_ext.workflow.options import ChainOptions, split_passed_on, words_of
+from f3rm_ext.workflow.options import ChainOptions, option_words, split_stage_options
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class Run(ChainOptions):
             arguments = ["run", "--help"]
         if arguments[0] != "run":
             raise ConfigError(f"There is no command `{prog} {arguments[0]}`: type `{prog} run`.")
-        own, passed_on = split_passed_on(arguments[1:])
+        own, passed_on = split_stage_options(arguments[1:])
         run = parse_command(cls, f"{prog} run", own)
         run.passed_on = passed_on
         run.check_stages()
@@ -72,7 +72,7 @@ class Run(ChainOptions):
             raise ConfigError("--sfm.OPTION is for photos without poses: give them with --images instead of --data.")
         if self.images is not None:
             words = ("--images", str(self.images), "--output", str(self.capture))
-            options = words_of(self.of_stage("sfm", {}))
+            options = option_words(self.stage_options("sfm", {}))
             config = parse_command(Process, "f3rm-ext sfm process", [*words, *options]).config
             config.check()
             build_estimator(config.method)
@@ -80,10 +80,10 @@ class Run(ChainOptions):
         mesh = ("--load-config", "config.yml", "--out", "mesh.ply")
         texture = ("--data", "data", "--mesh", "mesh.ply", "--out", "mesh.glb")
         for kind, words, options in (
-            (Mesh, mesh, self.of_stage("mesh", {})),
-            (Texture, texture, self.of_stage("texture", size)),
+            (Mesh, mesh, self.stage_options("mesh", {})),
+            (Texture, texture, self.stage_options("texture", size)),
         ):
-            parse_command(kind, f"f3rm-ext export {kind.__name__.lower()}", [*words, *words_of(options)])
+            parse_command(kind, f"f3rm-ext export {kind.__name__.lower()}", [*words, *option_words(options)])
 
     def main(self) -> int:
         """Runs the stages. Returns the exit code."""

@@ -16,7 +16,7 @@ from f3rm_ext.capture import checks
 from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm.cameras import CameraSet
-from f3rm_ext.sfm.rays import at_cells, cell_centers
+from f3rm_ext.sfm.rays import cell_centers, sample_cells
 from f3rm_ext.utils.pictures import UNREADABLE
 
 NERFSTUDIO_DEPTH_UNIT = 1e-3
@@ -73,28 +73,28 @@ def match_images(predicted: CaptureCameras, true: CaptureCameras) -> list[tuple[
         CaptureError: fewer than two images are in both, or one that is in both occurs twice in one of them.
     """
     paths = [[Path(frame["file_path"]) for frame in capture.frames] for capture in (predicted, true)]
-    found: list[tuple[int, int]] = []
+    matches: list[tuple[int, int]] = []
     unclear: list[str] = []
     for key in (Path.as_posix, lambda path: path.name, lambda path: path.stem):
         theirs, ours = ([key(path) for path in some] for some in paths)
         twice = {name for names in (theirs, ours) for name, count in Counter(names).items() if count > 1}
         there = {name: index for index, name in enumerate(theirs) if name not in twice}
         pairs = [(there[name], index) for index, name in enumerate(ours) if name in there and name not in twice]
-        if len(pairs) > len(found) or not found:
-            found, unclear = pairs, sorted(twice & set(theirs) & set(ours))
-        if len(found) == len(ours):
+        if len(pairs) > len(matches) or not matches:
+            matches, unclear = pairs, sorted(twice & set(theirs) & set(ours))
+        if len(matches) == len(ours):
             break
     if unclear:
         raise CaptureError(
             f"{len(unclear)} images occur several times in {predicted.folder} or {true.folder} "
             f"({name_some(unclear)}), so their poses cannot be matched: keep one frame of each."
         )
-    if len(found) < 2:
+    if len(matches) < 2:
         raise CaptureError(
-            f"{predicted.folder} and {true.folder} have {len(found) or 'no'} image{'s' * (len(found) != 1)} in common "
-            "by name, but poses are compared in pairs: give two captures of the same photos."
+            f"{predicted.folder} and {true.folder} have {len(matches) or 'no'} image{'s' * (len(matches) != 1)} in "
+            "common by name, but poses are compared in pairs: give two captures of the same photos."
         )
-    return found
+    return matches
 
 
 def has_depth(capture: CaptureCameras, indices: Sequence[int]) -> bool:
@@ -129,7 +129,7 @@ def cell_points(
     cameras = capture.cameras[list(indices)]
     depth = torch.cat(
         [
-            at_cells(torch.from_numpy(read_depth(capture.frames[index], capture.folder))[None], rows, cols)
+            sample_cells(torch.from_numpy(read_depth(capture.frames[index], capture.folder))[None], rows, cols)
             for index in indices
         ]
     )

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float64, UInt8
 from PIL import Image
 
-from f3rm_ext.capture.colmap_model import Transform, colmap, transforms_of
+from f3rm_ext.capture.colmap_model import Transform, colmap, make_transforms
 from f3rm_ext.sfm.database import Count, translate_errors
 from f3rm_ext.sfm.work_folder import POINTS, TRANSFORMS
 from f3rm_ext.utils.atomic_files import write_atomic
@@ -58,7 +58,7 @@ def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], 
     with replace_file(out / POINTS, option="--output") as stream:
         write_ply(stream, columns)
     content = {
-        **transforms_of(model, images, masks, applied),
+        **make_transforms(model, images, masks, applied),
         "applied_transform": applied.tolist(),
         "ply_file_path": POINTS,
     }

@@ -71,8 +71,8 @@ def relative_rotation_errors_deg(
 ) -> Float[np.ndarray, " pairs"]:
     """Returns how far the rotation between two cameras is off, for :func:`camera_pairs`; camera to world."""
     i, j = camera_pairs(len(true))
-    between = [rotations[j].transpose(0, 2, 1) @ rotations[i] for rotations in (predicted, true)]
-    difference = between[0].transpose(0, 2, 1) @ between[1]
+    relative = [rotations[j].transpose(0, 2, 1) @ rotations[i] for rotations in (predicted, true)]
+    difference = relative[0].transpose(0, 2, 1) @ relative[1]
     # atan2 of sine and cosine: exact for small angles, where the arc cosine loses half of the digits.
     skew = difference - difference.transpose(0, 2, 1)
     sine = np.sqrt((skew**2).sum(axis=(1, 2)) / 8)

@@ -60,12 +60,12 @@ def find_photos(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise CaptureError(f"{folder} is not a folder: give a folder of photos with --images, or a file with --video.")
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    found = [path for path in files if path.suffix.lower() in SUFFIXES]
-    if not found and any(path.suffix.lower() in RAW_SUFFIXES for path in files):
+    photos = [path for path in files if path.suffix.lower() in SUFFIXES]
+    if not photos and any(path.suffix.lower() in RAW_SUFFIXES for path in files):
         raise CaptureError(f"The photos in {folder} are raw camera files: develop them to JPEG or PNG first.")
-    if not found:
+    if not photos:
         raise CaptureError(f"There are no photos in {folder}: formats that are read are {', '.join(sorted(SUFFIXES))}.")
-    return sorted(found, key=lambda path: _natural_key(path.relative_to(folder).as_posix()))
+    return sorted(photos, key=lambda path: _natural_key(path.relative_to(folder).as_posix()))
 
 
 def _natural_key(text: str) -> list[tuple[int, str]]:

@@ -64,9 +64,9 @@ class Processing:
             stamps = {name: source.stamp for name, source in sources.items()}
             if config.video is not None:
                 options["video"], stamps = f"{options['video']} {file_stamp(config.video)}", None
-            lost = work.begin(options, stamps, config.start_over)
-            if lost:
-                self.say(f"Starting over, because {lost}.")
+            cause = work.begin(options, stamps, config.start_over)
+            if cause:
+                self.say(f"Starting over, because {cause}.")
             if config.video is not None:
                 sources = write_frames(work, config.video, config, self.show)
             copy_photos(work, sources, config.max_size, self.show, self.say)
@@ -136,11 +136,11 @@ class Processing:
         groups = [*groups[:1], *(rest for group in groups[1:] if (rest := group - groups[0]))]
         reasons = quality.missing_pose_reasons(features, matches, groups, blurred)
         if not models or len(groups[0]) < 2:
-            why = f" ({next(iter(reasons.values()))})" if len(set(reasons.values())) == 1 else ""
+            reason = f" ({next(iter(reasons.values()))})" if len(set(reasons.values())) == 1 else ""
             if len(same) == len(work.photos) - 1:
-                why = " (they all show the same picture)"
+                reason = " (they all show the same picture)"
             raise CaptureError(
-                f"No two of the {len(work.photos)} photos fit together{why}: take photos of textured things that "
+                f"No two of the {len(work.photos)} photos fit together{reason}: take photos of textured things that "
                 "overlap by at least half."
             )
         model = models[0]

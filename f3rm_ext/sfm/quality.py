@@ -59,11 +59,11 @@ def find_duplicates(fingerprints: Mapping[str, bytes]) -> dict[str, str]:
     """
     names = list(fingerprints)
     rows = [np.frombuffer(fingerprints[name], np.uint8).astype(np.int16) for name in names]
-    found: dict[str, str] = {}
+    duplicates: dict[str, str] = {}
     for (i, first), (j, second) in itertools.combinations(enumerate(rows), 2):
-        if names[j] not in found and names[i] not in found and np.abs(first - second).mean() < SAME_LEVELS:
-            found[names[j]] = names[i]
-    return found
+        if names[j] not in duplicates and names[i] not in duplicates and np.abs(first - second).mean() < SAME_LEVELS:
+            duplicates[names[j]] = names[i]
+    return duplicates
 
 
 def missing_pose_reasons(

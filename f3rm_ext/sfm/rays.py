@@ -57,7 +57,7 @@ def cell_ndc(rows: int, cols: int, like: Tensor) -> Float[Tensor, "2 rows cols"]
     return 1 - cell_centers(sizes, rows, cols)[0].permute(2, 0, 1)
 
 
-def at_cells(image: Float[Tensor, "cams h w"], rows: int, cols: int) -> Float[Tensor, "cams rows cols"]:
+def sample_cells(image: Float[Tensor, "cams h w"], rows: int, cols: int) -> Float[Tensor, "cams rows cols"]:
     """Returns the pixels of images that hold the centres of a grid of cells (nearest neighbour)."""
     height, width = image.shape[1:]
     y = ((torch.arange(rows, device=image.device) + 0.5) * height / rows).long()

@@ -89,14 +89,14 @@ def fit_homography(pixels: Float[Tensor, "rays 3"], world: Float[Tensor, "rays 3
     pixels, world = (torch.nn.functional.normalize(rays, dim=-1) for rays in (pixels, world))
     generator = torch.Generator().manual_seed(0)
     count = len(pixels)
-    drawn = torch.rand(_HYPOTHESES, count, generator=generator) if count <= _JUDGES else None
-    if drawn is None:
+    order = torch.rand(_HYPOTHESES, count, generator=generator) if count <= _JUDGES else None
+    if order is None:
         judges = torch.randperm(count, generator=generator)[:_JUDGES].to(pixels.device)
         some_pixels, some_world = pixels[judges], world[judges]
-        drawn = torch.rand(_HYPOTHESES, _JUDGES, generator=generator)
+        order = torch.rand(_HYPOTHESES, _JUDGES, generator=generator)
     else:
         some_pixels, some_world = pixels, world
-    picked = drawn.topk(_RAYS_PER_HYPOTHESIS, dim=1).indices.to(pixels.device)
+    picked = order.topk(_RAYS_PER_HYPOTHESIS, dim=1).indices.to(pixels.device)
     candidates = _least_squares(some_pixels[picked], some_world[picked])
     candidates = torch.cat([candidates, _least_squares(some_pixels[None], some_world[None])])
     medians = _sines(candidates, some_pixels, some_world).square().median(dim=1).values
@@ -130,8 +130,8 @@ def _sines(
     A: Float[Tensor, "fits 3 3"], pixels: Float[Tensor, "rays 3"], world: Float[Tensor, "rays 3"]
 ) -> Float[Tensor, "fits rays"]:
     """Sines of the angles between the directions and their fits."""
-    made = torch.nn.functional.normalize(pixels @ A.mT, dim=-1)
-    return torch.linalg.cross(made, world.expand_as(made)).norm(dim=-1)
+    rays = torch.nn.functional.normalize(pixels @ A.mT, dim=-1)
+    return torch.linalg.cross(rays, world.expand_as(rays)).norm(dim=-1)
 
 
 def recover_cameras(
@@ -177,6 +177,6 @@ def _find_intrinsics(
     fits = [fit_homography(*rays) for rays in zip(plane, world, strict=True)]
     if unknown == "focal":
         return torch.stack([_find_focals(fit) for fit in fits]) * half[:, None], middle
-    found = torch.stack([find_calibration(fit) for fit in fits])
-    focals = found.diagonal(dim1=1, dim2=2)[:, :2] * half[:, None]
-    return focals, found[:, :2, 2] * half[:, None] + middle
+    calibrations = torch.stack([find_calibration(fit) for fit in fits])
+    focals = calibrations.diagonal(dim1=1, dim2=2)[:, :2] * half[:, None]
+    return focals, calibrations[:, :2, 2] * half[:, None] + middle

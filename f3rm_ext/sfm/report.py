@@ -39,8 +39,8 @@ def summarize(result: Mapping[str, Any]) -> list[str]:
     if result["blurred"]:
         text.append(f"Blurred: {name_some(result['blurred'])}; sharper photos give a sharper scene.")
     if result["same"]:
-        shown = [f"{name} ({other})" for name, other in result["same"].items()]
-        text.append(f"The same picture as another: {name_some(shown)}; it adds nothing.")
+        duplicates = [f"{name} ({other})" for name, other in result["same"].items()]
+        text.append(f"The same picture as another: {name_some(duplicates)}; it adds nothing.")
     if result["gps_error_m"] is not None:
         text.append(f"GPS gives metres, north and up: cameras are {result['gps_error_m']:.1f} m off at the median.")
     return text
@@ -101,7 +101,7 @@ def _matrix(names: list[str], num_matches: Mapping[tuple[str, str], int]) -> Mar
     return svg_chart(draw, "Matches of each pair of photos", width_px=_VIEW_PX, height_px=_VIEW_PX)
 
 
-def axes_of(model: Any) -> tuple[Float[np.ndarray, "3"], Float[np.ndarray, "3"], Float[np.ndarray, "3"]]:
+def scene_axes(model: Any) -> tuple[Float[np.ndarray, "3"], Float[np.ndarray, "3"], Float[np.ndarray, "3"]]:
     """Returns right, forward and up of the scene: up is where the cameras' upper edges point on average."""
     views = np.array([model.image(number).cam_from_world().rotation.matrix() for number in model.reg_image_ids()])
     up = -views[:, 1].mean(axis=0)
@@ -115,7 +115,7 @@ def axes_of(model: Any) -> tuple[Float[np.ndarray, "3"], Float[np.ndarray, "3"],
 
 def _view(model: Any, *, side: bool) -> Markup:
     """A parallel projection of cameras and points; the names of cameras are tooltips."""
-    right, forward, up = axes_of(model)
+    right, forward, up = scene_axes(model)
     plane = np.stack([right, up if side else forward])
     images = sorted((model.image(number) for number in model.reg_image_ids()), key=lambda image: image.name)
     centres = np.array([image.projection_center() for image in images])

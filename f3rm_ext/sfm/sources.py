@@ -57,10 +57,10 @@ def find_sources(config: ProcessConfig) -> dict[str, Source]:
 
 def write_frames(work: WorkFolder, path: Path, config: ProcessConfig, show: StageProgress) -> dict[str, Source]:
     """Writes the sharpest frames of a video, unless an earlier call did. Returns them by name without suffix."""
-    wanted = {"stamp": file_stamp(path), "num_frames": config.num_frames, "max_size": config.max_size}
+    origin = {"stamp": file_stamp(path), "num_frames": config.num_frames, "max_size": config.max_size}
     known = work.state.get("video", {})
     frames = [work.images / name for name in known.get("frames", ())]
-    if known.get("wanted") != wanted or not all(frame.is_file() for frame in frames):
+    if known.get("wanted") != origin or not all(frame.is_file() for frame in frames):
         frames = []
         for image in video.sharpest_frames(path, config.num_frames, partial(show, FRAMES)):
             if config.max_size:
@@ -70,7 +70,7 @@ def write_frames(work: WorkFolder, path: Path, config: ProcessConfig, show: Stag
             frames.append(work.images / f"frame_{len(frames) + 1:05d}.jpg")
             work.write(frames[-1], stream.getvalue())
         require_images(min(len(frames), 2), path)
-        work.save(video={"wanted": wanted, "frames": [frame.name for frame in frames]})
+        work.save(video={"wanted": origin, "frames": [frame.name for frame in frames]})
     return {frame.stem: Source(frame) for frame in frames}
 
 
@@ -97,18 +97,18 @@ def copy_photos(
         known = {Path(name).stem: (name, values) for name, values in {**work.photos, **fresh}.items()}
         work.save(photos=dict(known[stem] for stem in sources if stem in known))
 
-    done = {Path(name).stem for name in work.photos if (work.images / name).is_file()}
-    todo = [stem for stem in sources if stem not in done]
+    stems = {Path(name).stem for name in work.photos if (work.images / name).is_file()}
+    todo = [stem for stem in sources if stem not in stems]
     unreadable: dict[str, str] = {}
     fresh: dict[str, dict[str, Any]] = {}
-    show(READING, len(done), len(sources))
+    show(READING, len(stems), len(sources))
     with allow_large_images(), ThreadPoolExecutor(threads.usable_cores()) as pool:
         for number, (stem, photo) in enumerate(zip(todo, pool.map(copy, todo), strict=True), 1):
             if isinstance(photo, str):
                 unreadable[str(sources[stem].path)] = photo
             else:
                 fresh[photo[0]] = photo[1]
-            show(READING, len(done) + number, len(sources))
+            show(READING, len(stems) + number, len(sources))
             if number % _SAVE_EVERY == 0:
                 save()
     work.state["unreadable"] = unreadable

@@ -170,8 +170,8 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
             if len(matches) < _LEAST_MATCHES:
                 continue
             focal_px = (cameras[a].mean_focal_length() + cameras[b].mean_focal_length()) / 2
-            between = (poses[b] * poses[a].inverse()).matrix()
-            fits = epipolar_fit(plane[a][matches[:, 0]], plane[b][matches[:, 1]], between, _EPIPOLAR_PX / focal_px)
+            motion = (poses[b] * poses[a].inverse()).matrix()
+            fits = epipolar_fit(plane[a][matches[:, 0]], plane[b][matches[:, 1]], motion, _EPIPOLAR_PX / focal_px)
             shares.append(float(fits.mean()))
             fit, total = fit + int(fits.sum()), total + len(fits)
             # Without the model's distortion, which is made up as well then.

@@ -9,7 +9,7 @@ from PIL import Image
 from f3rm_ext.errors import CaptureError, ConfigError, reason_of
 from f3rm_ext.sfm.capture_writer import SPARSE
 from f3rm_ext.sfm.database import colmap
-from f3rm_ext.sfm.report import axes_of
+from f3rm_ext.sfm.report import scene_axes
 
 HOST = "127.0.0.1"
 _THUMBNAIL_PX = 160
@@ -56,7 +56,7 @@ def serve(capture: Path, port: int) -> Any:
     if not 1 <= port <= 65535:
         raise ConfigError(f"--port is {port}: give a number from 1 to 65535, or leave it out for 7008.")
     model = read_model(capture)
-    right, forward, up = axes_of(model)
+    right, forward, up = scene_axes(model)
     turn = np.stack([right, forward, up])  # up becomes z
     centres = {number: turn @ model.image(number).projection_center() for number in model.reg_image_ids()}
     xyz = np.array([point.xyz for point in model.points3D.values()]).reshape(-1, 3)

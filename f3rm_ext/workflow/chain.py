@@ -10,9 +10,9 @@ from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.workflow.chain_stages import ChainStages
 from f3rm_ext.workflow.commands import Command, CommandError, run_command
-from f3rm_ext.workflow.defaults import choose_defaults, describe_defaults, with_defaults
+from f3rm_ext.workflow.defaults import apply_defaults, choose_defaults, describe_defaults
 from f3rm_ext.workflow.manifest import identify, identify_photos
-from f3rm_ext.workflow.options import STAGES, ChainOptions, Words, words_of
+from f3rm_ext.workflow.options import STAGES, ChainOptions, Words, option_words
 from f3rm_ext.workflow.page import write_page
 from f3rm_ext.workflow.requirements import check_requirements
 from f3rm_ext.workflow.runner import StageRunner
@@ -80,7 +80,7 @@ class ChainRun(StageRunner):
         Returns:
             Minutes of the coarse training and of the refinement; None if they cannot be estimated.
         """
-        words = (*stage.program[1:], *stage.arguments, *words_of(stage.options))
+        words = (*stage.program[1:], *stage.arguments, *option_words(stage.options))
         words = (sys.executable, "-m", "f3rm_ext.planning.throughput", *words)
         try:
             command = Command("Estimate of the time", words, log, _ESTIMATE_LIMIT_S)
@@ -105,7 +105,7 @@ class ChainRun(StageRunner):
         """Takes what an earlier call has chosen, or chooses for this machine, and says so."""
         if not self.manifest.defaults:
             self.manifest.defaults = choose_defaults(self.options)  # type: ignore[assignment]
-        given, self.options = self.options, with_defaults(self.options, self.manifest.defaults)
+        given, self.options = self.options, apply_defaults(self.options, self.manifest.defaults)
         self.say(describe_defaults(given, self.options))
 
     def _require_earlier_stages(self) -> None:
@@ -128,9 +128,9 @@ class ChainRun(StageRunner):
     def _check_texture(self) -> None:
         """Raises ConfigError where the texture is too small for the mesh, which its command would find out last."""
         options = self.options
-        given = options.of_stage("texture", {"texture-size": (str(options.texture_size or 0),)})["texture-size"]
+        given = options.stage_options("texture", {"texture-size": (str(options.texture_size or 0),)})["texture-size"]
         size = int(" ".join(given))
-        vertices = int(" ".join(options.of_stage("mesh", {"vertices": (str(options.vertices or 0),)})["vertices"]))
+        vertices = int(" ".join(options.stage_options("mesh", {"vertices": (str(options.vertices or 0),)})["vertices"]))
         if 0 < size**2 < vertices:
             least = 1 << math.ceil(math.log2(vertices) / 2)
             raise ConfigError(
@@ -143,10 +143,10 @@ class ChainRun(StageRunner):
         options, checks = self.options, list[Words]()
         time_given = {"refinement-time": (options.refinement_time,)} if options.refinement_time else {}
         if options.images is not None and "coarse" in options.passed_on and not options.skip_coarse:
-            words = words_of(options.of_stage("coarse", options.of_trainings()))
+            words = option_words(options.stage_options("coarse", options.training_options()))
             checks.append((str(options.coarse_method), *words))
         if "refine" in options.passed_on and not options.skip_refine:
-            words = words_of(options.of_stage("refine", options.of_trainings() | time_given))
+            words = option_words(options.stage_options("refine", options.training_options() | time_given))
             checks.append(("sugar-ext-refine", *words))
         checked = "; ".join(map(shlex.join, checks))
         if not checks or self.manifest.checked == checked:

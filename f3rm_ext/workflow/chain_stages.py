@@ -62,7 +62,7 @@ class ChainStages:
     # --- making ------------------------------------------------------------------------------------------------------
 
     def _sfm(self) -> Stage | None:
-        images, options = self.options.images, self.options.of_stage("sfm", {})
+        images, options = self.options.images, self.options.stage_options("sfm", {})
         if images is None:
             return None
         return pose_stage(images, self.options.capture.absolute(), options, self.options.from_stage == "sfm")
@@ -75,7 +75,7 @@ class ChainStages:
             own["regularization"] = (self.options.regularization,)
         if self.options.dense_points:
             own["dense-points"] = (self.options.dense_points,)
-        options = self.options.of_stage("coarse", self.options.of_trainings() | own)
+        options = self.options.stage_options("coarse", self.options.training_options() | own)
         program = ("ns-train", str(self.options.coarse_method))
         return Stage("coarse", TITLES["coarse"], program, options, self._photos(), self._data())
 
@@ -88,7 +88,7 @@ class ChainStages:
             "mesh",
             TITLES["mesh"],
             ("f3rm-ext", "export", "mesh"),
-            self.options.of_stage("mesh", own),
+            self.options.stage_options("mesh", own),
             self._photos() | inputs,
             (*words, "--out", str(self.folder / MESH)),
             {"mesh": self.folder / MESH},
@@ -98,7 +98,7 @@ class ChainStages:
         if self.options.skip_refine:
             return None
         time = {"refinement-time": (self.options.refinement_time,)} if self.options.refinement_time else {}
-        options = self.options.of_stage("refine", self.options.of_trainings() | time)
+        options = self.options.stage_options("refine", self.options.training_options() | time)
         inputs = self._photos() | {"mesh": self._digest("mesh", "mesh")}
         words = (*self._data(), "--mesh", str(self.folder / MESH))
         if not self.options.skip_coarse:  # those far from the mesh are kept
@@ -122,7 +122,7 @@ class ChainStages:
             "texture",
             TITLES["texture"],
             ("f3rm-ext", "export", "texture"),
-            self.options.of_stage("texture", size),
+            self.options.stage_options("texture", size),
             self._photos() | inputs,
             (*self._data(), "--mesh", str(mesh), "--out", str(self.folder / TEXTURED)),
             {"mesh": self.folder / TEXTURED},

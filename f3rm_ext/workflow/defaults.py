@@ -63,7 +63,7 @@ def longest_side_px(data: Path) -> float:
     return longest
 
 
-def with_defaults(options: ChainOptions, defaults: Mapping[str, Any]) -> ChainOptions:
+def apply_defaults(options: ChainOptions, defaults: Mapping[str, Any]) -> ChainOptions:
     """Returns options with defaults for those that are not given, here or for a stage."""
     names = {(stage, name.rsplit(".", 1)[-1]) for stage, words in options.passed_on.items() for name in words}
     length_given = names & {("refine", "max-num-iterations"), ("refine", "refinement-time")}

@@ -167,7 +167,7 @@ class DemoRun(StageRunner):
 
         stage = Stage("train", "Training", ("ns-train", method), decided, {"capture": digest}, words, is_rewritten=True)
         stage = replace(stage, experiment=re.sub(r"[^A-Za-z0-9_-]+", "_", name) or "capture")
-        record = self.manifest.record_of("train", stage.decided, stage.inputs)
+        record = self.manifest.get_record("train", stage.decided, stage.inputs)
         done = self._steps_done(stage, record)
         left_s = 60 * minutes - record.working_s
         if not done or (done < steps and left_s >= 1):

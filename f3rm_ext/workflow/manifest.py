@@ -146,7 +146,7 @@ class Manifest:
         name = str(path.relative_to(self.folder)) if path.is_relative_to(self.folder) else str(path)
         return Output(name, path.stat().st_size, hash_file(path))
 
-    def record_of(self, name: str, options: Mapping[str, str], inputs: Mapping[str, str]) -> Record:
+    def get_record(self, name: str, options: Mapping[str, str], inputs: Mapping[str, str]) -> Record:
         """Returns the record of a stage; a new one if options or inputs have changed, see :meth:`reason_to_run`."""
         record = self.stages.get(name)
         if record is None or (record.options, record.inputs) != (options, inputs):

@@ -235,14 +235,14 @@ class Measure:
             )
         height_px, width_px = self.run.photo("train", index).shape[:2]
         region.require_inside(width_px, height_px)
-        return self._example_query(index, region, self._thing_at(index, region))
+        return self._example_query(index, region, self._object_at(index, region))
 
     def _train_labels(self, index: int) -> np.ndarray | None:
         cameras = self.run.cameras("train")
         height_px, width_px = int(cameras.height[index].item()), int(cameras.width[index].item())
         return self.truth.labels(self.run.files("train")[index], height_px, width_px)
 
-    def _thing_at(self, index: int, region: Region) -> LabelledObject | None:
+    def _object_at(self, index: int, region: Region) -> LabelledObject | None:
         labels = self._train_labels(index)
         if labels is None:
             return None

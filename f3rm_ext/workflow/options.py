@@ -129,11 +129,11 @@ class ChainOptions:
         """The capture with poses: the one given, or the one that the first stage makes of the photos."""
         return self.data if self.data is not None else self.output / CAPTURE
 
-    def of_stage(self, stage: str, own: StageOptions) -> StageOptions:
+    def stage_options(self, stage: str, own: StageOptions) -> StageOptions:
         """Returns the options of a stage's command: its own, overridden by those passed on."""
         return own | self.passed_on.get(stage, {})
 
-    def of_trainings(self) -> StageOptions:
+    def training_options(self) -> StageOptions:
         """Returns the options that both trainings get."""
         given: dict[str, object | None] = {
             "sh-degree": self.sh_degree,
@@ -145,7 +145,7 @@ class ChainOptions:
         return {name: (str(value),) for name, value in given.items() if value is not None}
 
 
-def split_passed_on(arguments: Sequence[str]) -> tuple[list[str], dict[str, StageOptions]]:
+def split_stage_options(arguments: Sequence[str]) -> tuple[list[str], dict[str, StageOptions]]:
     """Separates options of single stages from a command line.
 
     >>> split_passed_on(["--data", "room", "--coarse.max-num-iterations", "500", "--mesh.voxel=0.02"])
@@ -189,7 +189,7 @@ def split_passed_on(arguments: Sequence[str]) -> tuple[list[str], dict[str, Stag
     return own, passed
 
 
-def words_of(options: StageOptions) -> Words:
+def option_words(options: StageOptions) -> Words:
     """Returns options as words of a command line.
 
     >>> words_of({"crop-min": ("0", "0", "0")})

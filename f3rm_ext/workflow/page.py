@@ -55,12 +55,12 @@ def _scores(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _lead(options: ChainOptions, capture: Mapping[str, Any], records: Mapping[str, Record]) -> str:
-    done = [record.title.lower() for name, record in records.items() if not name.startswith("eval-")]
+    titles = [record.title.lower() for name, record in records.items() if not name.startswith("eval-")]
     if options.images is not None:
         given = _poses(options).get("photos", capture["photos"])
-        return f"From {plural(given, 'photo')} without poses in {len(done)} stages: {', '.join(done)}."
+        return f"From {plural(given, 'photo')} without poses in {len(titles)} stages: {', '.join(titles)}."
     start = f" Coarse splats came from {options.coarse_checkpoint}." if options.coarse_checkpoint else ""
-    return f"From {plural(capture['photos'], 'photo')} in {len(done)} stages: {', '.join(done)}.{start}"
+    return f"From {plural(capture['photos'], 'photo')} in {len(titles)} stages: {', '.join(titles)}.{start}"
 
 
 def _poses(options: ChainOptions) -> dict[str, Any]:

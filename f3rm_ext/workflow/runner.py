@@ -2,6 +2,7 @@
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ EXIT_INTERRUPTED = 130
 _SAVE_EVERY_S = 10.0
 
 
-class StageRunner:
+class StageRunner(ABC):
     """One call of a workflow."""
 
     command = ""
@@ -41,6 +42,7 @@ class StageRunner:
         self._is_ready = False
         self._notes: set[str] = set()
 
+    @abstractmethod
     def run(self) -> Path:
         """Runs all stages that are not finished, and writes the report.
 
@@ -51,7 +53,6 @@ class StageRunner:
             UserError: the folder or an option cannot be used, or a command failed.
             KeyboardInterrupt: the user pressed Ctrl-C.
         """
-        raise NotImplementedError
 
     def main(self, how_to_resume: str) -> int:
         """Does :meth:`run` for a command that was typed. Returns the exit code.
@@ -77,7 +78,7 @@ class StageRunner:
         """
         return []
 
-    def prepare(self, stage: Stage, resumes: bool) -> None:
+    def prepare(self, stage: Stage, resumes: bool) -> None:  # noqa: B027  # a hook
         """Called before a stage runs; ``resumes`` says whether a training resumes from a checkpoint."""
 
     @contextmanager
@@ -144,7 +145,7 @@ class StageRunner:
             self._is_ready = True
             for note in self.check_requirements():
                 self.say(note)
-        record = self.manifest.record_of(stage.name, stage.decided, stage.inputs)
+        record = self.manifest.get_record(stage.name, stage.decided, stage.inputs)
         if not resumes:
             is_repeated = record.runs > 0 and stage.is_training
             attempt = record.attempt + 1 if is_repeated else record.attempt

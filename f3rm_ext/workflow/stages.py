@@ -6,7 +6,7 @@ from pathlib import Path
 
 from f3rm_ext.utils.atomic_files import hash_bytes, hash_file
 from f3rm_ext.workflow.manifest import Record
-from f3rm_ext.workflow.options import StageOptions, Words, words_of
+from f3rm_ext.workflow.options import StageOptions, Words, option_words
 from f3rm_ext.workflow.records import newest_checkpoint
 
 POSES = "Camera poses"
@@ -59,7 +59,7 @@ class Stage:
 
     def command(self, folder: Path, record: Record) -> Words:
         """Returns the command to type, see :meth:`run_folder`."""
-        words = (*self.program, *self.arguments, *words_of(self.options))
+        words = (*self.program, *self.arguments, *option_words(self.options))
         if not self.is_training:
             return words
         run = self.run_folder(folder, record)

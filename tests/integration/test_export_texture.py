@@ -14,7 +14,7 @@ from PIL import Image
 
 from f3rm_ext.mesh.cleaning import clean, simplify
 from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors
-from f3rm_ext.mesh.texture.rendering import texture_of
+from f3rm_ext.mesh.texture.rendering import get_texture
 
 Typed = Callable[..., Any]
 pytestmark = pytest.mark.usefixtures("open3d")
@@ -39,7 +39,7 @@ def test_the_texture_shows_held_out_photos(f3rm_ext: Typed, room: Path, tiny_cap
     assert "a texture of" in done.out and "y up" in done.out
     said, mesh = read_provenance(out), read_mesh(out)
     assert said["made_by"] == "f3rm-ext export texture" and said["frame"] == "capture" and said["up"] == "y"
-    texture = texture_of(mesh)
+    texture = get_texture(mesh)
     assert texture is not None and texture.shape[0] == texture.shape[1] == said["texture_px"]
     np.testing.assert_allclose(mesh.bounds, read_mesh(room).bounds, atol=1e-4)
     done = f3rm_ext("eval", "texture", out, "--data", tiny_capture, "--out", scores, "--pictures", pictures)

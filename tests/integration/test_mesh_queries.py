@@ -13,7 +13,7 @@ from trimesh.sample import sample_surface
 
 from f3rm_ext.mesh.cleaning import clean, simplify
 from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
-from f3rm_ext.mesh.texture.rendering import texture_of
+from f3rm_ext.mesh.texture.rendering import get_texture
 
 Typed = Callable[..., Any]
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("open3d")]
@@ -92,7 +92,7 @@ def test_texture_stays_and_texels_carry_features(
         done = f3rm_ext("export", "part", "--mesh", glb, *example, "--out", tmp_path / name)
         assert done.code == 0, done.err
         part = read_mesh(tmp_path / name)
-        assert (vertex_colors(part) is not None) if name == "part.ply" else (texture_of(part) is not None)
+        assert (vertex_colors(part) is not None) if name == "part.ply" else (get_texture(part) is not None)
     done = f3rm_ext("eval", "query", "--mesh", glb, "--by", "example", "--out", tmp_path / "query.json")
     assert done.code == 0, done.err
 

@@ -71,7 +71,7 @@ class HalvesHead:
         return self.weight.mean(dim=1)
 
     def space(self) -> FeatureSpace:
-        return FeatureSpace.of_linear_map(self.weight)
+        return FeatureSpace.from_linear_map(self.weight)
 
     def colors(self, features: Tensor) -> Tensor:
         self.largest = max(self.largest, len(features))

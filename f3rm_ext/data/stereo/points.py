@@ -187,7 +187,7 @@ def _cached_points(outputs: DataparserOutputs, cache: Path) -> tuple[DensePoints
             if path.is_file():
                 return DensePoints(*read_point_cloud(path)), f"from {path}"
             points = seek_points(outputs)
-            write_atomic(path, ply_of(points))
+            write_atomic(path, encode_ply(points))
             return points, f"by stereo of {len(outputs.image_filenames)} photos, kept in {path}"
     except OSError as error:
         console().log(f"Dense points are not kept, as {cache} cannot be written ({error.strerror}).", markup=False)
@@ -201,13 +201,13 @@ def seek_points(outputs: DataparserOutputs, count: int = COUNT, side_px: int = S
         CaptureError: a photo cannot be read.
     """
     threads.settle(numba=True)
-    stereo = PhotoStereo.of_dataset(PinholeDataset.of_side(outputs, side_px))
+    stereo = PhotoStereo.from_dataset(PinholeDataset.scale_to_side(outputs, side_px))
     with image_progress("photos") as progress:
         task = progress.add_task("Stereo", total=None)
         return dense_points(stereo, count, lambda done, total: progress.update(task, completed=done, total=total))
 
 
-def ply_of(points: DensePoints) -> bytes:
+def encode_ply(points: DensePoints) -> bytes:
     """Returns the bytes of a PLY file of points."""
     columns = {name: np.ascontiguousarray(points.xyz[:, i]) for i, name in enumerate("xyz")}
     columns |= {name: np.ascontiguousarray(points.rgb[:, i]) for i, name in enumerate(("red", "green", "blue"))}

@@ -106,7 +106,7 @@ class PhotoStereo:
         return len(self.cameras.widths)
 
     @classmethod
-    def of_dataset(cls, dataset: PinholeDataset, options: StereoOptions | None = None) -> "PhotoStereo":
+    def from_dataset(cls, dataset: PinholeDataset, options: StereoOptions | None = None) -> "PhotoStereo":
         """Returns the stereo of a data set's photos, at its size; reading one raises CaptureError if it cannot be
         read."""
         return cls(dataset.picture, PinholeCameras.of(dataset.cameras), options)

@@ -119,7 +119,7 @@ class DaisyExtractor:
         # The first descriptor lies `radius` inside the padded image, which is the middle pixel of the first cell.
         before, after = radius - step // 2, radius + step // 2
         padded = np.pad(grey, (before, after), mode="symmetric")
-        found = daisy(
+        descriptors = daisy(
             padded,
             step=step,
             radius=radius,
@@ -129,8 +129,8 @@ class DaisyExtractor:
             normalization="off",
         )
         rows, cols = grey.shape[0] // step, grey.shape[1] // step
-        found = np.asarray(found)[:rows, :cols].astype(np.float32)
-        return found / (np.linalg.norm(found, axis=-1, keepdims=True) + SOFT_CONTRAST)
+        descriptors = np.asarray(descriptors)[:rows, :cols].astype(np.float32)
+        return descriptors / (np.linalg.norm(descriptors, axis=-1, keepdims=True) + SOFT_CONTRAST)
 
     def _color(self, lab: Float32[np.ndarray, "h w 3"]) -> Float32[np.ndarray, "rows cols colour"]:
         """Encodes blurred colours as points on circles: the more colours differ, the smaller their inner product."""

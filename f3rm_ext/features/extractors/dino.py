@@ -1,6 +1,7 @@
 """DINO (Caron et al. 2021, arXiv 2104.14294) and DINOv2 (Oquab et al. 2023, arXiv 2304.07193) patch features."""
 
 import re
+from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -75,7 +76,7 @@ class _VitExtractor(preprocess.PatchExtractor):
     def __init__(self, config: DinoConfig, *, device: torch.device) -> None:
         self.config = config
         self.device = device
-        self._path = resolve(self._weights(config))
+        self._path = resolve(self.weights_source(config))
         self._vit = VisionTransformer.from_state_dict(load_state_dict(self._path))
         depth = self._vit.depth
         for layer in config.layers:
@@ -93,13 +94,14 @@ class _VitExtractor(preprocess.PatchExtractor):
         self._vit.to(device=device, dtype=torch.float16 if self._half else torch.float32)
 
     @staticmethod
-    def _weights(config: DinoConfig) -> Weights:
-        raise NotImplementedError
+    @abstractmethod
+    def weights_source(config: DinoConfig) -> Weights:
+        """Tells where the weights of a model come from."""
 
     @classmethod
     def weights_status(cls, config: DinoConfig) -> WeightsStatus:
         """Tells whether the weights are on this machine."""
-        return status(cls._weights(config))
+        return status(cls.weights_source(config))
 
     @classmethod
     def feature_size(cls, config: DinoConfig, height_px: int, width_px: int) -> FeatureSize:
@@ -168,7 +170,8 @@ class DinoExtractor(_VitExtractor):
     config_class = DinoConfig
 
     @staticmethod
-    def _weights(config: DinoConfig) -> Weights:
+    def weights_source(config: DinoConfig) -> Weights:
+        """Tells where DINO's weights come from."""
         repository, stem = _DINO_FILES[config.model]
         return Weights(
             model=f"DINO {config.model}",
@@ -186,7 +189,8 @@ class Dinov2Extractor(_VitExtractor):
     config_class = Dinov2Config
 
     @staticmethod
-    def _weights(config: DinoConfig) -> Weights:
+    def weights_source(config: DinoConfig) -> Weights:
+        """Tells where DINOv2's weights come from."""
         size, _, registers = config.model.partition("_")
         repository = f"facebook/dinov2-{'with-registers-' if registers else ''}{_DINOV2_SIZES[size]}"
         stem = f"dinov2_{size}" + ("_reg4" if registers else "")

@@ -101,14 +101,14 @@ class MocoExtractor(preprocess.PatchExtractor):
 
     def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
         network = self._network
-        found = preprocess.normalise(pixels, preprocess.IMAGENET_MEAN, preprocess.IMAGENET_STD)
+        x = preprocess.normalise(pixels, preprocess.IMAGENET_MEAN, preprocess.IMAGENET_STD)
         if isinstance(network, VisionTransformer):
-            return network(found)[0]
-        found = network.maxpool(network.relu(network.bn1(network.conv1(found))))
+            return network(x)[0]
+        x = network.maxpool(network.relu(network.bn1(network.conv1(x))))
         stages = (network.layer1, network.layer2, network.layer3, network.layer4)
         for stage in stages[: int(self.config.stage)]:
-            found = stage(found)
-        return found.permute(0, 2, 3, 1)
+            x = stage(x)
+        return x.permute(0, 2, 3, 1)
 
 
 def _weights(config: MocoConfig) -> Weights:

@@ -93,15 +93,15 @@ def extract_in_batches(
     for index, image in enumerate(images):
         groups.setdefault(size_of(image.shape[0], image.shape[1]), []).append(index)
 
-    found: dict[int, Tensor] = {}
+    results: dict[int, Tensor] = {}
     with torch.inference_mode():
         for size, members in groups.items():
             for start in range(0, len(members), batch_size):
                 batch = members[start : start + batch_size]
                 features = forward(torch.stack([resize(images[index], size, device) for index in batch]))
-                found.update(zip(batch, features.float().cpu(), strict=True))
+                results.update(zip(batch, features.float().cpu(), strict=True))
     # Inference tensors must not enter autograd later; copies made outside of inference mode may.
-    return [found[index].clone() for index in range(len(images))]
+    return [results[index].clone() for index in range(len(images))]
 
 
 class PatchExtractor(ABC):

@@ -141,34 +141,34 @@ def understands_text(text: str) -> bool:
 
 def available_extractors() -> dict[str, ExtractorInfo]:
     """Returns all extractors by name, built-in ones first; the description of a broken one gives the reason."""
-    found = {name: ExtractorInfo(name, text, "built in") for name, (_, text) in _BUILT_IN.items()}
-    for name, points in sorted(_registered().items()):
-        if name in found:
+    result = {name: ExtractorInfo(name, text, "built in") for name, (_, text) in _BUILT_IN.items()}
+    for name, points in sorted(_entry_points().items()):
+        if name in result:
             continue
         provider = " and ".join(_provider(point) for point in points)
         try:
             description, broken = _description(_factory(name)), False
         except ExtractorError as error:
             description, broken = str(error), True
-        found[name] = ExtractorInfo(name, description, provider, broken)
-    return found
+        result[name] = ExtractorInfo(name, description, provider, broken)
+    return result
 
 
-def _registered() -> Mapping[str, list[EntryPoint]]:
+def _entry_points() -> Mapping[str, list[EntryPoint]]:
     """Returns the entry points of other packages by name; a package found twice on the path counts once."""
-    found: dict[str, list[EntryPoint]] = {}
+    result: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        others = found.setdefault(point.name, [])
+        others = result.setdefault(point.name, [])
         if all(point.value != other.value for other in others):
             others.append(point)
-    return found
+    return result
 
 
 def _factory(name: str) -> ExtractorFactory:
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name][0].partition(":")
         return cast(ExtractorFactory, getattr(importlib.import_module(module), attribute))
-    registered = _registered()
+    registered = _entry_points()
     points = registered.get(name, [])
     if not points:
         known = list(dict.fromkeys([*_BUILT_IN, *sorted(registered)]))

@@ -214,7 +214,7 @@ class VisionTransformer(nn.Module):
         image = functional.interpolate(image, size=(rows, cols), mode="bicubic", align_corners=False)
         return image.flatten(2).transpose(1, 2).to(grid.dtype)
 
-    def _normed(self, x: Float[Tensor, "b t c"], index: int) -> Float[Tensor, "b t c"]:
+    def _normalize(self, x: Float[Tensor, "b t c"], index: int) -> Float[Tensor, "b t c"]:
         return self.norm(x) if index == self.depth - 1 else functional.layer_norm(x, (self.width,), eps=NORM_EPS)
 
     def embed(self, pixels: Float[Tensor, "b 3 h w"], stride_px: int) -> tuple[Float[Tensor, "b t c"], int, int]:
@@ -247,15 +247,15 @@ class VisionTransformer(nn.Module):
         """
         wanted = [layer % self.depth for layer in layers]
         x, rows, cols = self.embed(pixels, stride_px or self.patch_px)
-        found: dict[int, Tensor] = {}
+        blocks: dict[int, Tensor] = {}
         for index, block in enumerate(self.blocks[: max(wanted) + 1]):
             assert isinstance(block, Block)
             if facet != "token" and index in wanted:
-                found[index] = block.attn.facets(block.norm1(x))[("query", "key", "value").index(facet)]
+                blocks[index] = block.attn.facets(block.norm1(x))[("query", "key", "value").index(facet)]
             x = block(x)
             if facet == "token" and index in wanted:
-                found[index] = self._normed(x, index) if normed else x
-        return [found[index][:, -rows * cols :].unflatten(1, (rows, cols)) for index in wanted]
+                blocks[index] = self._normalize(x, index) if normed else x
+        return [blocks[index][:, -rows * cols :].unflatten(1, (rows, cols)) for index in wanted]
 
 
 def block_count(state: Mapping[str, Tensor]) -> int:

@@ -79,7 +79,7 @@ def status(weights: Weights) -> WeightsStatus:
     path = locate(weights)
     if path is not None:
         return WeightsStatus(path=path, advice=f"Weights found: {path}.")
-    return WeightsStatus(path=None, advice=_how_to_place(weights), missing=True)
+    return WeightsStatus(path=None, advice=_placement_hint(weights), missing=True)
 
 
 def resolve(weights: Weights) -> Path:
@@ -92,7 +92,7 @@ def resolve(weights: Weights) -> Path:
     if path is not None:
         return path
     if weights.local is not None:
-        raise WeightsNotFoundError(_how_to_place(weights))
+        raise WeightsNotFoundError(_placement_hint(weights))
     reason = "HF_HUB_OFFLINE is set"
     if not _offline():
         failures = []
@@ -103,7 +103,7 @@ def resolve(weights: Weights) -> Path:
             except (OSError, ValueError, RuntimeError) as error:
                 failures.append(reason_of(error))
         reason = "; ".join(dict.fromkeys(failures))
-    raise WeightsNotFoundError(f"{_how_to_place(weights).rstrip('.')} (download failed: {reason}).")
+    raise WeightsNotFoundError(f"{_placement_hint(weights).rstrip('.')} (download failed: {reason}).")
 
 
 def file_hash(path: Path) -> str:
@@ -175,7 +175,7 @@ def _plain_download_folders() -> tuple[Path, ...]:
     return Path(torch.hub.get_dir()) / "checkpoints", Path("~/.cache/clip").expanduser()
 
 
-def _how_to_place(weights: Weights) -> str:
+def _placement_hint(weights: Weights) -> str:
     if weights.local is not None:
         return f"The weights file {weights.local} of {weights.model} does not exist: correct {weights.option}=."
     names, places = [], []

@@ -120,10 +120,10 @@ def extract_missing(
         ExtractorError: The extractor breaks its contract.
     """
     todo = pending(store, sets, repair=repair) if missing is None else list(missing)
-    done = 0
+    count = 0
 
     def needed_bytes() -> int:
-        return sum(_shard_bytes(extractor, image_set, i) for image_set, i in todo[done:])
+        return sum(_shard_bytes(extractor, image_set, i) for image_set, i in todo[count:])
 
     with disk_errors(store.root, needed_bytes):
         store.recover()
@@ -146,11 +146,11 @@ def extract_missing(
                         extracted += len(batch)
                         batch.clear()
                         sets[0].index.save(now=False)
-                        done = number
+                        count = number
                     progress.update(task, completed=number - len(batch))
             except KeyboardInterrupt:
                 progress.console.print(
-                    f"Stopped: {done} of {len(todo)} images are done and kept in {store.root}; "
+                    f"Stopped: {count} of {len(todo)} images are done and kept in {store.root}; "
                     "run the same command again to go on.",
                     highlight=False,
                 )

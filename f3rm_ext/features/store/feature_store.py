@@ -195,7 +195,7 @@ class FeatureStore:
                     f"The feature store {self.root} has no features of image {key}: {EXTRACT_AGAIN} to make them."
                 )
             if self.state(key) != "present" and (damage := self.damage(key)) is not None:
-                raise _damaged(damage)
+                raise _damage_error(damage)
 
     def verify(self, keys: Iterable[str] | None = None) -> Iterator[Damage]:
         """Reads shards whole (all of them by default) and yields those that differ from the manifest."""
@@ -214,15 +214,15 @@ class FeatureStore:
         """
         self.require((key,))
         if key not in self._verified and (damage := self.damage(key)) is not None:
-            raise _damaged(damage)
+            raise _damage_error(damage)
         entry = self.manifest.images[key]
         shape = (entry.grid.rows, entry.grid.cols, self.manifest.channels)
         try:
             values = np.load(self.path(key), mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise _damaged(Damage(self.path(key), f"cannot be mapped ({error})")) from error
+            raise _damage_error(Damage(self.path(key), f"cannot be mapped ({error})")) from error
         if not isinstance(values, np.memmap) or values.shape != shape or values.dtype != np.float16:
-            raise _damaged(Damage(self.path(key), f"is not a float16 array of shape {shape}"))
+            raise _damage_error(Damage(self.path(key), f"is not a float16 array of shape {shape}"))
         self._verified.add(key)
         if not self.manifest.residual:
             return FeatureMap(values, entry.grid)
@@ -235,7 +235,7 @@ class FeatureStore:
         return size + sum(entry.bytes for entry in self.manifest.images.values())
 
 
-def _damaged(damage: Damage) -> FeatureStoreError:
+def _damage_error(damage: Damage) -> FeatureStoreError:
     return FeatureStoreError(
         f"The feature shard {damage.path} {damage.reason}; {EXTRACT_AGAIN} to redo it, or delete the file."
     )

@@ -127,12 +127,12 @@ class Manifest:
 
     def require(self, root: Path, identity: Mapping[str, str], dim: int, residual: bool) -> None:
         """Raises FeatureStoreError unless the store holds features of this identity and dimension."""
-        wanted = {**identity, "dim": str(dim), "residual": str(residual)}
-        found = {**self.identity, "dim": str(self.dim), "residual": str(self.residual)}
-        for name in wanted.keys() | found.keys():
-            if wanted.get(name) != found.get(name):
+        required = {**identity, "dim": str(dim), "residual": str(residual)}
+        own = {**self.identity, "dim": str(self.dim), "residual": str(self.residual)}
+        for name in required.keys() | own.keys():
+            if required.get(name) != own.get(name):
                 raise FeatureStoreError(
-                    f"The feature store {root} belongs to another model ({name} is {found.get(name)!r} in its "
-                    f"manifest, but {wanted.get(name)!r} is required): move or delete that folder, then run "
+                    f"The feature store {root} belongs to another model ({name} is {own.get(name)!r} in its "
+                    f"manifest, but {required.get(name)!r} is required): move or delete that folder, then run "
                     "`f3rm-ext features extract`."
                 )

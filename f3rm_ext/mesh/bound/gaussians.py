@@ -83,14 +83,14 @@ class BoundGaussians:
             features_rest=self.features_rest,
         )
 
-    def with_free(self, gaussians: Gaussians) -> "BoundGaussians":
+    def join_free(self, gaussians: Gaussians) -> "BoundGaussians":
         """Returns these Gaussians and free ones, of the same SH degree."""
         own = {name: torch.cat([getattr(self, name), getattr(gaussians, name)]) for name in _OF_ALL}
         free = {f"free_{name}": getattr(gaussians, name) for name in ("means", "scales", "quats")}
         return replace(self, **own, **free)
 
     @torch.no_grad()
-    def deformed(self, vertices: Float[Tensor, "verts 3"]) -> "BoundGaussians":
+    def deform(self, vertices: Float[Tensor, "verts 3"]) -> "BoundGaussians":
         """Returns the Gaussians on the mesh with its vertices elsewhere.
 
         Each is mapped in the plane as its triangle is, so it is stretched, sheared and turned with it; it stays as

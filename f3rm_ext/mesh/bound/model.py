@@ -26,8 +26,8 @@ from f3rm_ext.mesh.bound.smoothness import (
     triangle_pairs,
 )
 from f3rm_ext.mesh.bound.start import photo_colors, read_start_mesh
-from f3rm_ext.mesh.bound.subdivision import with_detail
-from f3rm_ext.mesh.texture.photos import photos_of
+from f3rm_ext.mesh.bound.subdivision import add_detail
+from f3rm_ext.mesh.texture.photos import dataset_photos
 from f3rm_ext.splat.gaussian_model import PREFIX, GaussianModel
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count
 from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
@@ -197,7 +197,7 @@ class BoundModel(GaussianModel):
         assert config.mesh is not None
 
         def capture_frame() -> CaptureFrame:
-            return CaptureFrame.of_outputs(manager.train_dataparser_outputs, Path(manager.dataparser.config.data))
+            return CaptureFrame.from_outputs(manager.train_dataparser_outputs, Path(manager.dataparser.config.data))
 
         start = read_start_mesh(config.mesh, config.mesh_frame, capture_frame)
         thickness = THICKNESS * self.extent
@@ -205,7 +205,7 @@ class BoundModel(GaussianModel):
         free, given = None, len(start.faces)
         if config.start_from is not None:
             splats = self._splats(manager, views)
-            start, far = with_detail(start, splats.means, views.positions.cpu(), config.free_beyond, per_triangle)
+            start, far = add_detail(start, splats.means, views.positions.cpu(), config.free_beyond, per_triangle)
             free = splats[far]
         bound = bind(start.vertices, start.faces, start.corner_colors, per_triangle, config.sh_degree, alpha, thickness)
         seen = sampling_intervals(bound.gaussians().means.to(self.device), views, near=config.near_plane)[1]
@@ -219,13 +219,13 @@ class BoundModel(GaussianModel):
         dataset = getattr(manager, "train_dataset", None)
         if isinstance(dataset, PinholeDataset):
             CONSOLE.log(f"Taking the first colours of {len(bound.scales)} Gaussians from {len(dataset)} photos.")
-            bound = replace(bound, features_dc=rgb_to_sh(photo_colors(bound, photos_of(dataset, None))))
-        self.set_bound(bound if free is None else bound.with_free(free))
+            bound = replace(bound, features_dc=rgb_to_sh(photo_colors(bound, dataset_photos(dataset, None))))
+        self.set_bound(bound if free is None else bound.join_free(free))
         parts = "" if len(start.faces) == given else f", divided into {len(start.faces)} where splats are dense"
-        kept = "" if free is None else f" and {len(free)} free ones of {config.start_from}"
+        extra = "" if free is None else f" and {len(free)} free ones of {config.start_from}"
         return (
             f"Refining {given} triangles of {config.mesh}{parts}, in the frame of the {start.frame}, with "
-            f"{len(bound.scales)} Gaussians on them{kept}."
+            f"{len(bound.scales)} Gaussians on them{extra}."
         )
 
     def _splats(self, manager: Any, views: PinholeCameras) -> Gaussians:
@@ -236,8 +236,8 @@ class BoundModel(GaussianModel):
         start = replace(start, gaussians=start.fused_gaussians, filter_3d=None)
         start = start.to_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
         gaussians = start.prepare_gaussians(views, config.mip).to("cpu")
-        found = Gaussians.from_tensors({name: value.float() for name, value in gaussians.tensors().items()})
-        return found.to_sh_degree(config.sh_degree)
+        values = Gaussians.from_tensors({name: value.float() for name, value in gaussians.tensors().items()})
+        return values.to_sh_degree(config.sh_degree)
 
     # --- training ----------------------------------------------------------------------------------------------------
 
@@ -268,5 +268,5 @@ class BoundModel(GaussianModel):
             )
         # Checkpoints of earlier versions have no free Gaussians.
         own = {PREFIX + name: self.gauss_params[name].data[:0] for name in FREE}
-        found = {name: {**own, **state_dict}[PREFIX + name] for name in PARAMETERS}
-        return self.set_bound(BoundGaussians(**found, faces=state_dict[_FACES], thickness=THICKNESS * self.extent))
+        values = {name: {**own, **state_dict}[PREFIX + name] for name in PARAMETERS}
+        return self.set_bound(BoundGaussians(**values, faces=state_dict[_FACES], thickness=THICKNESS * self.extent))

@@ -52,8 +52,8 @@ def read_start_mesh(
 
     mesh = read_mesh(path)
     if frame == "auto":
-        said = read_provenance(path).get("frame")
-        frame = cast(Frame, said) if said in ("capture", "scene") else "capture"
+        frame_name = read_provenance(path).get("frame")
+        frame = cast(Frame, frame_name) if frame_name in ("capture", "scene") else "capture"
     vertices, faces = np.asarray(mesh.vertices, np.float64), np.asarray(mesh.faces, np.int64)
     if frame == "capture":
         vertices = find_capture_frame().to_scene(vertices)

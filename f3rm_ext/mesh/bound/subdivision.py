@@ -25,7 +25,7 @@ _CHILDREN = (
 longest, and of all three; 3, 4 and 5 are the middles of the edges 01, 12 and 20."""
 
 
-def with_detail(
+def add_detail(
     mesh: StartMesh,
     centres: Float[Tensor, "splats 3"],
     cameras: Float[Tensor, "cams 3"],
@@ -66,11 +66,11 @@ def divided(mesh: StartMesh, points: Float[Tensor, "points 3"], most: int) -> St
         full = torch.bincount(torch.from_numpy(near), minlength=len(mesh.faces)) > most
         if not full.any():
             break
-        mesh = _with_divided(mesh, full)
+        mesh = _divide_faces(mesh, full)
     return mesh
 
 
-def _with_divided(mesh: StartMesh, which: Bool[Tensor, " faces"]) -> StartMesh:
+def _divide_faces(mesh: StartMesh, which: Bool[Tensor, " faces"]) -> StartMesh:
     """Divides the long edges of some triangles, and so also their neighbours."""
     ends = torch.stack([mesh.faces, mesh.faces.roll(-1, dims=1)], dim=2)
     edges, edge_of = ends.reshape(-1, 2).sort(dim=1).values.unique(dim=0, return_inverse=True)
@@ -87,12 +87,12 @@ def _with_divided(mesh: StartMesh, which: Bool[Tensor, " faces"]) -> StartMesh:
     number = cut.cumsum(0) - 1 + len(mesh.vertices)
     vertices = torch.cat([mesh.vertices, mesh.vertices[edges[cut]].mean(dim=1)])
 
-    turned, kind = _divided_edges_first(cut[edge_of], around)
-    corners, middles = mesh.faces.gather(1, turned), number[edge_of].gather(1, turned)
+    rotation, kind = _order_corners(cut[edge_of], around)
+    corners, middles = mesh.faces.gather(1, rotation), number[edge_of].gather(1, rotation)
     six = torch.cat([corners, middles], dim=1)
     shades = None
     if mesh.corner_colors is not None:
-        shades = mesh.corner_colors.gather(1, turned[:, :, None].expand(-1, -1, 3))
+        shades = mesh.corner_colors.gather(1, rotation[:, :, None].expand(-1, -1, 3))
         shades = torch.cat([shades, (shades + shades.roll(-1, dims=1)) / 2], dim=1)
     faces, colors = [], []
     for row, children in enumerate(_CHILDREN):
@@ -103,13 +103,13 @@ def _with_divided(mesh: StartMesh, which: Bool[Tensor, " faces"]) -> StartMesh:
     return replace(mesh, vertices=vertices, faces=torch.cat(faces), corner_colors=torch.cat(colors) if colors else None)
 
 
-def _divided_edges_first(
+def _order_corners(
     cut: Bool[Tensor, "faces 3"], lengths: Float[Tensor, "faces 3"]
 ) -> tuple[Int[Tensor, "faces 3"], Int[Tensor, " faces"]]:
     """Returns the order of each triangle's corners in which its divided edges come first, and its row of _CHILDREN."""
     count = cut.sum(dim=1)
     # One divided edge comes first; one whole edge comes last.
     first = torch.where(count == 1, cut.int().argmax(dim=1), torch.where(count == 2, (~cut).int().argmax(dim=1) + 1, 0))
-    turned = (first[:, None] + torch.arange(3)) % 3
-    lengths = lengths.gather(1, turned)
-    return turned, count + ((count == 3) | ((count == 2) & (lengths[:, 1] > lengths[:, 0])))
+    rotation = (first[:, None] + torch.arange(3)) % 3
+    lengths = lengths.gather(1, rotation)
+    return rotation, count + ((count == 3) | ((count == 2) & (lengths[:, 1] > lengths[:, 0])))

@@ -22,7 +22,7 @@ from f3rm_ext.mesh.semantics.lifting import lift_places
 from f3rm_ext.mesh.texture.atlas import Atlas, Texels, texture_texels, to_pixels
 from f3rm_ext.mesh.texture.baking import texel_areas
 from f3rm_ext.mesh.texture.photos import Photos
-from f3rm_ext.mesh.texture.rendering import interpolate, texture_of
+from f3rm_ext.mesh.texture.rendering import get_texture, interpolate
 from f3rm_ext.mesh.texture.visibility import Places
 from f3rm_ext.utils.console import StageProgress
 
@@ -47,10 +47,10 @@ class CodeMap:
     def look_up(self, uv: Float[np.ndarray, "n 2"]) -> Int[np.ndarray, " n"]:
         """Returns the entries of the dictionary at texture coordinates, -1 for none."""
         rows, columns = self.texels.shape
-        at = to_pixels(uv, columns, rows)
-        column, row = np.clip(np.floor(at).astype(int), 0, [columns - 1, rows - 1]).T
-        found = self.texels[row, column].astype(np.int64)
-        return np.where(found == NOTHING, -1, found)
+        texel = to_pixels(uv, columns, rows)
+        column, row = np.clip(np.floor(texel).astype(int), 0, [columns - 1, rows - 1]).T
+        entries = self.texels[row, column].astype(np.int64)
+        return np.where(entries == NOTHING, -1, entries)
 
 
 def lift_code_map(
@@ -74,7 +74,7 @@ def lift_code_map(
     chosen = np.sort(np.random.default_rng(0).permutation(len(texels))[:_SAMPLES])
     samples = []
     some = Places(*(values[chosen] for values in places))
-    for _, lifted in lift_places(mesh, some, photos, load, dim, _staged("Dictionary", on_progress)):
+    for _, lifted in lift_places(mesh, some, photos, load, dim, _rename_stage("Dictionary", on_progress)):
         samples.append(lifted.codes[lifted.visible])
     known = np.concatenate(samples)
     if not len(known):
@@ -82,7 +82,7 @@ def lift_code_map(
     dictionary = make_dictionary(known.astype(np.float32))
     entries = torch.from_numpy(dictionary)
     flat = np.full(atlas.size_px**2, NOTHING, np.uint16)
-    for part, lifted in lift_places(mesh, places, photos, load, dim, _staged("Code map", on_progress)):
+    for part, lifted in lift_places(mesh, places, photos, load, dim, _rename_stage("Code map", on_progress)):
         seen = np.flatnonzero(lifted.visible)
         for now in np.array_split(seen, len(seen) // _TEXELS_AT_ONCE + 1):
             away = torch.cdist(torch.from_numpy(lifted.codes[now].astype(np.float32)), entries)
@@ -96,7 +96,7 @@ def texture_side(mesh: trimesh.Trimesh) -> int:
     Raises:
         MeshError: it has none.
     """
-    picture = texture_of(mesh)
+    picture = get_texture(mesh)
     if picture is None or picture.shape[0] != picture.shape[1]:
         raise MeshError(
             "A code map needs a mesh with a square texture: make one with `f3rm-ext export texture`, or leave "
@@ -122,7 +122,7 @@ def _places(atlas: Atlas, texels: Texels) -> Places:
     return Places(points, normals, texel_areas(atlas)[texels.faces])
 
 
-def _staged(stage: str, on_progress: StageProgress) -> StageProgress:
+def _rename_stage(stage: str, on_progress: StageProgress) -> StageProgress:
     """Passes progress on under another name."""
     return lambda _, done, total: on_progress(stage, done, total)
 
@@ -166,7 +166,7 @@ def subdivide_to_texels(
         if np.quantile(np.linalg.norm(edges, axis=2), _SHARE) <= EDGE_TEXELS:
             break
         vertices, faces, values = trimesh.remesh.subdivide(vertices, faces, vertex_attributes=values)  # type: ignore[misc]
-    made = trimesh.Trimesh(vertices, faces, process=False)
-    made.visual = TextureVisuals(uv=values["uv"], material=visual.material)
+    copy = trimesh.Trimesh(vertices, faces, process=False)
+    copy.visual = TextureVisuals(uv=values["uv"], material=visual.material)
     entries = code_map.look_up(values["uv"])
-    return ScoredMesh(made, np.where(entries < 0, values["scores"][:, 0], code_scores[entries]))
+    return ScoredMesh(copy, np.where(entries < 0, values["scores"][:, 0], code_scores[entries]))

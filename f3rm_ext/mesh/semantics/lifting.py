@@ -107,12 +107,12 @@ def lift_places(
             for start in range(part.start, part.start + count, _PLACES_AT_ONCE):
                 now = slice(start, min(start + _PLACES_AT_ONCE, part.start + count))
                 sample = lookup.look_up(Places(*(values[now] for values in places)))
-                which = torch.from_numpy(start - part.start + sample.which)
+                rows = torch.from_numpy(start - part.start + sample.which)
                 weights = torch.from_numpy(sample.weights).float()
                 yx_px = torch.from_numpy(sample.at[:, ::-1].astype(np.float32))
-                found = packed.sample(torch.zeros(len(which), dtype=torch.int64), yx_px)
-                sums[which] += found.mul_(weights[:, None])
-                total[which] += weights
+                samples = packed.sample(torch.zeros(len(rows), dtype=torch.int64), yx_px)
+                sums[rows] += samples.mul_(weights[:, None])
+                total[rows] += weights
             on_progress("Photos", number * len(photos) + index + 1, len(parts) * len(photos))
         seen = total > 0
         codes = torch.where(seen[:, None], sums.div_(total.clamp_min(1e-30)[:, None]), 0.0).half()
@@ -138,9 +138,9 @@ def nearest_visible(
     lengths = np.linalg.norm(points[ends[:, 0]] - points[ends[:, 1]], axis=1)
     graph = coo_array((lengths, (ends[:, 0], ends[:, 1])), shape=(len(points),) * 2).tocsr()
     known = np.flatnonzero(seen)
-    away, _, found = dijkstra(graph, directed=False, indices=known, min_only=True, return_predecessors=True)
+    away, _, nearest = dijkstra(graph, directed=False, indices=known, min_only=True, return_predecessors=True)
     reached = np.isfinite(away)
-    source[reached] = found[reached]
+    source[reached] = nearest[reached]
     if not reached.all():
         source[~reached] = known[KDTree(points[known]).query(points[~reached])[1]]
     return source

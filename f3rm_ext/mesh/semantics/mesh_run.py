@@ -74,24 +74,24 @@ def open_mesh_run(path: Path, data: Path | None = None) -> MeshRun:
         UserError: the mesh, its features or its capture cannot be used, or the capture is another one.
     """
     mesh, features = read_featured_mesh(path)
-    said = features.provenance
+    record = features.provenance
     specs = [head.spec for head in features.heads.to_dict().values()]
     codes = [0 if spec.code_basis is None else len(spec.code_basis) for spec in specs]
-    config = None if data is not None or said.get("load_config") is None else Path(said["load_config"])
+    config = None if data is not None or record.get("load_config") is None else Path(record["load_config"])
     manager = open_capture_manager(
         config,
-        None if config is not None else data or Path(said["data"]),
+        None if config is not None else data or Path(record["data"]),
         extractors=[spec.extractor for spec in specs],
         codes=max(codes),
-        cache_dir=None if said.get("cache_dir") is None else Path(said["cache_dir"]),
+        cache_dir=None if record.get("cache_dir") is None else Path(record["cache_dir"]),
     )
-    frame = CaptureFrame.of_outputs(manager.train_dataparser_outputs, Path(manager.dataparser.config.data))
-    if not same_frame(said, frame):
+    frame = CaptureFrame.from_outputs(manager.train_dataparser_outputs, Path(manager.dataparser.config.data))
+    if not same_frame(record, frame):
         raise MeshError(
             f"The cameras of {manager.dataparser.config.data} are not those from which the features of {path} were "
             "lifted, so they would look elsewhere: give the right capture with --data, or lift the features again."
         )
-    if said["frame"] == "capture":
+    if record["frame"] == "capture":
         mesh.vertices = frame.to_scene(np.asarray(mesh.vertices))
     model = QueryableMesh(mesh, features.heads, features.maps)
     return MeshRun(model, manager, path, features_path(path))
@@ -145,14 +145,14 @@ def frame_of_mesh(path: Path, frame: Literal["auto", "capture", "scene"], captur
     Raises:
         MeshError: the file is in the scene frame of another capture.
     """
-    said = read_provenance(path)
-    found = frame if frame != "auto" else "scene" if said.get("frame") == "scene" else "capture"
-    if frame == "auto" and found == "scene" and not same_frame(said, capture):
+    record = read_provenance(path)
+    origin = frame if frame != "auto" else "scene" if record.get("frame") == "scene" else "capture"
+    if frame == "auto" and origin == "scene" and not same_frame(record, capture):
         raise MeshError(
             f"{path} is in the scene frame of another capture, or of this one with other options of its dataparser: "
             "give the run that it was made of with --load-config, or a mesh in the frame of the capture."
         )
-    return found
+    return origin
 
 
 def same_frame(said: dict[str, Any], frame: CaptureFrame) -> bool:

@@ -18,7 +18,7 @@ from f3rm_ext.mesh.cleaning import select_faces
 from f3rm_ext.mesh.mesh_files import vertex_colors
 from f3rm_ext.mesh.semantics.code_map import CodeMap, ScoredMesh, subdivide_to_texels
 from f3rm_ext.mesh.texture.atlas import vertex_texels
-from f3rm_ext.mesh.texture.rendering import SurfaceColors, interpolate, texture_of
+from f3rm_ext.mesh.texture.rendering import SurfaceColors, get_texture, interpolate
 from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import Scorer
@@ -61,7 +61,7 @@ class QueryableMesh:
         self.mesh = mesh
         self._heads, self._maps = heads, maps
         self._caster, self._faces = RayCaster(mesh.vertices, mesh.faces), np.asarray(mesh.faces)
-        colored = texture_of(mesh) is not None or vertex_colors(mesh) is not None
+        colored = get_texture(mesh) is not None or vertex_colors(mesh) is not None
         self._colors = SurfaceColors(mesh) if colored else None
         self._renderer = ChunkedRenderer()
 
@@ -92,21 +92,21 @@ class QueryableMesh:
         """
         if obb_box is not None:
             middles = torch.from_numpy(np.asarray(self.mesh.triangles_center, np.float32))
-            within = np.flatnonzero(obb_box.within(middles).numpy())
-            cropped = select_faces(self.mesh, np.isin(np.arange(len(self._faces)), within))
+            inside = np.flatnonzero(obb_box.within(middles).numpy())
+            cropped = select_faces(self.mesh, np.isin(np.arange(len(self._faces)), inside))
             caster = RayCaster(cropped.vertices, cropped.faces)
         else:
-            within, caster = None, self._caster
+            inside, caster = None, self._caster
 
         def forward(rays: RayBundle) -> dict[str, Tensor | list]:
             hit = caster.cast(rays.origins.numpy(), rays.directions.numpy())
-            met = np.isfinite(hit["t_hit"])
-            faces = hit["primitive_ids"][met].astype(np.int64)
-            places = _Hits(faces if within is None else within[faces], hit["primitive_uvs"][met])
-            depth = torch.from_numpy(np.where(met, hit["t_hit"], 0.0).astype(np.float32))[:, None]
-            opaque = torch.from_numpy(met)[:, None].float()
-            rgb = torch.ones(len(met), 3)
-            rgb[torch.from_numpy(met)] = self._shaded(places, rays.directions.numpy()[met])
+            hits = np.isfinite(hit["t_hit"])
+            faces = hit["primitive_ids"][hits].astype(np.int64)
+            places = _Hits(faces if inside is None else inside[faces], hit["primitive_uvs"][hits])
+            depth = torch.from_numpy(np.where(hits, hit["t_hit"], 0.0).astype(np.float32))[:, None]
+            opaque = torch.from_numpy(hits)[:, None].float()
+            rgb = torch.ones(len(hits), 3)
+            rgb[torch.from_numpy(hits)] = self._shade(places, rays.directions.numpy()[hits])
             outputs: dict[str, Tensor | list] = {
                 "rgb": rgb,
                 "accumulation": opaque,
@@ -117,8 +117,8 @@ class QueryableMesh:
 
             def rendered_of(name: str) -> Tensor:
                 if name not in rendered:
-                    values = torch.zeros(len(met), self._heads.to_dict()[name].codes.shape[1])
-                    values[torch.from_numpy(met)] = self._values(name, places)
+                    values = torch.zeros(len(hits), self._heads.to_dict()[name].codes.shape[1])
+                    values[torch.from_numpy(hits)] = self._values(name, places)
                     rendered[name] = values
                 return rendered[name]
 
@@ -190,7 +190,7 @@ class QueryableMesh:
         values[missing] = interpolate(codes, corners[missing], places.weights[missing])
         return torch.from_numpy(values)
 
-    def _shaded(self, places: _Hits, directions: np.ndarray) -> Float[Tensor, "n 3"]:
+    def _shade(self, places: _Hits, directions: np.ndarray) -> Float[Tensor, "n 3"]:
         """Colours, 0 to 1; a mesh without colours is grey, lighter where it faces the camera."""
         if self._colors is not None:
             return torch.from_numpy(self._colors(places.faces, places.weights) / 255.0).float()

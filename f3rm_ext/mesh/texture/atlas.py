@@ -124,15 +124,15 @@ def unwrap(
 
 def pieces(mesh: trimesh.Trimesh, most_faces: int) -> list[Int[np.ndarray, " faces"]]:
     """Divides faces by their places, with cuts across the longest side of what is divided, into equal parts."""
-    centers, done, left = mesh.triangles_center, [], [np.arange(len(mesh.faces))]
-    while left:
-        faces = left.pop()
+    centers, parts, queue = mesh.triangles_center, [], [np.arange(len(mesh.faces))]
+    while queue:
+        faces = queue.pop()
         if len(faces) <= most_faces:
-            done.append(np.sort(faces))
+            parts.append(np.sort(faces))
             continue
         axis = np.ptp(centers[faces], axis=0).argmax()
-        left.extend(np.array_split(faces[np.argsort(centers[faces, axis], kind="stable")], 2))
-    return done
+        queue.extend(np.array_split(faces[np.argsort(centers[faces, axis], kind="stable")], 2))
+    return parts
 
 
 def contract_mesh(mesh: trimesh.Trimesh, space: BoxContraction) -> trimesh.Trimesh:
@@ -179,11 +179,11 @@ def texture_texels(atlas: Atlas) -> Texels:
         block = slice(first, first + len(rows))
         face[block] = np.where(np.isfinite(hit["t_hit"]), hit["primitive_ids"].astype(np.int64), -1)
         weights[block] = hit["primitive_uvs"]
-    beside = _beside(face >= 0, atlas)
-    rows, columns = np.nonzero(beside)
+    margin = _margin_texels(face >= 0, atlas)
+    rows, columns = np.nonzero(margin)
     for part in np.array_split(np.arange(len(rows)), max(1, len(rows) // 500_000)):
-        near = caster.nearest(np.stack([columns[part] + 0.5, rows[part] + 0.5, np.zeros(len(part))], axis=1))
-        face[rows[part], columns[part]], weights[rows[part], columns[part]] = near[:2]
+        nearest = caster.nearest(np.stack([columns[part] + 0.5, rows[part] + 0.5, np.zeros(len(part))], axis=1))
+        face[rows[part], columns[part]], weights[rows[part], columns[part]] = nearest[:2]
     places = np.flatnonzero(face.reshape(-1) >= 0)
     return Texels(face.reshape(-1)[places], weights.reshape(-1, 2)[places], places)
 
@@ -225,14 +225,14 @@ def _join(packed: Any, corners: list[np.ndarray]) -> tuple[np.ndarray, np.ndarra
     return np.concatenate(sources), np.concatenate(faces), np.concatenate(uvs)
 
 
-def _beside(inside: np.ndarray, atlas: Atlas) -> np.ndarray:
+def _margin_texels(inside: np.ndarray, atlas: Atlas) -> np.ndarray:
     """Texels that are not on a chart but next to one; charts may be too thin to have texels."""
     touched, edges = inside.copy(), atlas.mesh.edges_sorted
     rims = edges[trimesh.grouping.group_rows(edges, require_count=1)]
     begin, end = np.moveaxis(atlas.pixels[rims], 1, 0)
     edge, share = samples_along(np.linalg.norm(end - begin, axis=1))
-    at = begin[edge] * (1 - share) + end[edge] * share
-    column, row = np.clip(np.floor(at).astype(int), 0, len(inside) - 1).T
+    points = begin[edge] * (1 - share) + end[edge] * share
+    column, row = np.clip(np.floor(points).astype(int), 0, len(inside) - 1).T
     touched[row, column] = True
     return binary_dilation(touched, np.ones((5, 5), bool)) & ~inside
 

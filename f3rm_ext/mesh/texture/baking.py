@@ -75,10 +75,10 @@ def bake_texture(
     visual = atlas.mesh.visual
     assert isinstance(visual, TextureVisuals)
     material = PBRMaterial(name="photos", baseColorTexture=picture, metallicFactor=0.0, roughnessFactor=1.0)
-    made = atlas.mesh
-    made.visual = TextureVisuals(uv=visual.uv, material=material)
+    result = atlas.mesh
+    result.visual = TextureVisuals(uv=visual.uv, material=material)
     facts: dict[str, object] = {"texture_px": atlas.size_px, "charts": atlas.charts}
-    return BakedMesh(made, len(texels), int((~blend.visible).sum()), blend.gains, facts)
+    return BakedMesh(result, len(texels), int((~blend.visible).sum()), blend.gains, facts)
 
 
 def bake_vertices(
@@ -92,12 +92,12 @@ def bake_vertices(
     Raises:
         MeshError: no photo sees the mesh.
     """
-    made = weld(mesh)
+    result = weld(mesh)
     # A vertex takes the mean of a small part of the triangles around it, so that edges of objects stay clean.
-    areas = np.asarray(made.area_faces, np.float32) / 9
-    blend = blend_photos(made, vertex_texels(made), areas, photos, options.balance_exposure, on_progress)
-    made.visual = ColorVisuals(made, vertex_colors=np.rint(blend.colors).astype(np.uint8))
-    return BakedMesh(made, len(made.vertices), int((~blend.visible).sum()), blend.gains, {})
+    areas = np.asarray(result.area_faces, np.float32) / 9
+    blend = blend_photos(result, vertex_texels(result), areas, photos, options.balance_exposure, on_progress)
+    result.visual = ColorVisuals(result, vertex_colors=np.rint(blend.colors).astype(np.uint8))
+    return BakedMesh(result, len(result.vertices), int((~blend.visible).sum()), blend.gains, {})
 
 
 def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: BoxContraction | None = None) -> int:
@@ -127,10 +127,10 @@ def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: BoxContraction | N
 def distant_background(mesh: trimesh.Trimesh, photos: Photos) -> BoxContraction | None:
     """Returns the contraction that keeps a distant background from filling the texture; None without such a one."""
     positions = np.array([camera.center for camera in photos.cameras])
-    space = BoxContraction.of_cameras(positions, [])  # smaller than with depths, which take longer
+    space = BoxContraction.from_cameras(positions, [])  # smaller than with depths, which take longer
     if space.distances(np.asarray(mesh.vertices)).max() <= _DISTANT:
         return None
-    space = BoxContraction.of_cameras(positions, _probed_depths(mesh, photos))
+    space = BoxContraction.from_cameras(positions, _probed_depths(mesh, photos))
     return space if space.distances(np.asarray(mesh.vertices)).max() > _DISTANT else None
 
 

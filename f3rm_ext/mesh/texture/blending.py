@@ -48,7 +48,7 @@ def blend_photos(
     areas: Float[np.ndarray, " faces"],
     photos: Photos,
     balance: bool = True,
-    on_progress: StageProgress = lambda stage, done, total: None,
+    on_progress: StageProgress = lambda stage, count, total: None,
 ) -> Blend:
     """Colours places on a mesh from photos; memory holds one photo at a time.
 
@@ -72,13 +72,13 @@ def blend_photos(
         return Places(points[which], normals[face], areas[face])
 
     sampled = np.random.default_rng(0).permutation(len(texels))[:_SAMPLES]
-    said, weights = np.zeros((len(photos), len(sampled), 3), np.float32), np.zeros((len(photos), len(sampled)))
+    colors, weights = np.zeros((len(photos), len(sampled), 3), np.float32), np.zeros((len(photos), len(sampled)))
     if balance:
         for index, camera in enumerate(photos.cameras):
             sample = PhotoLookup(camera, photos.read(index), caster).look_up(places(sampled))
-            said[index, sample.which], weights[index, sample.which] = sample.colors, sample.weights
+            colors[index, sample.which], weights[index, sample.which] = sample.colors, sample.weights
             on_progress("Exposure", index + 1, len(photos))
-    gains = find_gains(said, weights)
+    gains = find_gains(colors, weights)
     sums, total = np.zeros((len(texels), 3), np.float32), np.zeros(len(texels), np.float32)
     for index, camera in enumerate(photos.cameras):
         lookup = PhotoLookup(camera, photos.read(index), caster)

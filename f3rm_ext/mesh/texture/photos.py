@@ -63,11 +63,11 @@ class PhotoSource:
         outputs = self.parser.get_dataparser_outputs(split)
         if not outputs.image_filenames:
             raise ConfigError(f"{self.data} has no held-out photos: add test_filenames to its transforms.json.")
-        frames = CaptureFrame.of_outputs(outputs, self.data) if frame == "capture" else None
-        return photos_of(PinholeDataset(outputs), frames)
+        frames = CaptureFrame.from_outputs(outputs, self.data) if frame == "capture" else None
+        return dataset_photos(PinholeDataset(outputs), frames)
 
 
-def photos_of(dataset: "PinholeDataset", frame: CaptureFrame | None) -> Photos:
+def dataset_photos(dataset: "PinholeDataset", frame: CaptureFrame | None) -> Photos:
     """Returns the photos of a data set.
 
     Args:

@@ -38,7 +38,7 @@ class SurfaceColors:
 
     def __init__(self, mesh: trimesh.Trimesh, name: str = "The mesh") -> None:
         self._faces = np.asarray(mesh.faces)
-        texture, colors = texture_of(mesh), vertex_colors(mesh)
+        texture, colors = get_texture(mesh), vertex_colors(mesh)
         if texture is None and colors is None:
             raise MeshError(
                 f"{name} has neither a texture nor vertex colours: colour it with `f3rm-ext export texture`."
@@ -93,7 +93,7 @@ def interpolate(
     return values[corners[:, 0]] * (1 - b - c) + values[corners[:, 1]] * b + values[corners[:, 2]] * c
 
 
-def texture_of(mesh: trimesh.Trimesh) -> UInt8[np.ndarray, "h w 3"] | None:
+def get_texture(mesh: trimesh.Trimesh) -> UInt8[np.ndarray, "h w 3"] | None:
     """Returns the texture of a mesh; None where it has none."""
     visual = mesh.visual
     if not isinstance(visual, TextureVisuals) or visual.uv is None:

@@ -73,22 +73,24 @@ class PhotoLookup:
         cosine of the viewing angle. It is small at edges of objects and of the picture, and zero under a mask.
         """
         camera = self._camera
-        at, depth = camera.project(places.points)
-        inside = (depth > 0) & (at >= 0.5).all(axis=1)
-        inside &= (at[:, 0] <= camera.width - 0.5) & (at[:, 1] <= camera.height - 0.5)
-        which = np.flatnonzero(inside)
-        away = places.points[which] - camera.center
+        pixel, depth = camera.project(places.points)
+        inside = (depth > 0) & (pixel >= 0.5).all(axis=1)
+        inside &= (pixel[:, 0] <= camera.width - 0.5) & (pixel[:, 1] <= camera.height - 0.5)
+        index = np.flatnonzero(inside)
+        away = places.points[index] - camera.center
         # Both sides of a surface are coloured: where only one can be seen, the mesh hides the other.
-        cosine = np.abs((away * places.normals[which]).sum(axis=1)) / np.maximum(np.linalg.norm(away, axis=1), 1e-12)
-        pixels = places.areas[which] * cosine * camera.focal.prod() / np.square(depth[which])
+        cosine = np.abs((away * places.normals[index]).sum(axis=1)) / np.maximum(np.linalg.norm(away, axis=1), 1e-12)
+        pixels = places.areas[index] * cosine * camera.focal.prod() / np.square(depth[index])
         # Where a texel covers many pixels, a smaller picture has their mean.
         level = np.log2(np.clip(np.sqrt(pixels), 1.0, None)).round().astype(int).clip(max=len(self._colors) - 1)
-        trust = _look_up(self._trust, at[which], level, lambda picture, here: picture[tuple(here.astype(int).T[::-1])])
+        trust = _look_up(
+            self._trust, pixel[index], level, lambda picture, here: picture[tuple(here.astype(int).T[::-1])]
+        )
         good = np.flatnonzero((cosine > _FLATTEST) & (trust[:, 0] > 0))
         good = good[~self._caster.occluded(camera.center, away[good], far=1 - _NEAR)]
-        which = which[good]
+        index = index[good]
         weights = trust[good, 0] * cosine[good] * np.square(np.clip(pixels[good], 1e-6, 1.0))
-        return PhotoColors(which, weights, _look_up(self._colors, at[which], level[good], bilinear), at[which])
+        return PhotoColors(index, weights, _look_up(self._colors, pixel[index], level[good], bilinear), pixel[index])
 
 
 def _look_up(
@@ -140,11 +142,11 @@ def _trust(camera: Camera, valid: np.ndarray | None, caster: RayCaster) -> Float
     edge = np.zeros(inverse.shape, bool)
     smallest = max(_JUMP, _STEEPEST / float(camera.focal.min()))
     for axis in (0, 1):
-        line, found = np.moveaxis(inverse, axis, 0), np.moveaxis(edge, axis, 0)
+        line, marks = np.moveaxis(inverse, axis, 0), np.moveaxis(edge, axis, 0)
         bend = np.abs(line[2:] - 2 * line[1:-1] + line[:-2])
         jump = np.minimum(bend[1:], bend[:-1]) > smallest * np.maximum(line[1:-2], line[2:-1])
-        found[1:-2] |= jump
-        found[2:-1] |= jump
+        marks[1:-2] |= jump
+        marks[2:-1] |= jump
     edge = maximum_filter(edge, 3)
     rows, columns = np.arange(camera.height) + 0.5, np.arange(camera.width) + 0.5
     border = max(_BORDER * min(camera.width, camera.height), 1.0)

@@ -67,7 +67,7 @@ class SceneSample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _Crop:
     """A square of an image."""
 
     pixels: UInt8[np.ndarray, "h w 3"]
@@ -130,7 +130,7 @@ class Co3dScenes(Dataset[SceneSample]):
         self.root, self.split = root, split
         self.num_images, self.cells, self.patches = num_images, cells, patches
         self.image_size_px, self.augment, self.seed = image_size_px, augment, seed
-        self._kept: dict[int, _Cut] = {}
+        self._kept: dict[int, _Crop] = {}
         self.sequences = [
             sequence for category in find_categories(root, categories, split) for sequence in self._read(category)
         ]
@@ -198,7 +198,7 @@ class Co3dScenes(Dataset[SceneSample]):
         numbers = torch.tensor([frame["number"] for frame in frames])
         return SceneSample(*(value.float() for value in values), numbers=numbers)
 
-    def _cut(self, frame: dict[str, Any], rng: np.random.Generator) -> _Cut:
+    def _cut(self, frame: dict[str, Any], rng: np.random.Generator) -> _Crop:
         """Reads an image and its depth, unless it is in memory."""
         if frame["number"] in self._kept:
             return self._kept[frame["number"]]
@@ -212,8 +212,8 @@ class Co3dScenes(Dataset[SceneSample]):
         box = (left, upper, left + side, upper + side)
         pixels = photo.crop(box).resize((self.image_size_px, self.image_size_px), Image.Resampling.BILINEAR)
         depth = read_depth(depth_path(path))
-        filled, known = fill_holes(_at_cells(depth, box, photo.size, self.cells))
-        cut = _Cut(np.asarray(pixels), filled, known, photo.size, (left, upper), side)
+        filled, known = fill_holes(_sample_cells(depth, box, photo.size, self.cells))
+        cut = _Crop(np.asarray(pixels), filled, known, photo.size, (left, upper), side)
         if not self.augment and len(self._kept) < _KEPT_IMAGES:
             self._kept[frame["number"]] = cut
         return cut
@@ -252,7 +252,7 @@ def _has_sane_cameras(frames: Sequence[dict[str, Any]]) -> bool:
     return bool((np.abs(translations) <= _FARTHEST).all() and (np.abs(determinants - 1) <= 0.01).all())
 
 
-def _ndc(cut: _Cut, patches: int) -> Float[Tensor, "2 patches patches"]:
+def _ndc(cut: _Crop, patches: int) -> Float[Tensor, "2 patches patches"]:
     """Patches of a square in the NDC of the whole image, whose short side spans -1 to 1."""
     short = min(cut.size)
     middle = [(size - 2 * corner - cut.side) / short for size, corner in zip(cut.size, cut.corner, strict=True)]
@@ -260,7 +260,7 @@ def _ndc(cut: _Cut, patches: int) -> Float[Tensor, "2 patches patches"]:
     return grid * (cut.side / short) + grid.new_tensor(middle)[:, None, None]
 
 
-def _at_cells(
+def _sample_cells(
     depth: Float[np.ndarray, "h w"], box: tuple[int, int, int, int], size: tuple[int, int], cells: int
 ) -> Float[np.ndarray, "cells cells"]:
     """The depth at the cells of a crop, nearest neighbour; 0 outside of the image. Depth may have another size."""

@@ -46,7 +46,7 @@ def _list_path(root: Path, category: str, split: Split) -> Path:
 
 
 def convert_captures(
-    captures: Sequence[Path], root: Path, category: str, on_image: Callable[[int], None] = lambda done: None
+    captures: Sequence[Path], root: Path, category: str, on_image: Callable[[int], None] = lambda count: None
 ) -> dict[Split, int]:
     """Writes captures with depth as sequences of one category. Held-out images go to the test list.
 
@@ -60,7 +60,7 @@ def convert_captures(
     """
     require_own_lists(root, category)
     lists: dict[Split, Frames] = {"train": {}, "test": {}}
-    done = 0
+    count = 0
     for number, data in enumerate(captures):
         capture = read_capture_cameras(data)
         _require_depth_and_pinholes(capture, data)
@@ -86,8 +86,8 @@ def convert_captures(
                     },
                 }
             )
-            done += 1
-            on_image(done)
+            count += 1
+            on_image(count)
     for split in _SPLITS:
         write_list(root, category, split, lists[split])
     return {split: sum(map(len, lists[split].values())) for split in _SPLITS}
@@ -113,13 +113,13 @@ class FrameLists(NamedTuple):
 
 def find_downloads(root: Path) -> list[str]:
     """Returns the categories of CO3D in ``root/co3d``, sorted."""
-    found = sorted(path.parent.name for path in (root / IMAGES).glob("*/frame_annotations.jgz"))
-    if not found:
+    categories = sorted(path.parent.name for path in (root / IMAGES).glob("*/frame_annotations.jgz"))
+    if not categories:
         raise ConfigError(f"There are no categories of CO3D in {root / IMAGES}: download them there.")
-    return found
+    return categories
 
 
-def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambda done: None) -> FrameLists:
+def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambda count: None) -> FrameLists:
     """Writes the lists of a category of CO3D v2 as RayDiffusion's preparation does.
 
     Frames are those of the few-view development set, of sequences whose viewpoint quality is above 0.5. Boxes hold the
@@ -140,12 +140,12 @@ def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambd
     good = {name for name, entry in sequences.items() if (entry.get("viewpoint_quality_score") or 0) > MIN_QUALITY}
     by_path = {entry["image"]["path"]: entry for entry in frames}
     listed = FrameLists({}, {})
-    done = 0
+    count = 0
     for split in _SPLITS:
         lists: Frames = {}
         for name, _, path in sets[split]:
-            done += 1
-            on_frame(done)
+            count += 1
+            on_frame(count)
             if name not in good or path not in by_path:
                 continue
             mask, viewpoint = root / IMAGES / by_path[path]["mask"]["path"], by_path[path]["viewpoint"]

@@ -73,8 +73,8 @@ class ImageEncoder(nn.Module):
             if index == self.vit.depth // 2 - 1:
                 middle = x
         final = self.vit.norm(x)[:, 1:].mT.unflatten(2, (rows, cols))
-        made = (tensor.unflatten(0, (batch, count)) for tensor in (final, middle, x))
-        return EncodedImages(*made)
+        layers = (tensor.unflatten(0, (batch, count)) for tensor in (final, middle, x))
+        return EncodedImages(*layers)
 
 
 class FeatureCache:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from f3rm_ext.features.extractors.vit import VisionTransformer
-from f3rm_ext.memory.estimate import Category, with_overhead
+from f3rm_ext.memory.estimate import Category, add_overhead
 from f3rm_ext.memory.trace import AllocationTracker, Bytes, tracing
 from f3rm_ext.sfm.diffusion.dense_head import Fusion
 from f3rm_ext.sfm.diffusion.model import SIZES, RayDiffuser, Stage, masked_loss
@@ -83,10 +83,10 @@ def memory_lines(settings: Settings, processes: int) -> list[str]:
     """Returns the memory of a step on each GPU as text: at the start, and after everything is unfrozen."""
     lines = []
     for unfrozen in (False, True) if settings.training.reinit else (False,):
-        held = step_memory(settings, processes, unfrozen)
-        parts = ", ".join(f"{name} {size / _MIB:,.0f}" for name, size in held.items() if size >= _MIB)
-        when = f"after {settings.training.reinit_after:,} steps" if unfrozen else "at the peak of a step"
-        lines.append(f"GPU memory {when}: {sum(held.values()) / _MIB:,.0f} MiB ({parts}; calculated, not measured).")
+        sizes = step_memory(settings, processes, unfrozen)
+        parts = ", ".join(f"{name} {size / _MIB:,.0f}" for name, size in sizes.items() if size >= _MIB)
+        moment = f"after {settings.training.reinit_after:,} steps" if unfrozen else "at the peak of a step"
+        lines.append(f"GPU memory {moment}: {sum(sizes.values()) / _MIB:,.0f} MiB ({parts}; calculated, not measured).")
     return lines
 
 
@@ -103,8 +103,8 @@ def step_memory(
             parameter.
     """
     with tracing(device_type) as tracker:
-        held = _trace(settings, processes, unfrozen, tracker, foreach=device_type != "cpu")
-    return with_overhead(held, device_type)
+        sizes = _trace(settings, processes, unfrozen, tracker, foreach=device_type != "cpu")
+    return add_overhead(sizes, device_type)
 
 
 def _trace(settings: Settings, processes: int, unfrozen: bool, tracker: AllocationTracker, foreach: bool) -> Bytes:

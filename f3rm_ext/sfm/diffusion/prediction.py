@@ -77,9 +77,12 @@ def predict_photos(
     if focals_px is not None:
         focals = torch.tensor(focals_px, dtype=torch.float64)[:, None].expand(-1, 2) / scale
         intrinsics = (focals, (sizes / 2 - corners) / scale)
-    found = recover_cameras(maps, torch.full_like(sizes, side_px), intrinsics)
+    cropped = recover_cameras(maps, torch.full_like(sizes, side_px), intrinsics)
     return replace(
-        found, focals_px=found.focals_px * scale, principals_px=found.principals_px * scale + corners, sizes_px=sizes
+        cropped,
+        focals_px=cropped.focals_px * scale,
+        principals_px=cropped.principals_px * scale + corners,
+        sizes_px=sizes,
     )
 
 
@@ -93,7 +96,7 @@ def evaluate(
     """Compares the predicted cameras of image sets with the true ones, with known intrinsics."""
     model.eval()
     device = next(model.parameters()).device
-    found = []
+    rows = []
     for number in range(count):
         scene = scenes[number]
         generator = torch.Generator(device).manual_seed(number)
@@ -101,6 +104,6 @@ def evaluate(
         sizes = torch.full((len(maps), 2), float(scene.images.shape[-1]))
         cameras = recover_cameras(maps, sizes, (scene.focals_px, scene.principals_px))
         true = (scene.rotations.double().numpy(), scene.centers.double().numpy())
-        found.append(compare_poses((cameras.rotations.numpy(), cameras.centers.numpy()), true))
+        rows.append(compare_poses((cameras.rotations.numpy(), cameras.centers.numpy()), true))
         on_set(number + 1)
-    return found
+    return rows

@@ -113,12 +113,12 @@ def predict_in_chunks(predict: Callable[[Maps, Int64[Tensor, " batch"], list[int
     generator = torch.Generator().manual_seed(0)  # of the groups, which are other ones at every step
 
     def predict_all(maps: Maps, steps: Int64[Tensor, " batch"]) -> Maps:
-        made = torch.zeros_like(maps)
+        result = torch.zeros_like(maps)
         chunks = chunks_with_first(maps.shape[1], most, generator)
         for chunk in chunks:
             part = predict(maps[:, chunk], steps, chunk)
-            made[:, chunk[1:]] = part[:, 1:].to(made.dtype)
-            made[:, 0] += part[:, 0].to(made.dtype) / len(chunks)
-        return made
+            result[:, chunk[1:]] = part[:, 1:].to(result.dtype)
+            result[:, 0] += part[:, 0].to(result.dtype) / len(chunks)
+        return result
 
     return predict_all

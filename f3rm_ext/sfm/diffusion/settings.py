@@ -22,14 +22,13 @@ class TrainingSettings:
     """``training.*``"""
 
     resume: bool = False
-    """Go on from the newest checkpoint of the run's folder."""
+    """Resume from the newest checkpoint in the run's folder."""
     pretrain_path: str = ""
-    """Checkpoint whose weights the model begins with: for a dense model those of a sparse one. Not used by resumed
-    runs."""
+    """Checkpoint with the initial weights; a dense model starts from that of a sparse one. Resumed runs ignore it."""
     batch_size: int = 8
-    """Scenes per process (GPU) and step."""
+    """Scenes of one process (GPU) in each step."""
     max_iterations: int = 100_000
-    """Steps."""
+    """Number of optimiser steps."""
     iterations_for_batch: int = 0
     """Scenes per step of all processes for which max_iterations and reinit_after are meant, such as 64 for the
     published sparse stage: both are scaled, so that as many scenes are seen. 0 leaves them as they are."""
@@ -46,27 +45,27 @@ class TrainingSettings:
     gradient_clipping: bool = False
     """Limit the norm of the gradient to 1, after unscaling."""
     l1_loss: bool = False
-    """Absolute errors instead of squared ones."""
+    """Use absolute errors instead of squared ones."""
     freeze_encoder: bool = True
-    """Keep the weights of DINOv2."""
+    """Freeze DINOv2."""
     reinit: bool = False
     """Unfreeze encoder and transformer after `reinit_after` steps, with a new optimiser."""
     reinit_after: int = 50_000
     """Steps before encoder and transformer are unfrozen."""
     dpt_head: bool = False
-    """Dense model: predict 16 × 16 rays per patch."""
+    """Train the dense model, which predicts 16 × 16 rays per patch."""
     full_num_patches_x: int = 16
     """Rays along an image's width: 16, or 256 with the dense head."""
     full_num_patches_y: int = 16
-    """Rays along an image's height: the same."""
+    """Rays along an image's height; equal to full_num_patches_x."""
     interval_save_checkpoint: int = 5000
     """Steps between checkpoints; the newest two are kept."""
     interval_evaluate: int = 5000
     """Steps between evaluations on eight image sets of the test list; 0 for none."""
     num_workers: int = 8
-    """Processes that read data, 0 or more."""
+    """Number of processes that read data; 0 reads in the training process."""
     seed: int = 0
-    """Seed of everything random."""
+    """Seed of all random numbers."""
 
 
 @dataclass
@@ -76,11 +75,11 @@ class ModelSettings:
     num_images: int = 8
     """Largest number of images of a scene, 2 to 64."""
     random_num_images: bool = True
-    """Take 2 to num_images images, another number in every step."""
+    """Draw the number of images anew in every step, from 2 to num_images."""
     freeze_transformer: bool = False
-    """Keep the weights of the transformer."""
+    """Freeze the transformer."""
     size: Size = "published"
-    """Widths and depths: those of the paper, or tiny ones for a CPU."""
+    """Width and depth of the networks: as published, or tiny for a CPU."""
     residual: Residual = "auto"
     """Dense model: the head predicts what is added to the upsampled prediction of the transformer, so that training
     begins with the errors of the sparse model. auto: True for tiny models, False at the published size, whose models
@@ -94,14 +93,14 @@ class DatasetSettings:
     """``dataset.*``"""
 
     name: str = "co3d"
-    """Data set; co3d is the only one."""
+    """Name of the data set; co3d is the only one."""
     shape: str = "all_train"
-    """Categories, separated by commas; all_train for all that are there but the ten unseen ones."""
+    """Categories, separated by commas; all_train stands for all in the folder except the ten held-out ones."""
     path: str = "co3d_data"
     """Folder of the data set: co3d/ with the images, co3d_annotations/ with the lists."""
     apply_augmentation: bool = True
-    """Cut crops of .8 to 1.1 times the short side. Without it, a frozen DINOv2 sees each image once: its features are
-    kept, up to 1 GiB."""
+    """Crop images at random, to 0.8 to 1.1 times the short side. Without augmentation the features of a frozen DINOv2
+    are computed once and kept, up to 1 GiB."""
     image_size: int = 224
     """Side of the images in pixels, a multiple of 14."""
 
@@ -113,7 +112,7 @@ class DebugSettings:
     wandb: bool = True
     """Log to Weights & Biases."""
     project_name: str = "diffusionsfm"
-    """Project of Weights & Biases."""
+    """Name of the project in Weights & Biases."""
     run_name: str = "run"
     """Name of the run, and of its folder."""
 
@@ -179,7 +178,7 @@ PRESETS: dict[Preset, tuple[str, ...]] = {
 CHECKPOINTS = "checkpoints"
 """Folder in that of the run."""
 _ALIASES = {"dataset.category": "dataset.shape", "hydra.run.dir": "run_dir"}
-_FIXED: Mapping[str, bool | int | float | str | None] = {
+_PUBLISHED_VALUES: Mapping[str, bool | int | float | str | None] = {
     "training.interval_visualize": None,
     "training.interval_delete_checkpoint": None,
     "training.delete_all_checkpoints_after_training": False,
@@ -222,8 +221,8 @@ _FIXED: Mapping[str, bool | int | float | str | None] = {
     "dataset.mask_holes": True,
     "debug.anomaly_detection": False,
 }
-"""Settings of the released code that have one value here: that with which the published models were trained. None:
-they change nothing here, so any value is taken."""
+"""Settings of the released code that can only have the value with which the published models were trained. None means
+that the setting has no effect here, so any value is accepted."""
 
 
 def parse_settings(words: Sequence[str], preset: Preset = "none") -> Settings:
@@ -246,17 +245,17 @@ def _set(settings: Settings, key: str, value: str) -> None:
     if key.startswith("train."):
         key = "training." + key.removeprefix("train.")
     key, value = _ALIASES.get(key, key), value.strip("'\"")
-    if key in _FIXED:
-        _check_fixed(key, value, _FIXED[key])
+    if key in _PUBLISHED_VALUES:
+        _check_fixed(key, value, _PUBLISHED_VALUES[key])
         return
-    known = dict(flat(settings))
+    known = dict(flatten(settings))
     if key not in known:
-        near = difflib.get_close_matches(key, [*known, *_ALIASES], n=1)
+        suggestions = difflib.get_close_matches(key, [*known, *_ALIASES], n=1)
         group = key.partition(".")[0] + "."
         others = [name for name in known if name.startswith(group)] or [*[*known][:-1], "hydra.run.dir"]
         raise ConfigError(
             f"There is no setting {key}: "
-            + (f"write {near[0]}, if you mean that." if near else f"choose from {', '.join(others)}.")
+            + (f"write {suggestions[0]}, if you mean that." if suggestions else f"choose from {', '.join(others)}.")
         )
     *group, name = key.split(".")
     owner = getattr(settings, group[0]) if group else settings
@@ -291,12 +290,12 @@ def _parse_value(key: str, value: str, kind: Any) -> bool | int | float | str:
         raise ConfigError(f"{key} is {value}, but must be a{'n integer' if kind is int else ' number'}.") from error
 
 
-def flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
+def flatten(settings: Any, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Yields all settings by their dotted names."""
     for entry in fields(settings):
         value = getattr(settings, entry.name)
         if is_dataclass(value):
-            yield from flat(value, f"{prefix}{entry.name}.")
+            yield from flatten(value, f"{prefix}{entry.name}.")
         else:
             yield prefix + entry.name, value
 
@@ -312,7 +311,11 @@ def scale_steps(settings: Settings, processes: int) -> Settings:
 
 
 def check_settings(settings: Settings) -> None:
-    """Checks that values fit each other."""
+    """Checks the ranges of values, and that they agree with each other.
+
+    Raises:
+        ConfigError: a value cannot be used.
+    """
     training, model, data = settings.training, settings.model, settings.dataset
     for key, value, least in (
         ("training.batch_size", training.batch_size, 1),
@@ -331,12 +334,12 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError(f"dataset.name is {data.name}, but co3d is the only data set: convert yours to its format.")
     if data.image_size < 14 or data.image_size % 14:
         raise ConfigError(f"dataset.image_size is {data.image_size}, but patches have 14 pixels: use a multiple of 14.")
-    wanted = settings.patches * (16 if training.dpt_head else 1)
-    if (training.full_num_patches_x, training.full_num_patches_y) != (wanted, wanted):
+    rays = settings.patches * (16 if training.dpt_head else 1)
+    if (training.full_num_patches_x, training.full_num_patches_y) != (rays, rays):
         head = "with training.dpt_head=True" if training.dpt_head else "without the dense head"
         raise ConfigError(
             f"training.full_num_patches_x and _y are {training.full_num_patches_x} and {training.full_num_patches_y}, "
-            f"but {head} there are {wanted} rays along each side: set both to {wanted}."
+            f"but {head} there are {rays} rays along each side: set both to {rays}."
         )
     if training.reinit and not training.dpt_head:
         raise ConfigError("training.reinit belongs to the dense stage: add training.dpt_head=True.")
@@ -351,10 +354,10 @@ def find_checkpoints(folder: Path) -> list[Path]:
 
 def check_folder(settings: Settings) -> None:
     """Checks that a training that begins anew does so in a folder without checkpoints."""
-    found = find_checkpoints(settings.folder)
-    if found and not settings.training.resume:
+    checkpoints = find_checkpoints(settings.folder)
+    if checkpoints and not settings.training.resume:
         raise ConfigError(
-            f"The folder {settings.folder} holds the checkpoints of a run ({found[-1].name}): go on with it by "
+            f"The folder {settings.folder} holds the checkpoints of a run ({checkpoints[-1].name}): go on with it by "
             "training.resume=True, or give another folder by hydra.run.dir=… or debug.run_name=…."
         )
 

@@ -34,28 +34,30 @@ from f3rm_ext.sfm.diffusion.model import SIZES, RayDiffuser, masked_loss
 from f3rm_ext.sfm.diffusion.plan import set_trained
 from f3rm_ext.sfm.diffusion.prediction import evaluate
 from f3rm_ext.sfm.diffusion.schedule import STEPS, add_noise, make_scheduler
-from f3rm_ext.sfm.diffusion.settings import CHECKPOINTS, Settings, find_checkpoints, flat
+from f3rm_ext.sfm.diffusion.settings import CHECKPOINTS, Settings, find_checkpoints, flatten
 from f3rm_ext.utils.output_file import replace_file
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-LOG = "losses.jsonl"
+_LOSS_LOG = "losses.jsonl"
 EVALUATED_SETS = 8
 """Image sets of an evaluation."""
-_KEPT = 2
+_CHECKPOINTS_KEPT = 2
 _MAX_NORM = 1.0
-_MOST_FEATURES_BYTES = 1 << 30
+_MAX_FEATURE_BYTES = 1 << 30
 _BETA1 = 0.9
-_SLOWER = 0.1
+_FIXED_SETTINGS = ("training.dpt_head", "model.size", "training.batch_size")
+"""Settings that a resumed run cannot change."""
+_BACKBONE_RATE = 0.1
 """Factor on the learning rate of encoder and transformer in the dense stage."""
-_SLOWEST = _SLOWER / UPSAMPLING**2
-"""Factor on that of the rays' convolution, if the model begins as the sparse one: the cells of a patch see about the
-same ray, so that Adam moves all their weights alike, and their steps add up."""
+_RAYS_RATE = _BACKBONE_RATE / UPSAMPLING**2
+"""Factor on the learning rate of the rays' convolution, if the model begins as the sparse one. All cells of a patch see
+about the same ray, so Adam moves their weights alike, and the steps of all cells add up."""
 Report = Callable[[int, float], None]
-"""Called after each step with the number of steps done and the loss."""
+"""Called after each step with its number and the loss."""
 ReportMetrics = Callable[[int, dict[str, float]], None]
-"""Called after each evaluation with the number of steps done and the means over the image sets."""
+"""Called after each evaluation with the number of the step and the means over the image sets."""
 
 
 @runtime_checkable
@@ -75,7 +77,7 @@ class Scenes(Protocol):
         ...
 
 
-class EncodeAndPredict(nn.Module):
+class EncoderAndModel(nn.Module):
     """Encoder and network in one call, so that gradients of both are averaged over processes."""
 
     def __init__(self, model: RayDiffuser) -> None:
@@ -106,11 +108,11 @@ def make_accelerator() -> "tuple[Accelerator, str | None]":
         raise ConfigError(
             "Training DiffusionSfM needs the package accelerate: `pip install 'f3rm-ext[sfm]'`."
         ) from error
-    asked = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     warning = None
-    if asked not in ("", "no"):
+    if precision not in ("", "no"):
         warning = (
-            f"accelerate's mixed precision ({asked}) is not used, because training has its own "
+            f"accelerate's mixed precision ({precision}) is not used, because training has its own "
             "(training.mixed_precision): answer no in `accelerate config`."
         )
     # Without GPUs accelerate takes processes of torchrun for runs of their own, unless it is told to use the CPU.
@@ -146,7 +148,7 @@ class Training:
                 self.held_out = make_dataset(settings, "test")
             except CaptureError as error:
                 self.notice = f"Nothing is evaluated while training: {error}"
-        saved = self._newest() if settings.training.resume else None
+        saved = self._load_newest() if settings.training.resume else None
         self.network = _make_model(settings, saved)
         if saved is not None:
             self.iteration = int(saved["iteration"])
@@ -162,41 +164,43 @@ class Training:
             self.optimizer.load_state_dict(saved["optimizer"])
             self.scaler.load_state_dict(saved["scaler"])
 
-    def _newest(self) -> dict[str, Any]:
-        found = find_checkpoints(self.settings.folder)
-        if not found:
+    def _load_newest(self) -> dict[str, Any]:
+        paths = find_checkpoints(self.settings.folder)
+        if not paths:
             raise CheckpointError(
                 f"There is no checkpoint in {self.settings.folder / CHECKPOINTS} to resume: give the run's folder with "
                 "hydra.run.dir, or leave training.resume out."
             )
         try:
-            saved = torch.load(found[-1], map_location="cpu", weights_only=True)
-            before = {key: saved["settings"][key] for key in ("training.dpt_head", "model.size", "training.batch_size")}
+            saved = torch.load(paths[-1], map_location="cpu", weights_only=True)
+            saved_values = {
+                key: saved["settings"][key] for key in ("training.dpt_head", "model.size", "training.batch_size")
+            }
         except Exception as error:  # a damaged file raises anything
             raise CheckpointError(
-                f"The checkpoint {found[-1]} cannot be read ({reason_of(error)}): delete it to resume from the one "
+                f"The checkpoint {paths[-1]} cannot be read ({reason_of(error)}): delete it to resume from the one "
                 "before."
             ) from error
-        now = dict(flat(self.settings))
-        changed = [f"{key} was {value}" for key, value in before.items() if now[key] != value]
-        if changed:
+        values = dict(flatten(self.settings))
+        changes = [f"{key} was {value}" for key, value in saved_values.items() if values[key] != value]
+        if changes:
             raise CheckpointError(
-                f"The run in {self.settings.folder} cannot go on with these settings ({', '.join(changed)}): give the "
+                f"The run in {self.settings.folder} cannot go on with these settings ({', '.join(changes)}): give the "
                 "same ones, or begin a new run with training.pretrain_path."
             )
         return saved
 
     @property
-    def _unfrozen(self) -> bool:
+    def _is_unfrozen(self) -> bool:
         return self.settings.training.reinit and self.iteration >= self.settings.training.reinit_after
 
     def _prepare(self) -> None:
         """Chooses what is trained; makes the optimiser and the wrapper that averages gradients."""
         training, model = self.settings.training, self.settings.model
-        freeze = not self._unfrozen
+        freeze = not self._is_unfrozen
         set_trained(self.network, training.freeze_encoder and freeze, model.freeze_transformer and freeze)
         self.network.to(self.device)
-        groups: dict[float, list[nn.Parameter]] = {factor: [] for factor in (1.0, _SLOWER, _SLOWEST)}
+        groups: dict[float, list[nn.Parameter]] = {factor: [] for factor in (1.0, _BACKBONE_RATE, _RAYS_RATE)}
         for name, parameter in self.network.named_parameters():
             if parameter.requires_grad:
                 groups[self._rate_factor(name)].append(parameter)
@@ -205,22 +209,22 @@ class Training:
             betas=(_BETA1, training.beta2),
         )
         self.features = self._feature_cache()
-        self.model = self.accelerator.prepare_model(EncodeAndPredict(self.network))
+        self.model = self.accelerator.prepare_model(EncoderAndModel(self.network))
         self.model.train()
 
     def _rate_factor(self, name: str) -> float:
         """Factor on the learning rate of a parameter."""
         if self.network.residual is not None and name.startswith("rays."):
-            return _SLOWEST
+            return _RAYS_RATE
         is_slow = self.network.stage == "dense" and name.startswith(("encoder.", "transformer."))
-        return _SLOWER if is_slow else 1.0
+        return _BACKBONE_RATE if is_slow else 1.0
 
     def _feature_cache(self) -> FeatureCache | None:
         """Keeps the features of images that are always cut alike, if their encoder is frozen and they fit."""
         encoder, dense = self.network.encoder, self.network.stage == "dense"
         is_frozen = not any(parameter.requires_grad for parameter in encoder.parameters())
         size = FeatureCache.bytes_per_image(encoder.width, self.settings.patches, dense) * self.dataset.num_frames
-        if not is_frozen or self.dataset.augment or size > _MOST_FEATURES_BYTES:
+        if not is_frozen or self.dataset.augment or size > _MAX_FEATURE_BYTES:
             return None
         return FeatureCache(encoder, dense)
 
@@ -293,7 +297,7 @@ class Training:
         if model.random_num_images:
             count = int(torch.randint(2, count + 1, (1,), generator=shared))
         clean, known = sample.maps[:, :count], sample.known[:, :count]
-        noisy, steps = self._noisy(clean, known)
+        noisy, steps = self._add_noise(clean, known)
         self.optimizer.zero_grad(set_to_none=True)  # before activations come
         images: Tensor | EncodedImages = sample.images[:, :count]
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.amp):
@@ -317,14 +321,14 @@ class Training:
         self.scaler.update()
         return value
 
-    def _noisy(
+    def _add_noise(
         self, clean: Float[Tensor, "batch images 8 cells cells"], known: Float[Tensor, "batch images cells cells"]
     ) -> tuple[Float[Tensor, "batch images 8 cells cells"], Int64[Tensor, " batch"]]:
         """Returns the noisy maps of this step's samples, and their steps of the schedule."""
         batch = len(clean)
         first = (self.iteration * self.accelerator.num_processes + self.accelerator.process_index) * batch
-        drawn = [self._draw(first + place, clean.shape[1:]) for place in range(batch)]
-        steps, noise = (torch.stack(values) for values in zip(*drawn, strict=True))
+        noises = [self._draw(first + place, clean.shape[1:]) for place in range(batch)]
+        steps, noise = (torch.stack(values) for values in zip(*noises, strict=True))
         return add_noise(clean, noise, steps, known, self.alphas_bar), steps
 
     def _draw(self, number: int, shape: torch.Size) -> tuple[Int64[Tensor, ""], Float[Tensor, "images 8 cells cells"]]:
@@ -336,11 +340,11 @@ class Training:
 
     def evaluate(self, held_out: Co3dScenes) -> dict[str, float]:
         """Returns means over image sets: RRA@15, RTA@15, AUC@30 and the accuracy of camera centres."""
-        found = evaluate(self.network, held_out, EVALUATED_SETS)
+        metrics = evaluate(self.network, held_out, EVALUATED_SETS)
         self.model.train()
         values = [
             {"RRA@15": one.rra["15"], "RTA@15": one.rta["15"], "AUC@30": one.auc_30, "centres": one.center_accuracy}
-            for one in found
+            for one in metrics
         ]
         return {name: float(np.mean([value[name] for value in values])) for name in values[0]}
 
@@ -353,18 +357,18 @@ class Training:
                 "optimizer": self.optimizer.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "iteration": self.iteration,
-                "settings": dict(flat(self.settings)),
+                "settings": dict(flatten(self.settings)),
             }
             with replace_file(path, "hydra.run.dir") as stream:
                 torch.save(content, stream)  # type: ignore[arg-type]
-            found = find_checkpoints(self.settings.folder)
-            for old in found[: found.index(path) + 1][:-_KEPT]:  # never this one, whatever else is there
+            paths = find_checkpoints(self.settings.folder)
+            for old in paths[: paths.index(path) + 1][:-_CHECKPOINTS_KEPT]:  # never this one, whatever else is there
                 old.unlink(missing_ok=True)
         self.accelerator.wait_for_everyone()
 
     def _log(self, loss: float, seconds: float) -> None:
         self.settings.folder.mkdir(parents=True, exist_ok=True)
-        with (self.settings.folder / LOG).open("a", encoding="utf-8") as stream:
+        with (self.settings.folder / _LOSS_LOG).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"step": self.iteration, "loss": loss, "seconds": round(seconds, 4)}) + "\n")
 
 
@@ -416,8 +420,8 @@ def _make_model(settings: Settings, saved: dict[str, Any] | None) -> RayDiffuser
 
 
 def _load_encoder(settings: Settings) -> VisionTransformer:
-    given = settings.model.encoder_weights
-    weights = Dinov2Extractor._weights(Dinov2Config(weights=Path(given) if given else None))
+    file = settings.model.encoder_weights
+    weights = Dinov2Extractor.weights_source(Dinov2Config(weights=Path(file) if file else None))
     path = resolve(dataclasses.replace(weights, option="model.encoder_weights"))
     vit = VisionTransformer.from_state_dict(load_state_dict(path))
     if vit.patch_px != 14 or vit.register_tokens is not None:

@@ -55,7 +55,7 @@ def test_the_frame_of_the_capture_is_colmaps_own(scene) -> None:
         outputs_of(scene),
         ColmapDataParserConfig(data=scene, colmap_path=Path("sparse/0")).setup().get_dataparser_outputs("train"),
     ):
-        points = CaptureFrame.of_outputs(outputs, scene).to_capture(outputs.metadata[XYZ].numpy().astype(np.float64))
+        points = CaptureFrame.from_outputs(outputs, scene).to_capture(outputs.metadata[XYZ].numpy().astype(np.float64))
         np.testing.assert_allclose(np.sort(points, axis=0), np.sort(POINTS, axis=0), atol=1e-4)
 
 

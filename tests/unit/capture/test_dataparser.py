@@ -50,7 +50,7 @@ def test_a_good_capture_gives_what_nerfstudio_gives(capture):
 
 def test_a_nerfstudio_that_reads_otherwise_is_noticed():
     with pytest.raises(RuntimeError, match="load_from_json"):
-        module._with_transforms(lambda self, split: None, {})
+        module._inject_transforms(lambda self, split: None, {})
 
 
 def test_no_capture_and_no_transforms(capture):

@@ -47,7 +47,7 @@ def test_cameras_come_back_to_where_transforms_json_has_them(tmp_path: Path, mor
     data = capture(tmp_path, **more)
     config = CaptureDataParserConfig(data=data, eval_mode="all")
     outputs = config.setup().get_dataparser_outputs("train")
-    frame = CaptureFrame.of_outputs(outputs, data)
+    frame = CaptureFrame.from_outputs(outputs, data)
     scene = outputs.cameras.camera_to_worlds.double().numpy()
     np.testing.assert_allclose(frame.to_capture(scene[:, :, 3]), poses()[:, :3, 3], atol=1e-4)
     np.testing.assert_allclose(frame.directions_to_capture(scene[:, :, 2]), poses()[:, :3, 2], atol=1e-5)
@@ -58,14 +58,14 @@ def test_captures_of_old_versions_with_colmap_beside_them(tmp_path: Path) -> Non
     data = capture(tmp_path)
     (tmp_path / "colmap" / "sparse" / "0").mkdir(parents=True)
     outputs = CaptureDataParserConfig(data=data, eval_mode="all").setup().get_dataparser_outputs("train")
-    frame = CaptureFrame.of_outputs(outputs, data)
+    frame = CaptureFrame.from_outputs(outputs, data)
     scene = outputs.cameras.camera_to_worlds[:, :, 3].double().numpy()
     np.testing.assert_allclose(frame.to_capture(scene), poses()[:, :3, 3], atol=1e-4)
 
 
 def test_other_kinds_of_captures(tmp_path: Path) -> None:
     outputs = SimpleNamespace(dataparser_transform=torch.eye(4)[:3], dataparser_scale=0.5)
-    frame = CaptureFrame.of_outputs(outputs, tmp_path)  # type: ignore[arg-type]
+    frame = CaptureFrame.from_outputs(outputs, tmp_path)  # type: ignore[arg-type]
     np.testing.assert_allclose(frame.to_capture(np.asarray([1.0, 2, 3])), [2, 4, 6])
     assert frame.describe() == {
         "scene_from_capture": np.eye(4)[:3].tolist(),

@@ -18,7 +18,7 @@ from PIL import Image
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig, LiftedFeatureOptions
-from f3rm_ext.data.stereo.points import DensePoints, ply_of
+from f3rm_ext.data.stereo.points import DensePoints, encode_ply
 
 DATA = Path(os.environ.get("F3RM_EXT_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
@@ -235,7 +235,7 @@ def test_dense_points_fill_up_those_given(build, make_capture, seek, tmp_path, m
     monkeypatch.setattr("f3rm_ext.data.stereo.points.COUNT", 5)
     capture = make_capture()
     own = np.arange(12, dtype=np.float32).reshape(4, 3)
-    (capture / "own.ply").write_bytes(ply_of(DensePoints(own, np.zeros((4, 3), np.uint8))))
+    (capture / "own.ply").write_bytes(encode_ply(DensePoints(own, np.zeros((4, 3), np.uint8))))
     meta = json.loads((capture / "transforms.json").read_text())
     (capture / "transforms.json").write_text(json.dumps(meta | {"ply_file_path": "own.ply"}))
     cache = LiftedFeatureOptions(cache_dir=tmp_path / "cache")

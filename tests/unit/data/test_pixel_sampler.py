@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, PixelDraw, batch_seed, colors_of
+from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, PixelDraw, batch_seed, to_colors
 from f3rm_ext.errors import CaptureError
 
 
@@ -21,7 +21,7 @@ def draw(packed: PackedPixels, rays: int, seed: int = 0) -> PixelDraw:
 
 
 def colors(packed: PackedPixels, drawn: PixelDraw) -> torch.Tensor:
-    return colors_of(packed.pixels[drawn.places])
+    return to_colors(packed.pixels[drawn.places])
 
 
 def test_indices_and_colors_belong_together_for_images_of_any_size():
@@ -97,7 +97,7 @@ def test_batch_seeds_differ_and_are_stable():
 
 def test_colors_are_the_same_numbers_as_by_division():
     pixels = torch.arange(256, dtype=torch.uint8)[:, None].expand(-1, 3)
-    assert torch.equal(colors_of(pixels), pixels.float() / 255.0)
+    assert torch.equal(to_colors(pixels), pixels.float() / 255.0)
 
 
 def test_few_rays_go_to_what_is_empty():

@@ -131,7 +131,7 @@ def test_a_window_that_comes_again_is_counted_again(make_stream, monkeypatch):
     """An epoch may begin with the very window the last one ended with."""
     stream = make_stream(window=4, repeat=1)
     orders = [0, 1, 2, 3, 4, 5, 6, 7], [4, 5, 6, 7, 0, 1, 2, 3]
-    monkeypatch.setattr(stream.cycle, "_shuffled", lambda epoch, *args: orders[epoch % 2])
+    monkeypatch.setattr(stream.cycle, "_shuffle", lambda epoch, *args: orders[epoch % 2])
     seen = []
     for step in range(1, 8):
         seen.append(frozenset(images_in(stream.next())))

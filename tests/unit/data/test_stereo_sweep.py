@@ -58,7 +58,7 @@ def true_depth(cameras: PinholeCameras, index: int, plane: Plane = WALL) -> tupl
     return depth, center + depth[..., None] * ahead
 
 
-def photos_of(cameras: PinholeCameras, plane: Plane, contrast: float, valid: Tensor | None = None) -> PhotoStereo:
+def dataset_photos(cameras: PinholeCameras, plane: Plane, contrast: float, valid: Tensor | None = None) -> PhotoStereo:
     noise = gaussian_filter(np.random.default_rng(0).standard_normal((TEXELS, TEXELS)), 3)
     noise /= noise.std()
 
@@ -86,7 +86,7 @@ def grazing() -> PinholeCameras:
 
 
 def test_finds_a_floor_seen_at_an_angle(grazing: PinholeCameras) -> None:
-    found = photos_of(grazing, FLOOR, 40.0).depth(2)
+    found = dataset_photos(grazing, FLOOR, 40.0).depth(2)
     truth, _ = true_depth(grazing, 2, FLOOR)
     near = np.s_[HEIGHT // 2 : -4, 8:-8]
     assert (np.abs(found / truth - 1)[near] < 0.02).mean() > 0.9
@@ -94,7 +94,7 @@ def test_finds_a_floor_seen_at_an_angle(grazing: PinholeCameras) -> None:
 
 @pytest.mark.parametrize("contrast", [40.0, 4.0])
 def test_finds_a_wall_whatever_its_contrast(cameras: PinholeCameras, contrast: float) -> None:
-    found = photos_of(cameras, WALL, contrast).depth(2)
+    found = dataset_photos(cameras, WALL, contrast).depth(2)
     truth, _ = true_depth(cameras, 2)
     inner = np.s_[6:-6, 6:-6]
     error = np.abs(found / truth - 1)[inner]
@@ -104,20 +104,20 @@ def test_finds_a_wall_whatever_its_contrast(cameras: PinholeCameras, contrast: f
 def test_masked_pixels_have_no_depth(cameras: PinholeCameras) -> None:
     valid = torch.ones(HEIGHT, WIDTH, dtype=torch.bool)
     valid[:, : WIDTH // 2] = False
-    found = photos_of(cameras, WALL, 40.0, valid).depth(2)
+    found = dataset_photos(cameras, WALL, 40.0, valid).depth(2)
     assert (found[:, : WIDTH // 2] == 0).all() and (found[6:-6, WIDTH // 2 + 6 : -6] > 0).all()
 
 
 def test_a_photo_without_neighbours_has_no_depth(cameras: PinholeCameras) -> None:
     turned = cameras.viewmats.clone()
     turned[4, [0, 2]] *= -1  # looks away
-    views = photos_of(cameras._replace(viewmats=turned), WALL, 40.0)
+    views = dataset_photos(cameras._replace(viewmats=turned), WALL, 40.0)
     assert (views.depth(4) == 0).all() and (views.depth(0) > 0).any()
 
 
 @pytest.mark.parametrize("sweep_index", [0, 1])
 def test_the_kernel_agrees_with_the_reference(grazing: PinholeCameras, sweep_index: int) -> None:
-    stereo = photos_of(grazing, FLOOR, 40.0)
+    stereo = dataset_photos(grazing, FLOOR, 40.0)
     radius = grazing.radius()
     others = nearby_views(grazing, 2, 4, radius)
     grey = [cv2.cvtColor(stereo.color(index), cv2.COLOR_RGB2GRAY).astype(np.float32) for index in (2, *others)]
@@ -134,7 +134,7 @@ def test_the_kernel_agrees_with_the_reference(grazing: PinholeCameras, sweep_ind
 
 
 def test_dense_points_lie_on_the_wall(cameras: PinholeCameras) -> None:
-    points = dense_points(photos_of(cameras, WALL, 40.0), 500)
+    points = dense_points(dataset_photos(cameras, WALL, 40.0), 500)
     normal, offset = WALL
     far = np.abs(points.xyz @ normal - offset) / np.linalg.norm(normal)
     assert 200 < len(points.xyz) <= 500 and points.xyz.dtype == np.float32 and points.rgb.dtype == np.uint8
@@ -144,8 +144,8 @@ def test_dense_points_lie_on_the_wall(cameras: PinholeCameras) -> None:
 
 
 def test_a_blank_wall_has_no_depth_and_no_points(cameras: PinholeCameras) -> None:
-    assert (photos_of(cameras, WALL, 0.0).depth(2) == 0).all()
-    assert len(dense_points(photos_of(cameras, WALL, 0.0)).xyz) == 0
+    assert (dataset_photos(cameras, WALL, 0.0).depth(2) == 0).all()
+    assert len(dense_points(dataset_photos(cameras, WALL, 0.0)).xyz) == 0
 
 
 def test_points_are_thinned_by_the_pixels_that_they_cover() -> None:

@@ -12,7 +12,7 @@ from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.data.undistort import (
     DistortedCamera,
     PinholeIntrinsics,
-    pinhole_of,
+    largest_pinhole,
     shrunk,
     shrunk_cameras,
     shrunk_size,
@@ -72,7 +72,7 @@ def centres(width: int, height: int) -> torch.Tensor:
 
 
 def test_the_map_and_the_cameras_agree_with_the_rays_of_nerfstudio(lens):
-    view = pinhole_of(lens)
+    view = largest_pinhole(lens)
     positions = centres(view.width, view.height)
     columns, rows = pinhole._source_map(lens, view)
     in_photo = torch.from_numpy(np.stack([columns, rows], -1)) + 0.5
@@ -83,7 +83,7 @@ def test_the_map_and_the_cameras_agree_with_the_rays_of_nerfstudio(lens):
 
 def test_a_distorted_picture_of_a_grid_becomes_the_picture_of_a_pinhole_camera(lens):
     photo = pattern(directions(photo_camera(lens), centres(lens.frame.width, lens.frame.height)))
-    view = pinhole_of(lens)
+    view = largest_pinhole(lens)
     found = undistorted(ImagePixels(photo.round().clamp(0, 255).to(torch.uint8)), lens, view)
     expected = pattern(directions(camera_of(view), centres(view.width, view.height)))
     assert found.valid is None and found.pixels.shape == expected.shape
@@ -95,7 +95,7 @@ def test_a_distorted_picture_of_a_grid_becomes_the_picture_of_a_pinhole_camera(l
 
 
 def test_the_picture_is_filled_and_as_large_as_can_be(lens):
-    view = pinhole_of(lens)
+    view = largest_pinhole(lens)
     columns, rows = pinhole._source_map(lens, view)
     width, height = lens.frame.width, lens.frame.height
     for position, size in ((columns, width), (rows, height)):
@@ -111,7 +111,7 @@ def test_the_picture_is_filled_and_as_large_as_can_be(lens):
 
 
 def test_a_wide_fisheye_is_cut_at_sixty_degrees():
-    view = pinhole_of(
+    view = largest_pinhole(
         DistortedCamera(PinholeIntrinsics(400, 400, 120.0, 120.0, 200.0, 200.0), fisheye=True)
     )  # 95 degrees to the side
     x = (0.5 - view.cx) / view.fx
@@ -123,7 +123,7 @@ def test_a_wide_fisheye_is_cut_at_sixty_degrees():
 def test_without_distortion_nothing_is_touched():
     lens = DistortedCamera(FRAME)
     picture = ImagePixels(torch.randint(0, 256, (64, 96, 3), dtype=torch.uint8))
-    assert pinhole_of(lens) is FRAME and undistorted(picture, lens, FRAME) is picture
+    assert largest_pinhole(lens) is FRAME and undistorted(picture, lens, FRAME) is picture
     assert shrunk(picture, 64, 96) is picture
 
 
@@ -133,7 +133,7 @@ def test_a_distortion_that_folds_the_image_is_refused():
         DistortedCamera(FRAME, (0.0, 0.0, -50.0, 0.0, 0.0, 0.0)),
     ):
         with pytest.raises(ValueError):
-            pinhole_of(lens)
+            largest_pinhole(lens)
 
 
 def test_masks_are_undistorted_with_the_image_and_no_masked_pixel_leaks(lens):
@@ -143,7 +143,7 @@ def test_masks_are_undistorted_with_the_image_and_no_masked_pixel_leaks(lens):
     pixels = torch.zeros(*mask.shape, 3, dtype=torch.uint8)
     pixels[~mask] = torch.tensor([255, 0, 0], dtype=torch.uint8)
     for picture in (
-        undistorted(ImagePixels(pixels, mask), lens, pinhole_of(lens)),
+        undistorted(ImagePixels(pixels, mask), lens, largest_pinhole(lens)),
         shrunk(ImagePixels(pixels, mask), 23, 31),
     ):
         assert picture.valid is not None and 0 < int((~picture.valid).sum()) < picture.valid.numel()
@@ -185,7 +185,7 @@ def test_alpha_commutes_with_any_background(change):
     def apply(picture: ImagePixels) -> torch.Tensor:
         if change == "shrunk":
             return shrunk(picture, 21, 37).pixels.float()
-        return undistorted(picture, BARREL, pinhole_of(BARREL)).pixels.float()
+        return undistorted(picture, BARREL, largest_pinhole(BARREL)).pixels.float()
 
     small = apply(ImagePixels(pixels))
     for background in (torch.tensor([0.0, 0.0, 0.0]), torch.tensor([255.0, 80.0, 10.0])):

@@ -17,7 +17,7 @@ from f3rm_ext.mesh.extraction import extract_mesh
 from f3rm_ext.mesh.fusion import fuse_depth
 from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.mesh.scenes import SurfaceScene
-from f3rm_ext.mesh.shells import contraction_of, fuse_shells
+from f3rm_ext.mesh.shells import fit_contraction, fuse_shells
 from f3rm_ext.mesh.views import RenderedView, SceneViews, stored_views
 from f3rm_ext.utils.open3d_library import RayCaster
 
@@ -106,7 +106,7 @@ def test_there_are_no_gaps_between_shells(views: SceneViews, open3d: ModuleType)
 
 def test_a_bounded_scene_gives_the_same_mesh(ball_views: SceneViews, open3d: ModuleType) -> None:
     with stored_views(ball_views) as stored:
-        space = contraction_of(stored)
+        space = fit_contraction(stored)
         one = fuse_depth(stored, 0.02)
         (two,) = fuse_shells(stored, 0.02, space)
     assert space.radius == pytest.approx(1.65 + 1.05, abs=0.1) and len(one.faces) == len(two.faces)
@@ -138,4 +138,4 @@ def test_no_depth(cameras: PinholeCameras, open3d: ModuleType) -> None:
     nothing = RenderedView(np.zeros((64, 64, 3), np.uint8), np.zeros((64, 64), np.float32))
     with stored_views(SceneViews(cameras, lambda index: nothing)) as stored:
         with pytest.raises(MeshError, match="No depth is left"):
-            fuse_shells(stored, VOXEL, contraction_of(stored))
+            fuse_shells(stored, VOXEL, fit_contraction(stored))

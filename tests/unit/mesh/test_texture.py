@@ -24,7 +24,7 @@ from f3rm_ext.mesh.texture.baking import (
 )
 from f3rm_ext.mesh.texture.blending import find_gains
 from f3rm_ext.mesh.texture.photos import Photo, Photos
-from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo, texture_of
+from f3rm_ext.mesh.texture.rendering import MeshRenderer, get_texture, score_photo
 from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places, bilinear, bilinear_corners
 from f3rm_ext.utils.open3d_library import RayCaster
 
@@ -78,7 +78,7 @@ def errors_on(
     mesh: trimesh.Trimesh, colors: Colors = smooth, where: Callable[[np.ndarray], np.ndarray] | None = None
 ) -> np.ndarray:
     """Differences of a texture from the true colours at places all over the mesh, or only where a mask of them says."""
-    texture = texture_of(mesh)
+    texture = get_texture(mesh)
     assert texture is not None
     points, faces = trimesh.sample.sample_surface(mesh, 4000, seed=0)[:2]
     atlas = Atlas(mesh, np.arange(len(mesh.vertices)), len(texture), 0)
@@ -97,7 +97,7 @@ def test_a_box_has_its_true_colours_and_no_seams(box: trimesh.Trimesh) -> None:
         lambda stage, done, total: stages.update({stage: (done, total)}),
     )
     assert stages["Photos"] == stages["Exposure"] == (20, 20) and made.unseen == 0
-    texture, error = texture_of(made.mesh), errors_on(made.mesh)
+    texture, error = get_texture(made.mesh), errors_on(made.mesh)
     assert texture is not None and texture.shape == (128, 128, 3)
     # Small photos see the corners of the box only at its rim, where its colours mix with the white behind it.
     assert error.mean() < 2 and np.quantile(error, 0.97) < 10
@@ -224,7 +224,7 @@ def test_masked_pixels_colour_nothing(box: trimesh.Trimesh) -> None:
         colors[~valid] = [255, 0, 255]
         spoiled.append(Photo(colors, valid))
     made = bake_texture(box, Photos(photos.cameras, lambda index: spoiled[index]), TextureOptions(texture_size=64))
-    texture = texture_of(made.mesh)
+    texture = get_texture(made.mesh)
     # The mask is magenta, and no true colour has so little green.
     assert texture is not None and texture[..., 1].min() > 30
 
@@ -341,7 +341,7 @@ def test_files_keep_the_texture(box: trimesh.Trimesh, tmp_path: Path, suffix: st
     assert {file.name for file in tmp_path.iterdir()} == expected
     assert read_provenance(path)["made_by"] == "f3rm-ext export texture"
     back = read_mesh(path)
-    kept, written = texture_of(back), texture_of(made)
+    kept, written = get_texture(back), get_texture(made)
     assert kept is not None and written is not None
     np.testing.assert_array_equal(kept, written)
     assert errors_on(back).mean() < 4

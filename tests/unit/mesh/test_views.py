@@ -96,7 +96,7 @@ def test_depth_of_a_field_is_along_the_axis(which: Depth, wanted: float, scale: 
     )
     model = SimpleNamespace(device=torch.device("cpu"), render_camera=render, training=False)
     model.train = model.query_heads = model.render_points = lambda *_: {}
-    made = SceneViews.of_field(model, cameras, scale, which)  # type: ignore[arg-type]
+    made = SceneViews.from_field(model, cameras, scale, which)  # type: ignore[arg-type]
     depth = made.render(0).depth
     assert depth.shape == (40 * scale, 24 * scale)
     np.testing.assert_allclose(depth, wanted, rtol=1e-5)

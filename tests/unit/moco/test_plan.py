@@ -80,9 +80,9 @@ def test_auto_takes_the_largest_batch_that_fits_with_an_advised_queue() -> None:
     assert narrow.config.batch_size is not None and 2 < narrow.config.batch_size < 128
     assert narrow.peak_bytes <= 0.75 * GIB and "of 0.8 GiB" in narrow.sentences()[0]
     assert f"auto takes batch {narrow.config.batch_size} and queue" in narrow.sentences()[1]
-    above = narrow.after_first_pass(int(0.8 * GIB))
+    above = narrow.compare_first_pass(int(0.8 * GIB))
     assert "--batch-size" in above[1] and "--queue-size" in above[1]
-    assert len(narrow.after_first_pass(GIB // 2)) == 1
+    assert len(narrow.compare_first_pass(GIB // 2)) == 1
 
 
 def test_what_cannot_fit_is_refused_with_what_does() -> None:

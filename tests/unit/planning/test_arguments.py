@@ -4,7 +4,7 @@ import pytest
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.presets import make_config
-from f3rm_ext.planning.arguments import has_capture, methods, names_of, parse, replace_options, split_arguments
+from f3rm_ext.planning.arguments import has_capture, methods, option_names, parse, replace_options, split_arguments
 
 OWN = {"gpu": True, "vram-gib": True, "json": False}
 
@@ -45,9 +45,9 @@ def test_a_capture_may_be_named_in_two_ways(arguments: list[str], expected: bool
 
 def test_short_names_are_known() -> None:
     config = methods()["sugar-ext"]
-    assert "sh-degree" in names_of(config, "pipeline.model.sh-degree")
-    assert "optimize-memory" in names_of(config, "pipeline.model.optimize-memory"), "in a part without a name"
-    assert "resolution-scale" in names_of(config, "pipeline.datamanager.camera-res-scale-factor")
+    assert "sh-degree" in option_names(config, "pipeline.model.sh-degree")
+    assert "optimize-memory" in option_names(config, "pipeline.model.optimize-memory"), "in a part without a name"
+    assert "resolution-scale" in option_names(config, "pipeline.datamanager.camera-res-scale-factor")
 
 
 def test_replaced_options_are_not_given_twice_and_stand_before_the_dataparser() -> None:

@@ -34,7 +34,7 @@ def test_figures_are_those_of_a_run(
 ) -> None:
     steps = 50
     config = parse(method, ["--data", str(tiny_capture), f"--max-num-iterations={steps}", *arguments, *more])
-    planned = plan_coverage(config, ImageSizes.of_capture(config), processes)
+    planned = plan_coverage(config, ImageSizes.from_capture(config), processes)
 
     options: Any = config.pipeline.datamanager
     options.features.extractors = ()
@@ -53,12 +53,12 @@ def test_figures_are_those_of_a_run(
 
 def brief(images: int, *arguments: str) -> Any:
     config = parse("f3rm-ext", ["--max-num-iterations=120000", *arguments])
-    return plan_coverage(config, ImageSizes.of_numbers(config, images, 1024, 1024))
+    return plan_coverage(config, ImageSizes.from_numbers(config, images, 1024, 1024))
 
 
 def test_the_figures_of_the_guide() -> None:
     found = brief(100, "--pipeline.datamanager.train-num-rays-per-batch=8192")
-    assert (found.steps_per_epoch, found.epochs, found.steps_for(10)) == (12_800, 9.375, 128_000)
+    assert (found.steps_per_epoch, found.epochs, found.epochs_to_steps(10)) == (12_800, 9.375, 128_000)
     assert found.repeat_for_one_pass is None and found.coverage == 1
 
 
@@ -85,13 +85,13 @@ def test_a_batch_over_four_devices(scope: str, device: int, all_devices: int) ->
         f"--pipeline.datamanager.ray-batch-scope={scope}",
     ]
     config = parse("f3rm-ext", [*arguments, "--max-num-iterations=10"])
-    found = plan_coverage(config, ImageSizes.of_numbers(config, 10, 64, 64), 4)
+    found = plan_coverage(config, ImageSizes.from_numbers(config, 10, 64, 64), 4)
     assert (found.rays_per_step_device, found.rays_per_step) == (device, all_devices)
 
 
 def test_sizes_of_a_capture_need_no_pixels(tiny_capture: Path) -> None:
     config = parse("sugar-ext", ["--data", str(tiny_capture), "--resolution-scale=0.5"])
-    sizes = ImageSizes.of_capture(config)
+    sizes = ImageSizes.from_capture(config)
     summary = sizes.summary()
     assert (summary.width_px, summary.height_px) == (32, 24)
     assert summary.train_images + summary.eval_images == 12 and summary.points > 0

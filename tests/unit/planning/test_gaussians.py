@@ -17,9 +17,9 @@ from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.planning.gaussians import (
     ASSUMED_GAUSSIANS,
     final_gaussians,
-    gaussians_at,
+    make_schedule,
     plan_growth,
-    schedule_of,
+    predict_gaussians,
     starting_gaussians,
 )
 from f3rm_ext.planning.request import CaptureSizes, PlanRequest, RefinementStart
@@ -43,25 +43,25 @@ def test_a_run_starts_with_the_points_or_with_random_ones() -> None:
 
 def test_nothing_grows_without_a_strategy() -> None:
     request = request_of(strategy="none")
-    assert final_gaussians(request) == gaussians_at(request, 14_999) == 10_000
+    assert final_gaussians(request) == predict_gaussians(request, 14_999) == 10_000
 
 
 def test_the_default_strategy_ends_at_its_limit_or_at_what_is_usual() -> None:
     assert final_gaussians(request_of()) == ASSUMED_GAUSSIANS
     assert final_gaussians(request_of(max_gaussians=200_000)) == 200_000
     assert final_gaussians(request_of(gaussians=6_000_000)) == 6_000_000
-    counts = [gaussians_at(request_of(max_gaussians=200_000), step) for step in range(0, 15_000, 500)]
+    counts = [predict_gaussians(request_of(max_gaussians=200_000), step) for step in range(0, 15_000, 500)]
     assert counts == sorted(counts) and counts[0] == 10_000 and counts[-1] == 200_000
 
 
 def test_mcmc_grows_by_a_share_in_each_round() -> None:
     """The first round is at step 600 of a run of 15 000 steps: gsplat's strategy asks for a step above 500."""
     request = request_of(strategy="mcmc", max_gaussians=0)
-    assert gaussians_at(request, 600) == 10_000
-    assert gaussians_at(request, 601) == 10_500
-    assert gaussians_at(request, 701) == 11_025
+    assert predict_gaussians(request, 600) == 10_000
+    assert predict_gaussians(request, 601) == 10_500
+    assert predict_gaussians(request, 701) == 11_025
     assert final_gaussians(request_of(strategy="mcmc", max_gaussians=12_000)) == 12_000
-    assert final_gaussians(request) == gaussians_at(request, 14_999) < 1_000_000
+    assert final_gaussians(request) == predict_gaussians(request, 14_999) < 1_000_000
 
 
 def test_a_run_that_starts_from_a_file_needs_its_number() -> None:
@@ -100,7 +100,7 @@ def test_a_refinement_counts_divided_triangles_and_free_splats(tmp_path: Path) -
     place = torch.eye(4)[None, :3].clone()
     place[:, 2, 3] = 3.0
     outputs = DataparserOutputs([tmp_path / "0.png"], Cameras(place, 50.0, 50.0, 32.0, 24.0, 64, 48))
-    start = RefinementStart.of_options(model, tmp_path, outputs)
+    start = RefinementStart.from_options(model, tmp_path, outputs)
     assert start.free == 1 and start.triangles > 80 and start.vertices == start.triangles // 2 + 2
     capture = CaptureSizes(train_images=20, eval_images=2, width_px=64, height_px=48)
     request = PlanRequest(config, capture, Device("cpu", 1 << 33), start=start)
@@ -116,5 +116,5 @@ def test_a_run_that_starts_regularized_skips_the_stages_of_its_regularization(mo
     request = request_of()
     model: Any = request.config.pipeline.model
     model.regularization, model.start_stage = mode, "regularized"
-    schedule = schedule_of(request)
+    schedule = make_schedule(request)
     assert schedule.offset / schedule.whole == pytest.approx(skipped, abs=1e-3)

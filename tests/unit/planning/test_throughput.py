@@ -33,8 +33,8 @@ def test_a_real_ledger_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     splats = parse("sugar-ext", [])
     book.add("splats", "sugar-ext", conditions={"hardware": hardware(splats.machine.device_type)})
     book.add_repeat("splats", {"it_per_s": 3.0, "rays_per_step": 200}, session="s")
-    assert recorded(splats, ImageSizes.of_numbers(splats, 9, 20, 10)) is not None
-    assert recorded(splats, ImageSizes.of_numbers(splats, 9, 20, 20)) is None
+    assert recorded(splats, ImageSizes.from_numbers(splats, 9, 20, 10)) is not None
+    assert recorded(splats, ImageSizes.from_numbers(splats, 9, 20, 20)) is None
 
 
 def test_several_devices_are_unknown() -> None:

@@ -21,7 +21,7 @@ CAPTURE = CaptureSizes(train_images=20, eval_images=3, width_px=160, height_px=9
 
 
 def test_bytes_are_those_of_packed_images() -> None:
-    cached = CachedImages.of_split(F3rmDataManagerConfig(train_num_images_to_sample_from=4), "train", 20, CAPTURE)
+    cached = CachedImages.from_split(F3rmDataManagerConfig(train_num_images_to_sample_from=4), "train", 20, CAPTURE)
     images = [ImagePixels(torch.zeros(90, 160, 3, dtype=torch.uint8)) for _ in range(4)]
     assert cached.images == PackedPixels.pack(range(4), images).pixels.nbytes and cached.count == 4
 
@@ -29,13 +29,13 @@ def test_bytes_are_those_of_packed_images() -> None:
 @pytest.mark.parametrize(("option", "count"), [(-1, 20), (math.inf, 20), (100, 20), (7, 7)])
 def test_as_many_images_are_cached_as_the_option_says(option: float, count: int) -> None:
     config = ImageDataManagerConfig(train_num_images_to_sample_from=option, train_num_times_to_repeat_images=10)
-    cached = CachedImages.of_split(config, "train", 20, CAPTURE)
+    cached = CachedImages.from_split(config, "train", 20, CAPTURE)
     assert cached.count == count and cached.changes == (count < 20)
 
 
 def test_features_are_halves_per_patch() -> None:
     sizes = [FeatureSize(10, 5, 64), FeatureSize(2, 2, 8)]
-    cached = CachedImages.of_split(F3rmDataManagerConfig(), "train", 20, CAPTURE, sizes)
+    cached = CachedImages.from_split(F3rmDataManagerConfig(), "train", 20, CAPTURE, sizes)
     assert cached.features == 20 * 2 * (10 * 5 * 64 + 2 * 2 * 8)
 
 

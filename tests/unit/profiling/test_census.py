@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from f3rm_ext.memory import estimate
-from f3rm_ext.profiling.census import CATEGORIES, Found, kind_of, reachable, storage_key, take_census
+from f3rm_ext.profiling.census import CATEGORIES, TensorStorage, parameter_group, reachable, storage_key, take_census
 from f3rm_ext.profiling.snapshot import LARGE_BYTES, tensor_totals
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.packed import packed_sh_colors
@@ -55,7 +55,7 @@ def trained() -> tuple[Model, dict[str, torch.optim.Optimizer], Data]:
     return model, optimizers, Data()
 
 
-def sums(found: list[Found]) -> dict[str, int]:
+def sums(found: list[TensorStorage]) -> dict[str, int]:
     return {name: sum(one.bytes for one in found if one.category == name) for name in CATEGORIES}
 
 
@@ -146,7 +146,7 @@ def test_the_walk_ends_in_a_circle_and_stops_at_the_viewer() -> None:
     ],
 )
 def test_parameters_have_names_that_people_know(name: str, kind: str) -> None:
-    assert kind_of(name) == kind
+    assert parameter_group(name) == kind
 
 
 def test_categories_are_those_of_plans() -> None:
@@ -167,14 +167,14 @@ def test_tensors_without_values_have_no_memory() -> None:
 
 def test_sums_are_those_of_the_device() -> None:
     found = [
-        Found("means", "parameters", "positions", "float32", (5,), 20, "cuda"),
-        Found("gradient of means", "gradients", "positions", "float32", (5,), 30, "cuda"),
-        Found("moments of means", "optimizer", "positions", "float32", (5,), 40, "cuda"),
-        Found("second moments of means", "optimizer", "positions", "float32", (5,), 2, "cuda"),
-        Found("history.0", "other", "rest", "uint8", (9,), LARGE_BYTES - 1, "cuda"),
-        Found("history.1", "other", "rest", "uint8", (9,), LARGE_BYTES, "cuda"),
-        Found("grid", "buffers", "rest", "float16", (9,), 50, "cuda"),
-        Found("window", "images", "rest", "uint8", (9,), LARGE_BYTES + 1, "cpu"),
+        TensorStorage("means", "parameters", "positions", "float32", (5,), 20, "cuda"),
+        TensorStorage("gradient of means", "gradients", "positions", "float32", (5,), 30, "cuda"),
+        TensorStorage("moments of means", "optimizer", "positions", "float32", (5,), 40, "cuda"),
+        TensorStorage("second moments of means", "optimizer", "positions", "float32", (5,), 2, "cuda"),
+        TensorStorage("history.0", "other", "rest", "uint8", (9,), LARGE_BYTES - 1, "cuda"),
+        TensorStorage("history.1", "other", "rest", "uint8", (9,), LARGE_BYTES, "cuda"),
+        TensorStorage("grid", "buffers", "rest", "float16", (9,), 50, "cuda"),
+        TensorStorage("window", "images", "rest", "uint8", (9,), LARGE_BYTES + 1, "cpu"),
     ]
     totals = tensor_totals(found, "cuda")
     assert {name: size for name, size in totals["categories"].items() if size} == {

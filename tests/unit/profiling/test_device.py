@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from f3rm_ext.profiling import device as module
-from f3rm_ext.profiling.device import DeviceMemory, DeviceSampler, nvml_reader, spill_of, start_sampler
+from f3rm_ext.profiling.device import DeviceMemory, DeviceSampler, judge_spill, nvml_reader, start_sampler
 
 GIB = 1 << 30
 CUDA = torch.device("cuda:1")
@@ -125,9 +125,9 @@ def test_a_sampler_is_started_where_nvml_works(nvml: FakeNvml) -> None:
 def test_spilled_memory_shows_where_torch_holds_more_than_there_is(
     used: float, reserved: float, spills: bool, verdict: tuple[str, int]
 ) -> None:
-    said, least = spill_of(DeviceMemory(int(used * GIB), 24 * GIB), int(reserved * GIB), spills)
+    said, least = judge_spill(DeviceMemory(int(used * GIB), 24 * GIB), int(reserved * GIB), spills)
     assert said == verdict[0] and least == pytest.approx(verdict[1], abs=2)
-    assert spill_of(None, GIB, True) == ("unknown", 0)
+    assert judge_spill(None, GIB, True) == ("unknown", 0)
 
 
 def test_wsl_is_known_by_its_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

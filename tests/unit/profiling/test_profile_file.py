@@ -57,7 +57,7 @@ def test_entries_of_later_versions_are_ignored_and_missing_ones_make_a_damaged_l
     tmp_path: Path, snapshot: Any, made: Any
 ) -> None:
     later = {**made(1).to_json(), "colour": "red"}
-    assert Snapshot.of_json(later) == made(1)
+    assert Snapshot.from_json(later) == made(1)
     path = write(tmp_path / NAME, snapshot(1), ("snapshot", {"step": 2}), ("remark", {}))
     assert read_profile(path).damaged == 1
 

@@ -33,7 +33,7 @@ class ToyHead:
         return self.weight.mean(dim=1)
 
     def space(self) -> FeatureSpace:
-        return FeatureSpace.of_linear_map(self.weight, self.energy)
+        return FeatureSpace.from_linear_map(self.weight, self.energy)
 
     def colors(self, features: Tensor) -> Tensor:
         return features[..., :3].abs().clamp(0, 1)

@@ -81,7 +81,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
             return classes[self.name]
 
     points = {name: [Point(name, f"tests:{name}", "f3rm_ext.extractors")] for name in classes}
-    monkeypatch.setattr(registry, "_registered", lambda: points)
+    monkeypatch.setattr(registry, "_entry_points", lambda: points)
     Silent.built.clear()
 
 

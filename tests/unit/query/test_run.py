@@ -113,13 +113,13 @@ def test_codes_of_another_basis_are_refused(run, monkeypatch, turn, same) -> Non
         mixed[1, :2] = torch.tensor([-np.sin(turn), np.cos(turn)])
     stored = run.feature_map("train", 3, "")
 
-    class Found:
+    class TensorStorage:
         specs = (replace(plain, code_basis=mixed),)
 
         def load(self, index: int) -> dict[str, Any]:
             return {"labels": stored}
 
-    monkeypatch.setattr(source, "open_features", lambda datasets, specs, cache: [Found() for _ in datasets])
+    monkeypatch.setattr(source, "open_features", lambda datasets, specs, cache: [TensorStorage() for _ in datasets])
     opened = Photos(SimpleNamespace(query_heads=lambda: {"labels": head}, device="cpu"), run.manager)
     if same:
         assert opened.feature_map("train", 3, "") is stored

@@ -11,7 +11,7 @@ from f3rm_ext.scripts.plan import Plan
 from f3rm_ext.scripts.sfm import SfmCommand
 from f3rm_ext.scripts.sugar import Run
 from f3rm_ext.scripts.switches import parse_command, plain_switches
-from f3rm_ext.workflow.options import split_passed_on
+from f3rm_ext.workflow.options import split_stage_options
 
 MESH = ["mesh", "--load-config", "config.yml", "--out", "mesh.ply"]
 
@@ -64,7 +64,7 @@ def test_commands_that_pass_options_on(tmp_path: Path) -> None:
     assert run.passed_on == {"mesh": {"unbounded": (), "thin-parts": ("False",)}}
     plan = Plan.parse(["sugar-ext", "--json", "True", "--probe", "False", "--optimize-memory", "True"], "plan")
     assert plan.json and not plan.probe and plan.words == ("sugar-ext", "--optimize-memory", "True")
-    assert split_passed_on(["--refine.optimize-memory", "--refine.mesh", "x"])[1] == {
+    assert split_stage_options(["--refine.optimize-memory", "--refine.mesh", "x"])[1] == {
         "refine": {"optimize-memory": ("True",), "mesh": ("x",)}
     }
 

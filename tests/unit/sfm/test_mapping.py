@@ -18,7 +18,7 @@ from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.points import XYZ
 from f3rm_ext.sfm.capture_writer import SPARSE, undistort, write_capture
 from f3rm_ext.sfm.mapping import align_with_gps, distortion_folds, image_names, refine_predicted, solve
-from f3rm_ext.sfm.report import axes_of, write_report
+from f3rm_ext.sfm.report import scene_axes, write_report
 
 pycolmap = pytest.importorskip("pycolmap")
 MakeUp = Callable[..., Any]
@@ -182,7 +182,7 @@ def test_views_of_a_capture_are_upright_even_if_the_first_camera_looks_straight_
         turns = world * Rotation.from_euler("YX", angles, degrees=True)
         images = [SimpleNamespace(rotation=SimpleNamespace(matrix=turn.inv().as_matrix)) for turn in turns]
         poses = [SimpleNamespace(cam_from_world=lambda image=image: image) for image in images]
-        axes = np.stack(axes_of(SimpleNamespace(image=poses.__getitem__, reg_image_ids=lambda: range(6))))
+        axes = np.stack(scene_axes(SimpleNamespace(image=poses.__getitem__, reg_image_ids=lambda: range(6))))
         np.testing.assert_allclose(axes @ axes.T, np.eye(3), atol=1e-9)
         np.testing.assert_allclose(axes[2], world.apply([0, -1, 0]), atol=1e-9)
         assert np.linalg.det(axes) == pytest.approx(1)

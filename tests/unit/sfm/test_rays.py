@@ -68,4 +68,4 @@ def test_holes_get_the_nearest_depth() -> None:
 
 def test_cells_take_the_pixel_at_their_centre() -> None:
     image = torch.arange(8.0)[None, None].expand(1, 4, 8)
-    assert rays.at_cells(image, 2, 2)[0].tolist() == [[2.0, 6.0], [2.0, 6.0]]
+    assert rays.sample_cells(image, 2, 2)[0].tolist() == [[2.0, 6.0], [2.0, 6.0]]

@@ -155,7 +155,7 @@ def test_a_picture_follows_the_mesh(make_model: Any, begin_training: Any, ring_c
     camera = ring_cameras()[:1]
     before = model.get_outputs_for_camera(camera)["accumulation"]
     with torch.no_grad():
-        model.set_bound(model.bound.deformed(model.bound.vertices * 0.5))
+        model.set_bound(model.bound.deform(model.bound.vertices * 0.5))
     after = model.get_outputs_for_camera(camera)["accumulation"]
     assert 0.1 < float(after.sum() / before.sum()) < 0.4
     with torch.no_grad():

@@ -11,7 +11,7 @@ from PIL import Image
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.mesh_files import read_mesh, write_mesh
-from f3rm_ext.mesh.texture.rendering import texture_of
+from f3rm_ext.mesh.texture.rendering import get_texture
 from f3rm_ext.workflow import mesh_viewer as module
 from f3rm_ext.workflow.mesh_viewer import first_photo_view, page_mesh
 
@@ -34,7 +34,7 @@ def test_a_texture_is_reduced_and_the_axes_stay(textured: Path, tmp_path: Path) 
     (tmp_path / "page.glb").write_bytes(content)
     two = read_mesh(tmp_path / "page.glb")
     np.testing.assert_allclose(two.bounds, [[0, 0, 0], [1, 2, 0]], atol=1e-6)  # y up
-    texture = texture_of(two)
+    texture = get_texture(two)
     assert texture is not None and texture.shape[:2] == (2048, 2048)
     assert np.abs(texture[5, 5, :3].astype(int) - (200, 30, 90)).max() < 6
 

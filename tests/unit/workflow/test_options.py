@@ -9,7 +9,7 @@ import pytest
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.scripts.sugar import Run
 from f3rm_ext.workflow.chain import ChainRun
-from f3rm_ext.workflow.options import ChainOptions, split_passed_on, words_of
+from f3rm_ext.workflow.options import ChainOptions, option_words, split_stage_options
 from f3rm_ext.workflow.runner import EXIT_INTERRUPTED
 
 
@@ -19,27 +19,27 @@ def parse(*words: object) -> Run:
 
 def test_options_of_stages_are_separated_from_own_ones() -> None:
     words = ["--coarse.a.b_c", "1", "-2", "--data", "x", "--refine.flag", "--mesh.crop-min=0", "-r", "sdf"]
-    own, passed = split_passed_on(words)
+    own, passed = split_stage_options(words)
     assert own == ["--data", "x", "-r", "sdf"]
     assert passed == {"coarse": {"a.b-c": ("1", "-2")}, "refine": {"flag": ("True",)}, "mesh": {"crop-min": ("0",)}}
-    assert words_of(passed["coarse"]) == ("--a.b-c", "1", "-2")
+    assert option_words(passed["coarse"]) == ("--a.b-c", "1", "-2")
 
 
 def test_an_option_of_no_stage_is_named() -> None:
     with pytest.raises(ConfigError, match=r"--pipeline\.model\.sh-degree belongs to no stage"):
-        split_passed_on(["--pipeline.model.sh-degree", "2"])
+        split_stage_options(["--pipeline.model.sh-degree", "2"])
 
 
 @pytest.mark.parametrize("word", ["--coarse.load-config", "--refine.load_config=config.yml"])
 def test_another_config_in_place_of_a_trainings_options_is_refused(word: str) -> None:
     with pytest.raises(ConfigError, match=r"--(coarse|refine)\.load-config "):
-        split_passed_on([word, "config.yml"])
+        split_stage_options([word, "config.yml"])
 
 
 def test_the_spellings_of_the_guides() -> None:
     run = parse("--refinement_time", "short", "-r", "dn_consistency", "--optimize_memory", "True", "--sh_degree", 2)
     assert run.refinement_time == "short" and run.regularization == "dn_consistency"
-    assert run.of_trainings() == {"sh-degree": ("2",), "optimize-memory": ("True",)}
+    assert run.training_options() == {"sh-degree": ("2",), "optimize-memory": ("True",)}
     run = parse("--skip_coarse", "True", "--coarse_checkpoint", "a.ply", "-r", "refinement")
     assert run.skip_coarse and run.coarse_checkpoint == Path("a.ply") and run.regularization is None
 
@@ -98,8 +98,8 @@ def test_only_run_is_a_command() -> None:
 
 def test_what_is_passed_on_wins() -> None:
     options = ChainOptions(data=Path("d"), output=Path("o"), sh_degree=2, passed_on={"coarse": {"sh-degree": ("1",)}})
-    assert options.of_stage("coarse", options.of_trainings()) == {"sh-degree": ("1",)}
-    assert options.of_stage("refine", options.of_trainings()) == {"sh-degree": ("2",)}
+    assert options.stage_options("coarse", options.training_options()) == {"sh-degree": ("1",)}
+    assert options.stage_options("refine", options.training_options()) == {"sh-degree": ("2",)}
 
 
 def test_ctrl_c_between_two_commands_says_how_to_go_on(

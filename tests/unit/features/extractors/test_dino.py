@@ -179,6 +179,6 @@ class TestMistakes:
     ],
 )
 def test_published_weights(extractor, config, repository, file) -> None:
-    weights = extractor._weights(config)
+    weights = extractor.weights_source(config)
     assert {name for name, _ in weights.hub_files} == {repository}
     assert weights.urls[0].endswith(f"/{file}")

@@ -93,13 +93,13 @@ def test_gaussians_fill_their_triangles_whatever_their_shapes() -> None:
 
 def test_free_gaussians_come_last_and_stay_when_the_mesh_moves() -> None:
     bound, free = make_bound(3), make_bound(1, faces=7).gaussians()
-    both = bound.with_free(free)
+    both = bound.join_free(free)
     assert len(both) == 36 + 7 and both.per_triangle == 3
     found = both.gaussians()
     for name, value in found.tensors().items():
         assert torch.equal(value[:36], getattr(bound.gaussians(), name)), name
         assert torch.equal(value[36:], getattr(free, name)), name
-    moved = both.deformed(both.vertices + 1).gaussians()
+    moved = both.deform(both.vertices + 1).gaussians()
     assert torch.equal(moved.means[36:], free.means) and not torch.equal(moved.means[:36], found.means[:36])
 
 
@@ -143,10 +143,10 @@ def test_a_deformed_mesh_deforms_its_gaussians(count: int) -> None:
     bound = make_bound(count)
     matrix = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
     shift = torch.tensor([1.0, 2.0, 3.0])
-    before, after = bound.gaussians(), bound.deformed(bound.vertices @ matrix.T + shift).gaussians()
+    before, after = bound.gaussians(), bound.deform(bound.vertices @ matrix.T + shift).gaussians()
     torch.testing.assert_close(after.means, before.means @ matrix.T + shift, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(covariances(after), matrix @ covariances(before) @ matrix.T, atol=2e-5, rtol=1e-4)
-    same = bound.deformed(bound.vertices)
+    same = bound.deform(bound.vertices)
     torch.testing.assert_close(covariances(same.gaussians()), covariances(before), atol=1e-6, rtol=1e-4)
 
 
@@ -161,7 +161,7 @@ def test_what_is_not_moved_stays() -> None:
     bound = make_bound(1)
     vertices = bound.vertices.clone()
     vertices[bound.faces[0]] += 1.0
-    moved = bound.deformed(vertices).gaussians().means != bound.gaussians().means
+    moved = bound.deform(vertices).gaussians().means != bound.gaussians().means
     touched = (bound.faces[:, :, None] == bound.faces[0]).any(dim=(1, 2))
     assert torch.equal(moved.any(dim=1), touched)
 
