@@ -21,7 +21,9 @@ import numba
 import torch
 from torch_tiles import render as torch_tiles
 
+from f3rm_ext.splat.gaussians import Ellipsoids
 from f3rm_ext.splat.rasterize import rasterize
+from f3rm_ext.splat.rasterize.camera import Camera
 
 Quartiles = tuple[float, float, float]
 Render = Callable[..., list[torch.Tensor]]
@@ -72,20 +74,19 @@ class Scene:
         viewmat, half = torch.eye(4), size_px / 2
         viewmat[2, 3] = 3.0
         focal = 1.1 * size_px
-        self.camera = viewmat, torch.tensor([[focal, 0.0, half], [0.0, focal, half], [0.0, 0.0, 1.0]]), size_px, size_px
+        K = torch.tensor([[focal, 0.0, half], [0.0, focal, half], [0.0, 0.0, 1.0]])
+        self.camera = Camera(viewmat, K, size_px, size_px)
         self.upstream = [torch.randn(size_px, size_px, *tail, generator=generator) for tail in ((channels,), (), ())]
         self.leaves = tuple(value.clone().requires_grad_() for value in self.gaussians)
 
     def ours(self, *values: torch.Tensor) -> list[torch.Tensor]:
         """Colours, depth and accumulation."""
-        means, quats, sizes, alphas, colors = values
-        rendered = rasterize(means, quats, sizes, alphas, colors, *self.camera, backend="numba")
+        rendered = rasterize(Ellipsoids(*values[:4]), values[4], self.camera, backend="numba")
         return [rendered.colors, rendered.depth, rendered.alpha]
 
     def peer(self, *values: torch.Tensor) -> list[torch.Tensor]:
         """The same by the plain renderer."""
-        means, quats, sizes, alphas, colors = values
-        return list(torch_tiles(means, quats, sizes, alphas, colors, *self.camera))
+        return list(torch_tiles(Ellipsoids(*values[:4]), values[4], self.camera))
 
     def picture(self, render: Render) -> list[torch.Tensor]:
         """The picture alone."""
@@ -148,7 +149,7 @@ def lifting_rows(size_px: int, count: int, mean_size: float, repeats: int) -> li
 
         def lift(scene=scene, colors=colors, channels=channels) -> None:
             wide = colors.expand(-1, channels)
-            rendered = rasterize(*scene.gaussians[:4], wide, *scene.camera).colors
+            rendered = rasterize(Ellipsoids(*scene.gaussians[:4]), wide, scene.camera).colors
             torch.autograd.grad(rendered, wide, scene.upstream[0])
 
         rows.append({"channels": channels, "threads": 1, "ms": quartiles([lift], repeats)[0][0]})
@@ -172,7 +173,7 @@ def main() -> None:
     scenes = {"small": 0.01, "large": 0.025}
     for label, mean_size in scenes.items():
         scene = Scene(options.count, options.size_px, mean_size)
-        radii = rasterize(*scene.gaussians, *scene.camera).radii
+        radii = rasterize(Ellipsoids(*scene.gaussians[:4]), scene.gaussians[4], scene.camera).radii
         name = f"{label}, radius {radii[radii > 0].float().mean():.0f} px"
         errors[name] = agreement(scene)
         print(f"{name}: relative difference {errors[name]:.1e}", file=sys.stderr)

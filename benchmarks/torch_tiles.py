@@ -7,25 +7,17 @@ What one writes without a compiler: projection on whole arrays, Gaussians of eac
 import torch
 from torch import Tensor
 
-from f3rm_ext.splat.gaussians import quats_to_rotations
+from f3rm_ext.splat.gaussians import Ellipsoids, quats_to_rotations
+from f3rm_ext.splat.rasterize.camera import Camera
 
 TILE_PX = 16
 
 
-def render(
-    means: Tensor,
-    quats: Tensor,
-    sizes: Tensor,
-    alphas: Tensor,
-    colors: Tensor,
-    viewmat: Tensor,
-    K: Tensor,
-    width: int,
-    height: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+def render(shapes: Ellipsoids, colors: Tensor, view: Camera) -> tuple[Tensor, Tensor, Tensor]:
     """Colours (h, w, channels), depth and accumulation (h, w) of Gaussians over black."""
-    rotation = viewmat[:3, :3]
-    camera = means @ rotation.T + viewmat[:3, 3]
+    (means, quats, sizes, alphas), K, (width, height) = shapes, view.K, view.size
+    rotation = view.viewmat[:3, :3]
+    camera = means @ rotation.T + view.viewmat[:3, 3]
     kept = (camera[:, 2] > 0.01).nonzero().squeeze(-1)
     order = kept[camera[kept, 2].argsort()]
     x, y, z = camera[order].unbind(-1)

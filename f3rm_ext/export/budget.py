@@ -22,7 +22,7 @@ from f3rm_ext.splat.features.lifting import accumulate_pixels
 from f3rm_ext.splat.files.formats import read_splats, write_splats
 from f3rm_ext.splat.files.info import SplatInfo
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+from f3rm_ext.splat.rendering import SplatScene, render
 from f3rm_ext.utils.console import image_progress
 
 SizeOf = Callable[[Int[Tensor, " kept"], int], int]
@@ -110,7 +110,7 @@ class SplatBudget:
         for index in range(len(views.viewmats)):
             view = views.take(slice(index, index + 1))
             pixels = total.new_ones(int(view.heights[0]), int(view.widths[0]), 1)
-            total += accumulate_pixels(scene, view, pixels, RenderSettings())
+            total += accumulate_pixels(scene, view, pixels)
             on_view()
         return total[:, 0]
 
@@ -122,7 +122,7 @@ class SplatBudget:
         for index in range(0, len(self._photos), step):
             batch = picture_batch(self._photos.picture(index), index, model.device)
             view = PinholeCameras.to_render(self._photos.cameras[index : index + 1], model.device)
-            output = render(self._scene(gaussians), view, gaussians.sh_degree, model.background, RenderSettings())
+            output = render(self._scene(gaussians), view)
             metrics = model.get_metrics_dict(output.outputs(), batch)
             losses += [float(metrics["psnr"])] if "psnr" in metrics else []
         return sum(losses) / len(losses)
@@ -137,7 +137,7 @@ class SplatBudget:
         return self.psnr(again.to(gaussians.means.device))
 
     def _scene(self, gaussians: Gaussians) -> SplatScene:
-        return SplatScene(gaussians, gaussians.means.new_zeros(len(gaussians)), self._mip)
+        return SplatScene(gaussians, self._mip, background=self.run.model.background)
 
 
 def _fit_size(

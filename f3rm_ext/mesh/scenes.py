@@ -18,7 +18,7 @@ from f3rm_ext.mesh.views import Depth, RenderedView, SceneViews, pinhole, render
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, sampling_intervals
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render_outputs
+from f3rm_ext.splat.rendering import SplatScene, render_outputs
 from f3rm_ext.splat.start_from import read_start
 
 if TYPE_CHECKING:
@@ -139,18 +139,17 @@ def splat_views(gaussians: Gaussians, mip: MipOptions, cameras: Cameras, depth: 
         mip: the 2D filter; without a 3D filter.
     """
     device = gaussians.means.device
-    scene = SplatScene(gaussians, torch.zeros_like(gaussians.means[:, 0]), mip)
-    guard, black, settings = OutputGuard(), torch.zeros(3, device=device), RenderSettings()
+    scene, guard = SplatScene(gaussians, mip), OutputGuard()
 
     @torch.inference_mode()
     def render(index: int) -> RenderedView:
         view = PinholeCameras.to_render(cameras[index : index + 1], device)
-        outputs = render_outputs(scene, view, gaussians.sh_degree, black, settings, guard)
+        outputs = render_outputs(scene, view, guard)
         distance = outputs["depth"]
         if depth == "planes":
-            distance = front_plane_depth(scene, view, settings)[..., None]
+            distance = front_plane_depth(scene, view)[..., None]
         elif depth == "median":
-            distance = median_depth(scene, view, distance[..., 0], settings)[..., None]
+            distance = median_depth(scene, view, distance[..., 0])[..., None]
         return rendered_view(outputs, distance)
 
     return SceneViews(PinholeCameras.of(cameras), render)

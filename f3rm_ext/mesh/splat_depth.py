@@ -24,11 +24,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
-from f3rm_ext.splat.rasterize import cpu, reference
+from f3rm_ext.splat.gaussians import Ellipsoids
+from f3rm_ext.splat.rasterize import reference
 from f3rm_ext.splat.rasterize.camera import MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTANCE, TILE_PX, Camera
+from f3rm_ext.splat.rasterize.projection import project
+from f3rm_ext.splat.rasterize.tiles import bin_gaussians
 from f3rm_ext.splat.regularization.frames import pixel_rays, to_camera
 from f3rm_ext.splat.regularization.normals import facing_normals, plane_distances
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, composite
+from f3rm_ext.splat.rendering import SplatScene, composite
 
 BINS = 64
 """Bins of depth, in equal ratios. Twice as many channels are composited."""
@@ -37,9 +40,7 @@ _OUTER = 0.01
 _MARGIN = 1.2
 
 
-def median_depth(
-    scene: SplatScene, view: PinholeCameras, mean: Float[Tensor, "h w"], settings: RenderSettings
-) -> Float[Tensor, "h w"]:
+def median_depth(scene: SplatScene, view: PinholeCameras, mean: Float[Tensor, "h w"]) -> Float[Tensor, "h w"]:
     """Returns the median depth along the camera's axis, scene units; 0 where nothing is seen.
 
     The weights of the Gaussians are composited into bins of depth. The result is the mean depth of the bin in which
@@ -57,7 +58,7 @@ def median_depth(
     depth = to_camera(scene.gaussians.means, view.viewmats[0])[:, 2]
     edges = torch.logspace(math.log10(low), math.log10(high), BINS - 1, device=depth.device)
     mine = functional.one_hot(torch.bucketize(depth.contiguous(), edges), BINS).to(depth)
-    both = composite(scene, view, torch.cat([mine, mine * depth[:, None]], dim=1), settings)
+    both = composite(scene, view, torch.cat([mine, mine * depth[:, None]], dim=1))
     weight, weighted = both.split(BINS, dim=-1)
     half = 0.5 * weight.sum(dim=-1, keepdim=True)
     middle = (weight.cumsum(dim=-1) >= half).int().argmax(dim=-1, keepdim=True)
@@ -67,36 +68,29 @@ def median_depth(
 
 
 WINDOW = 0.12
-"""Planes that count, by their distance from the one that is found first, as a share of its depth."""
+"""Planes that count, by their distance from the one that is projection first, as a share of its depth."""
 STOPPED = 0.4
-"""Accumulation at the plane that is found first; a ray that gathers less has no depth."""
+"""Accumulation at the plane that is projection first; a ray that gathers less has no depth."""
 _REACH = 3.0
 """Standard deviations from its centre up to which a Gaussian has a plane."""
 _LEAST_COSINE = 1e-3
 """Weight of planes seen edge-on."""
-Shapes = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Centres, rotations, standard deviations and opacities of Gaussians, on the CPU."""
 
 
-def front_plane_depth(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Float[Tensor, "h w"]:
+def front_plane_depth(scene: SplatScene, view: PinholeCameras) -> Float[Tensor, "h w"]:
     """Returns the depth along the camera's axis, scene units, on the CPU; 0 where too little of the light stops."""
-    camera = _camera(scene, view, settings)
-    shapes = _shapes(scene)
-    bins = cpu.bin_view(*shapes, camera, scene.mip.antialiased)
+    camera, shapes = scene.camera(view.to("cpu")), _shapes(scene)
+    bins = bin_gaussians(project(shapes, camera), camera.size)
     depth = np.zeros((camera.height, camera.width), np.float32)
     planes = np.ascontiguousarray(_planes(scene, shapes, camera).numpy()[bins.order])
     _march(bins.starts, bins.ranks, bins.geometry, planes, bins.columns, camera.K.numpy(), depth)
     return torch.from_numpy(depth)
 
 
-def front_plane_depth_by_definition(
-    scene: SplatScene, view: PinholeCameras, settings: RenderSettings
-) -> Float[Tensor, "h w"]:
+def front_plane_depth_by_definition(scene: SplatScene, view: PinholeCameras) -> Float[Tensor, "h w"]:
     """Does the same as :func:`front_plane_depth`, written for readability; for tests, and small images."""
-    camera = _camera(scene, view, settings)
-    means, quats, sizes, alphas = shapes = _shapes(scene)
-    projection = reference.project(means, quats, sizes, camera)
-    alphas = alphas * projection.compensations if scene.mip.antialiased else alphas
+    camera, shapes = scene.camera(view.to("cpu")), _shapes(scene)
+    projection = reference.project(shapes, camera)
     drawn = projection.radii.nonzero().squeeze(1)
     order = drawn[projection.depths[drawn].argsort(stable=True)]
     rows, columns = torch.meshgrid(torch.arange(camera.height), torch.arange(camera.width), indexing="ij")
@@ -105,7 +99,7 @@ def front_plane_depth_by_definition(
     tiles = (pixels / TILE_PX).floor()[:, None]
     in_tile = ((tiles >= first) & (tiles < stop)).all(dim=-1)
     offsets = pixels[:, None] - projection.means2d[order]
-    weights = reference.pixel_weights(offsets, projection.conics[order], alphas[order], in_tile)
+    weights = reference.pixel_weights(offsets, projection.conics[order], projection.alphas[order], in_tile)
     normals, distances, centers, reach = _planes(scene, shapes, camera)[order].split([3, 1, 1, 1], dim=1)
     x, y = pixel_rays(camera.height, camera.width, camera.K)
     rays = torch.stack([x[columns], y[rows], torch.ones_like(x[columns])], dim=-1).reshape(-1, 3)
@@ -120,24 +114,16 @@ def front_plane_depth_by_definition(
     return torch.where(gathered[:, -1] >= STOPPED, depth, 0).reshape(camera.height, camera.width)
 
 
-def _camera(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Camera:
-    size = int(view.widths[0]), int(view.heights[0])
-    near_plane, eps2d = settings.near_plane, scene.mip.eps2d
-    return Camera(view.viewmats[0].cpu(), view.Ks[0].cpu(), *size, near_plane=near_plane, eps2d=eps2d)
+def _shapes(scene: SplatScene) -> Ellipsoids:
+    return scene.shapes().map(lambda value: value.detach().cpu().float())
 
 
-def _shapes(scene: SplatScene) -> Shapes:
-    shapes = (scene.gaussians.means, scene.gaussians.quats, *scene.shapes())
-    means, quats, sizes, alphas = (value.detach().cpu().float() for value in shapes)
-    return means, quats, sizes, alphas
-
-
-def _planes(scene: SplatScene, shapes: Shapes, camera: Camera) -> Float[Tensor, "gaussians 6"]:
+def _planes(scene: SplatScene, shapes: Ellipsoids, camera: Camera) -> Float[Tensor, "gaussians 6"]:
     """Normal (x, y, z; camera frame), distance of the plane, depth of the centre, and reach of each Gaussian."""
-    means, _, sizes, _ = shapes
-    facing = facing_normals(scene.gaussians.normals().detach().cpu().float(), means, camera.viewmat)
-    distances, depths = plane_distances(facing, means, camera.viewmat), to_camera(means, camera.viewmat)[:, 2]
-    return torch.cat([facing, torch.stack([distances, depths, _REACH * sizes.amax(dim=1)], dim=1)], dim=1)
+    means, viewmat = shapes.means, camera.viewmat
+    facing = facing_normals(scene.gaussians.normals().detach().cpu().float(), means, viewmat)
+    distances, depths = plane_distances(facing, means, viewmat), to_camera(means, viewmat)[:, 2]
+    return torch.cat([facing, torch.stack([distances, depths, _REACH * shapes.sizes.amax(dim=1)], dim=1)], dim=1)
 
 
 @no_type_check

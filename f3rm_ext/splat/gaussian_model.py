@@ -32,7 +32,7 @@ from f3rm_ext.splat.memory.allocator import CacheCleaner
 from f3rm_ext.splat.memory.conversion import ConversionLoss
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
 from f3rm_ext.splat.options import GaussianOptions
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+from f3rm_ext.splat.rendering import SplatScene, render
 from f3rm_ext.splat.schedule import Schedule
 from f3rm_ext.utils import threads
 from f3rm_ext.viewer.panel import QueryPanel
@@ -49,6 +49,8 @@ class GaussianModel(QueryableSplats):
     """Tensors of :class:`~f3rm_ext.splat.gaussians.Gaussians` by name, or what a subclass computes them from."""
     filter_3d: Tensor
     """Standard deviations of the 3D filter, (gaussians,), scene units; 0 where not computed yet."""
+    background: Tensor
+    """Colour behind the Gaussians outside training, (3,)."""
     schedule: Schedule
     """Of the run; set when training starts."""
     loaded = False
@@ -188,19 +190,23 @@ class GaussianModel(QueryableSplats):
         """
         if not self.training:
             return self.render_with_features(camera, {}, obb_box)
-        background, view = self._training_background(), PinholeCameras.to_render(camera, self.device)
-        rendered = render(self._scene(), view, self.current_sh_degree, background, self._settings)
-        return {**rendered.outputs(), "background": background}
+        scene, view = self._scene(), PinholeCameras.to_render(camera, self.device)
+        return {**render(scene, view).outputs(), "background": scene.background}
 
     def _scene(self) -> SplatScene:
-        return SplatScene(self.gaussians, self.filter_3d, self.mip)
+        return SplatScene(
+            self.gaussians,
+            self.mip,
+            self.filter_3d,
+            sh_degree=self.current_sh_degree,
+            background=self._background(),
+            near_plane=self.config.near_plane,
+            backend=self.config.backend,
+            sharded=self.sharded,
+        )
 
-    @property
-    def _settings(self) -> RenderSettings:
-        return RenderSettings(self.config.near_plane, self.config.backend, self.sharded)
-
-    def _training_background(self) -> Float[Tensor, "3"]:
-        if self.config.background_color != "random":
+    def _background(self) -> Float[Tensor, "3"]:
+        if not self.training or self.config.background_color != "random":
             return self.background
         generator = torch.Generator().manual_seed((self.config.seed << 32) + self.step)
         return upload(torch.rand(3, generator=generator), self.device)

@@ -3,8 +3,9 @@
 Names and layout are those of nerfstudio's splatfacto, so its checkpoints open without translation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -136,6 +137,23 @@ class Gaussians:
     def to_sh_degree(self, degree: int) -> "Gaussians":
         """Drops coefficients of higher degrees, or appends zeros for new ones."""
         return replace(self, features_rest=resize_harmonics(self.features_rest, degree))
+
+
+class Ellipsoids(NamedTuple):
+    """Gaussians as rasterisers take them: after activation, widened by the 3D filter if it is on, without colours."""
+
+    means: Float[Tensor, "gaussians 3"]
+    """Centres, scene frame."""
+    quats: Float[Tensor, "gaussians 4"]
+    """Rotations from own axes to the scene frame, (w, x, y, z), any length but 0."""
+    sizes: Float[Tensor, "gaussians 3"]
+    """Standard deviations along the own axes, scene units."""
+    alphas: Float[Tensor, " gaussians"]
+    """Opacities, 0 to 1."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Ellipsoids":
+        """Applies a function to each tensor."""
+        return Ellipsoids(*map(change, self))
 
 
 def resize_harmonics(rest: Float[Tensor, "gaussians coeffs 3"], degree: int) -> Float[Tensor, "gaussians new 3"]:

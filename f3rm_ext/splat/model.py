@@ -25,7 +25,7 @@ from f3rm_ext.splat.options import SplatOptions
 from f3rm_ext.splat.rasterize import Rasterization
 from f3rm_ext.splat.regularization import Regularizer, TrainingView, make_regularizer
 from f3rm_ext.splat.regularization.multiview import DepthView, NeighbourViews
-from f3rm_ext.splat.rendering import render, render_nearby
+from f3rm_ext.splat.rendering import SplatScene, render, render_nearby
 from f3rm_ext.splat.sharding import collect, count_of_all, deal_out, own_slice, require_one_size
 
 
@@ -183,29 +183,20 @@ class SplatModel(GaussianModel):
             return super().get_outputs(camera, obb_box)
         assert self.densifier is not None and self.regularizer is not None
         needs = self.regularizer.needs(self.schedule.position(self.step))
-        background, view = self._training_background(), PinholeCameras.to_render(camera, self.device)
-        rendered = render(
-            self._scene(),
-            view,
-            self.current_sh_degree,
-            background,
-            self._settings,
-            normals=needs.normals,
-            planes=needs.planes,
-            absgrad=self.densifier.absgrad,
-        )
+        scene, view = self._scene(), PinholeCameras.to_render(camera, self.device)
+        rendered = render(scene, view, normals=needs.normals, planes=needs.planes, absgrad=self.densifier.absgrad)
         self.densifier.step_pre_backward(self.schedule.position(self.step), rendered.rasterization)
         self._rasterization = rendered.rasterization
-        other, picture = self._nearby(camera, view, background) if needs.neighbour else (None, None)
-        kept = {"rendered": rendered, "background": background, "view": view, "other": other, "picture": picture}
+        other, picture = self._nearby(scene, view, camera) if needs.neighbour else (None, None)
+        kept = {"rendered": rendered, "background": scene.background, "view": view, "other": other, "picture": picture}
         return {**rendered.outputs(), **kept}
 
     def _nearby(
-        self, camera: Cameras, view: PinholeCameras, background: Float[Tensor, "3"]
+        self, scene: SplatScene, view: PinholeCameras, camera: Cameras
     ) -> tuple[DepthView | None, Float[Tensor, "h w 3"] | None]:
         """Renders depth of planes of a training view near another; also returns its photo, or colours rendered there
         where the photo is not in memory or masked. None if there is none."""
-        assert self.nearby is not None and camera.metadata is not None
+        assert self.nearby is not None and camera.metadata is not None and scene.background is not None
         index = camera.metadata["cam_idx"]
         chosen = self.nearby.draw(index, (self.config.seed << 32) + self.step)
         if chosen is None:
@@ -216,16 +207,9 @@ class SplatModel(GaussianModel):
         else:
             h, w = photo["image"].shape[:2]
         beside = self.nearby.camera(chosen, (h, w))
-        depth, colors = render_nearby(
-            self._scene(),
-            beside,
-            self.current_sh_degree,
-            background,
-            self._settings,
-            rgb=photo is None or "mask" in photo,
-        )
+        depth, colors = render_nearby(scene, beside, rgb=photo is None or "mask" in photo)
         if photo is not None:
-            truth = self._truth(photo, background)
+            truth = self._truth(photo, scene.background)
             colors = truth if colors is None else torch.where(photo["mask"], truth, colors)
         return DepthView(depth, beside.viewmats[0], beside.Ks[0]), colors
 

@@ -1,6 +1,6 @@
 """Rendering of Gaussians: colours, depth, normals, and the outputs of the viewer and of evaluation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.model_components.output_guard import OutputGuard
-from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.gaussians import Ellipsoids, Gaussians
 from f3rm_ext.splat.memory.packed import packed_sh_colors
 from f3rm_ext.splat.mip import MipOptions, smooth
 from f3rm_ext.splat.rasterize import Backend, Rasterization, prepare, rasterize
-from f3rm_ext.splat.rasterize.camera import Strips
+from f3rm_ext.splat.rasterize.camera import Camera, Strips
 from f3rm_ext.splat.rasterize.sharded import rasterize_sharded
 from f3rm_ext.splat.regularization.normals import (
     expected_depth,
@@ -31,36 +31,49 @@ SOLID = 0.5
 
 @dataclass(frozen=True)
 class SplatScene:
-    """Gaussians with their filters, ready to render."""
+    """Gaussians, and all that rendering them takes beside a camera."""
 
     gaussians: Gaussians
     """The Gaussians as optimised, without the 3D filter."""
-    filter_3d: Float[Tensor, " gaussians"]
-    """Standard deviations of the 3D filter, scene units."""
     mip: MipOptions
     """Which filters are applied."""
-
-    def shapes(self) -> tuple[Float[Tensor, "gaussians 3"], Float[Tensor, " gaussians"]]:
-        """Returns standard deviations (scene units) and opacities, with the 3D filter if it is on."""
-        sizes, alphas = self.gaussians.sizes(), self.gaussians.alphas()
-        return smooth(sizes, alphas, self.filter_3d, self.mip.area) if self.mip.filter_3d else (sizes, alphas)
-
-    def inside(self, box: OrientedBox) -> "SplatScene":
-        """Returns the Gaussians whose centres lie in a box."""
-        within = box.within(self.gaussians.means)
-        return SplatScene(self.gaussians[within], self.filter_3d[within], self.mip)
-
-
-@dataclass(frozen=True)
-class RenderSettings:
-    """Settings of the rasteriser."""
-
+    filter_3d: Float[Tensor, " gaussians"] | None = None
+    """Standard deviations of the 3D filter, scene units; None for no filter."""
+    sh_degree: int | None = None
+    """SH degree of the colours; higher coefficients are ignored. None for that of the Gaussians."""
+    background: Float[Tensor, "3"] | None = None
+    """Colour behind the Gaussians; black if None."""
     near_plane: float = 0.01
     """Gaussians whose centres are nearer are not rendered, scene units."""
     backend: Backend = "auto"
     """The rasteriser."""
     sharded: bool = False
     """Whether every rank holds a part of the Gaussians; all ranks then render at the same time."""
+
+    def shapes(self) -> Ellipsoids:
+        """Returns the Gaussians without colours, with the 3D filter if it is on."""
+        gaussians, sizes, alphas = self.gaussians, self.gaussians.sizes(), self.gaussians.alphas()
+        if self.mip.filter_3d and self.filter_3d is not None:
+            sizes, alphas = smooth(sizes, alphas, self.filter_3d, self.mip.area)
+        return Ellipsoids(gaussians.means, gaussians.quats, sizes, alphas)
+
+    def camera(self, view: PinholeCameras) -> Camera:
+        """Returns one camera with the settings of the rasteriser."""
+        return Camera(
+            view.viewmats[0],
+            view.Ks[0],
+            int(view.widths[0]),
+            int(view.heights[0]),
+            near_plane=self.near_plane,
+            eps2d=self.mip.eps2d,
+            antialiased=self.mip.antialiased,
+        )
+
+    def inside(self, box: OrientedBox) -> "SplatScene":
+        """Returns the Gaussians whose centres lie in a box."""
+        within = box.within(self.gaussians.means)
+        filter_3d = None if self.filter_3d is None else self.filter_3d[within]
+        return replace(self, gaussians=self.gaussians[within], filter_3d=filter_3d)
 
 
 @dataclass
@@ -89,9 +102,6 @@ class RenderOutput:
 def render(
     scene: SplatScene,
     view: PinholeCameras,
-    sh_degree: int,
-    background: Float[Tensor, "3"],
-    settings: RenderSettings,
     *,
     rgb: bool = True,
     normals: bool = False,
@@ -101,28 +111,18 @@ def render(
     """Renders one view; differentiable.
 
     Args:
-        sh_degree: SH degree of the colours; higher coefficients are ignored.
         rgb: composite colours; may be left out where there is something else to composite.
         normals: composite normals too.
         planes: composite normals and distances of planes too, for the depth of the planes.
     """
-    gaussians, viewmat = scene.gaussians, view.viewmats[0]
-    sizes, alphas = scene.shapes()
-    if settings.sharded:
+    gaussians, background, viewmat = scene.gaussians, scene.background, view.viewmats[0]
+    shapes, camera = scene.shapes(), scene.camera(view)
+    sh_degree = gaussians.sh_degree if scene.sh_degree is None else scene.sh_degree
+    if scene.sharded:
         if normals or planes or absgrad:
             raise ValueError("neither normals nor absolute gradients can be had of Gaussians divided over ranks")
-        rasterization = rasterize_sharded(
-            gaussians.means,
-            gaussians.quats,
-            sizes,
-            alphas,
-            gaussians.features_dc,
-            gaussians.features_rest,
-            sh_degree,
-            background=background,
-            **_projection(scene, view, settings),
-        )
-        return RenderOutput(rasterization, None, None)
+        colors = gaussians.features_dc, gaussians.features_rest
+        return RenderOutput(rasterize_sharded(shapes, *colors, sh_degree, camera, background), None, None)
     payload = []
     if rgb:
         directions = gaussians.means.detach() - view.positions
@@ -134,45 +134,19 @@ def render(
             payload.append(plane_distances(facing, gaussians.means, viewmat)[:, None])
     first = 3 if rgb else 0
     colors = payload[0] if len(payload) == 1 else torch.cat(payload, dim=1)
-    if colors.shape[1] > first:
+    if background is not None and colors.shape[1] > first:
         background = torch.cat([background[:first], background.new_zeros(colors.shape[1] - first)])
-    rasterization = rasterize(
-        gaussians.means,
-        gaussians.quats,
-        sizes,
-        alphas,
-        colors,
-        background=background,
-        absgrad=absgrad,
-        backend=settings.backend,
-        **_projection(scene, view, settings),
-    )
+    rasterization = rasterize(shapes, colors, camera, background, absgrad=absgrad, backend=scene.backend)
     composited = rasterization.colors[..., first : first + 3] if normals or planes else None
     depth = None
     if planes:
         assert composited is not None
-        depth = plane_depth(composited, rasterization.colors[..., -1], view.Ks[0])
+        depth = plane_depth(composited, rasterization.colors[..., -1], camera.K)
     return RenderOutput(rasterization, composited, depth)
 
 
-def _projection(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> dict[str, Any]:
-    """Returns what all rasterisation needs to know of a view, by the names of its arguments."""
-    return {
-        "viewmat": view.viewmats[0],
-        "K": view.Ks[0],
-        "width": int(view.widths[0]),
-        "height": int(view.heights[0]),
-        "near_plane": settings.near_plane,
-        "eps2d": scene.mip.eps2d,
-        "antialiased": scene.mip.antialiased,
-    }
-
-
 def composite(
-    scene: SplatScene,
-    view: PinholeCameras,
-    values: Float[Tensor, "gaussians channels"],
-    settings: RenderSettings,
+    scene: SplatScene, view: PinholeCameras, values: Float[Tensor, "gaussians channels"]
 ) -> Float[Tensor, "h w channels"]:
     """Composites values that Gaussians carry: Σ w v over 0, with the same weights as colours.
 
@@ -180,50 +154,28 @@ def composite(
         scene: the Gaussians; no gradient flows to them.
         values: one row per Gaussian; differentiable.
     """
-    sizes, alphas = scene.shapes()
-    return rasterize(
-        scene.gaussians.means.detach(),
-        scene.gaussians.quats.detach(),
-        sizes.detach(),
-        alphas.detach(),
-        values,
-        backend=settings.backend,
-        **_projection(scene, view, settings),
-    ).colors
+    shapes = scene.shapes().map(Tensor.detach)
+    return rasterize(shapes, values, scene.camera(view), backend=scene.backend).colors
 
 
 @torch.no_grad()
-def prepare_view(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Strips:
+def prepare_view(scene: SplatScene, view: PinholeCameras) -> Strips:
     """Prepares one view to :func:`composite` many channels, strip by strip; see
     :func:`~f3rm_ext.splat.rasterize.prepare`.
     """
-    sizes, alphas = scene.shapes()
-    return prepare(
-        scene.gaussians.means,
-        scene.gaussians.quats,
-        sizes,
-        alphas,
-        backend=settings.backend,
-        **_projection(scene, view, settings),
-    )
+    return prepare(scene.shapes(), scene.camera(view), scene.backend)
 
 
 @torch.no_grad()
 def render_nearby(
-    scene: SplatScene,
-    view: PinholeCameras,
-    sh_degree: int,
-    background: Float[Tensor, "3"],
-    settings: RenderSettings,
-    *,
-    rgb: bool = True,
+    scene: SplatScene, view: PinholeCameras, *, rgb: bool = True
 ) -> tuple[Float[Tensor, "h w"], Float[Tensor, "h w 3"] | None]:
     """Renders what another view is compared with, without gradient: depth of planes and colours.
 
     Returns:
         The depth, 0 where the accumulation is at most ½, and the colours.
     """
-    rendered = render(scene, view, sh_degree, background, settings, rgb=rgb, planes=True)
+    rendered = render(scene, view, rgb=rgb, planes=True)
     assert rendered.plane_depth is not None
     solid = rendered.rasterization.alpha > SOLID
     colors = rendered.rasterization.colors[..., :3] if rgb else None
@@ -231,13 +183,7 @@ def render_nearby(
 
 
 def render_outputs(
-    scene: SplatScene,
-    view: PinholeCameras,
-    sh_degree: int,
-    background: Float[Tensor, "3"],
-    settings: RenderSettings,
-    guard: OutputGuard,
-    obb_box: OrientedBox | None = None,
+    scene: SplatScene, view: PinholeCameras, guard: OutputGuard, obb_box: OrientedBox | None = None
 ) -> dict[str, Tensor]:
     """Renders the outputs of one camera, outside training.
 
@@ -253,7 +199,7 @@ def render_outputs(
     if obb_box is not None:
         scene = scene.inside(obb_box)
     with torch.no_grad():
-        rendered = render(scene, view, sh_degree, background, settings, planes=not settings.sharded)
+        rendered = render(scene, view, planes=not scene.sharded)
         outputs = rendered.outputs()
         outputs["rgb"] = outputs["rgb"].clamp(0, 1)
         solid = outputs["accumulation"] > SOLID
@@ -275,7 +221,7 @@ def render_outputs(
             normals, valid = normals_from_depth(outputs["depth"][..., 0], view.Ks[0])
             return colors(normals, valid[..., None] & solid)
 
-        if not settings.sharded:
+        if not scene.sharded:
             guard.add(outputs, "plane_depth", depth_of_planes)
             guard.add(outputs, "normal", normal_colors)
         guard.add(outputs, "normal_from_depth", from_depth)

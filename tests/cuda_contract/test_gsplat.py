@@ -19,14 +19,15 @@ from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
+from f3rm_ext.splat.gaussians import Ellipsoids, Gaussians, sh_rest_count
 from f3rm_ext.splat.memory import packed
 from f3rm_ext.splat.memory.packed import packed_sh_colors
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rasterize import Rasterization, prepare, rasterize
+from f3rm_ext.splat.rasterize.camera import Camera
 from f3rm_ext.splat.rasterize.gsplat_backend import CHANNEL_CHUNK
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors_reference
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+from f3rm_ext.splat.rendering import SplatScene, render
 
 LEAVES = ("means", "quats", "sizes", "alphas", "colors", "viewmat", "background")
 
@@ -49,11 +50,18 @@ def make_scene(channels: int = 3, count: int = 40) -> dict[str, Tensor]:
     }
 
 
+def shapes_and_camera(leaves: dict[str, Tensor], **options: Any) -> tuple[Ellipsoids, Camera]:
+    """The Gaussians without colours, and the camera, 37 × 29 pixels."""
+    viewmat = leaves["viewmat"]
+    K = torch.tensor([[44.0, 0.0, 18.8], [0.0, 38.0, 14.3], [0.0, 0.0, 1.0]]).to(viewmat.device)
+    return Ellipsoids(*(leaves[name] for name in Ellipsoids._fields)), Camera(viewmat, K, 37, 29, **options)
+
+
 def draw(scene: dict[str, Tensor], device: Any, **options: Any) -> tuple[Rasterization, dict[str, Tensor]]:
     """Draws on a device; returns the picture and the leaves of the graph, of which the pose is one."""
     leaves = {name: value.to(device).detach().requires_grad_() for name, value in scene.items()}
-    K = torch.tensor([[44.0, 0.0, 18.8], [0.0, 38.0, 14.3], [0.0, 0.0, 1.0]]).to(device)
-    found = rasterize(**leaves, K=K, width=37, height=29, absgrad=True, **options)  # type: ignore[arg-type]
+    shapes, camera = shapes_and_camera(leaves, **options)
+    found = rasterize(shapes, leaves["colors"], camera, leaves["background"], absgrad=True)
     found.means2d.retain_grad()
     return found, leaves
 
@@ -93,14 +101,9 @@ def test_pictures_and_gradients(channels: int, antialiased: bool, kernels: Kerne
 @pytest.mark.parametrize("antialiased", [False, True])
 def test_a_projection_serves_many_pictures(antialiased: bool, kernels: Kernels) -> None:
     """Strips of two sets of values, 70 channels and 3, are those of whole pictures."""
-    scene = make_scene(70)
-    scene["background"].zero_()
-    K = torch.tensor([[44.0, 0.0, 18.8], [0.0, 38.0, 14.3], [0.0, 0.0, 1.0]]).cuda()
-    on_gpu: dict[str, Any] = {
-        name: value.cuda() for name, value in scene.items() if name not in ("colors", "background")
-    }
-    strips = prepare(**on_gpu, K=K, width=37, height=29, antialiased=antialiased)
-    many, few = scene["colors"].cuda(), scene["colors"][:, :3].cuda()
+    scene = {name: value.cuda() for name, value in make_scene(70).items()}
+    strips = prepare(*shapes_and_camera(scene, antialiased=antialiased))
+    many, few = scene["colors"], scene["colors"][:, :3]
     found = {rows: (strip(many), strip(few)) for rows in ((0, 16), (16, 29)) for strip in [strips(rows)]}
     assert kernels.calls == ["project", *["cross tiles", "offsets", *["composite"] * 3] * 2]
     for (top, bottom), (picture, part) in found.items():
@@ -115,8 +118,7 @@ def test_depth_of_planes_takes_no_more_kernels(kernels: Kernels) -> None:
     gaussians = Gaussians(means, scales, quats, opacities, made["colors"].cuda(), torch.zeros(40, 0, 3).cuda())
     K = torch.tensor([[44.0, 0.0, 18.8], [0.0, 38.0, 14.3], [0.0, 0.0, 1.0]]).cuda()
     view = PinholeCameras(made["viewmat"].cuda()[None], K[None], torch.tensor([37]), torch.tensor([29]))
-    scene = SplatScene(gaussians, torch.zeros(40).cuda(), MipOptions())
-    found = render(scene, view, 0, torch.zeros(3).cuda(), RenderSettings(), planes=True)
+    found = render(SplatScene(gaussians, MipOptions(), torch.zeros(40).cuda()), view, planes=True)
     assert found.plane_depth is not None
     found.plane_depth.sum().backward()
     assert means.grad is not None and quats.grad is not None and bool(quats.grad.cpu().any())

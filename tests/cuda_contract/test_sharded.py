@@ -9,7 +9,9 @@ from pretend.gsplat_kernels import Kernels
 from pretend.process_group import ThreadRanks
 from torch import Tensor
 
+from f3rm_ext.splat.gaussians import Ellipsoids
 from f3rm_ext.splat.rasterize import rasterize
+from f3rm_ext.splat.rasterize.camera import Camera
 from f3rm_ext.splat.rasterize.sharded import rasterize_sharded
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 
@@ -59,18 +61,9 @@ def draw_in_parts(scene: Scene, ranks: ThreadRanks, antialiased: bool) -> list[d
         leaves = {
             name: value[rank :: ranks.size].to("cuda").detach().requires_grad_() for name, value in scene.leaves.items()
         }
-        found = rasterize_sharded(
-            **leaves,  # type: ignore[arg-type]
-            sh_degree=DEGREE,
-            viewmat=scene.viewmats[rank].to("cuda"),
-            K=K.to("cuda"),
-            width=WIDTH,
-            height=HEIGHT,
-            background=scene.backgrounds[rank].to("cuda"),
-            near_plane=0.01,
-            eps2d=0.3,
-            antialiased=antialiased,
-        )
+        shapes, colors = Ellipsoids(*list(leaves.values())[:4]), (leaves["features_dc"], leaves["features_rest"])
+        camera = Camera(scene.viewmats[rank].to("cuda"), K.to("cuda"), WIDTH, HEIGHT, antialiased=antialiased)
+        found = rasterize_sharded(shapes, *colors, DEGREE, camera, scene.backgrounds[rank].to("cuda"))
         found.means2d.retain_grad()
         loss_of(found).backward()
         assert found.rows is not None and found.means2d.grad is not None
@@ -85,15 +78,13 @@ def draw_in_parts(scene: Scene, ranks: ThreadRanks, antialiased: bool) -> list[d
 def draw_whole(scene: Scene, antialiased: bool) -> tuple[list[Any], dict[str, Tensor]]:
     """One process draws all cameras with all Gaussians, with the same kernels."""
     leaves = {name: value.to("cuda").detach().requires_grad_() for name, value in scene.leaves.items()}
-    pictures = []
+    shapes, pictures = Ellipsoids(*list(leaves.values())[:4]), []
     for viewmat, background in zip(scene.viewmats.to("cuda"), scene.backgrounds.to("cuda"), strict=True):
         position = -viewmat[:3, :3].T @ viewmat[:3, 3]
         directions = leaves["means"].detach() - position
         colors = sh_colors(DEGREE, directions, leaves["features_dc"], leaves["features_rest"])
-        found = rasterize(
-            leaves["means"], leaves["quats"], leaves["sizes"], leaves["alphas"], colors, viewmat, K.to("cuda"),
-            WIDTH, HEIGHT, background=background, antialiased=antialiased,
-        )  # fmt: skip
+        camera = Camera(viewmat, K.to("cuda"), WIDTH, HEIGHT, antialiased=antialiased)
+        found = rasterize(shapes, colors, camera, background)
         found.means2d.retain_grad()
         pictures.append(found)
     torch.stack([loss_of(found) for found in pictures]).sum().backward()

@@ -15,7 +15,7 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.export.page import PageContent, Question, write_page
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+from f3rm_ext.splat.rendering import SplatScene, render
 
 WIDTH, HEIGHT, BLUR = 96, 72, 0.1
 BACKGROUND = (0.2, 0.4, 0.6)
@@ -56,9 +56,9 @@ def two_balls(count: int = 400, degree: int = 2) -> Gaussians:
 def drawn(gaussians: Gaussians, camera: int) -> np.ndarray:
     """What the rasteriser draws, (h, w, 3), 0 to 1."""
     one = cameras().take(slice(camera, camera + 1))
-    scene = SplatScene(gaussians, torch.zeros(len(gaussians)), MipOptions(filter_3d=False, eps2d_mip=BLUR))
+    mip = MipOptions(filter_3d=False, eps2d_mip=BLUR)
     with torch.no_grad():
-        output = render(scene, one, 2, torch.tensor(BACKGROUND), RenderSettings())
+        output = render(SplatScene(gaussians, mip, background=torch.tensor(BACKGROUND)), one)
     return output.outputs()["rgb"].clamp(0, 1).numpy()
 
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from f3rm_ext.splat.rasterize import Backend, rasterize
+from f3rm_ext.splat.gaussians import Ellipsoids
+from f3rm_ext.splat.rasterize import Backend, Rasterization, rasterize
+from f3rm_ext.splat.rasterize.camera import Camera
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 
 WIDTH, HEIGHT = 75, 50
@@ -29,13 +31,20 @@ def _leaves(count: int, channels: int, seed: int) -> dict[str, Any]:
     }
 
 
+def _draw(leaves: dict[str, Tensor], backend: Backend = "auto", absgrad: bool = False, **options: Any) -> Rasterization:
+    viewmat = leaves["viewmat"]
+    K = torch.tensor([[80.0, 0.0, 37.2], [0.0, 82.0, 25.1], [0.0, 0.0, 1.0]]).to(viewmat)
+    shapes = Ellipsoids(*(leaves[name] for name in Ellipsoids._fields))
+    camera = Camera(viewmat, K, WIDTH, HEIGHT, **options)
+    return rasterize(shapes, leaves["colors"], camera, leaves["background"], absgrad=absgrad, backend=backend)
+
+
 def _results(
     leaves: dict[str, Any], device: torch.device, dtype: torch.dtype, backend: Backend, **options: Any
 ) -> dict[str, Tensor]:
     """Values and gradients, on the CPU in float64."""
     inputs = {name: value.to(device, dtype, copy=True).requires_grad_() for name, value in leaves.items()}
-    K = torch.tensor([[80.0, 0.0, 37.2], [0.0, 82.0, 25.1], [0.0, 0.0, 1.0]], device=device, dtype=dtype)
-    rendered = rasterize(**inputs, K=K, width=WIDTH, height=HEIGHT, backend=backend, **options)
+    rendered = _draw(inputs, backend, **options)
     rendered.means2d.retain_grad()
     values = {"colors": rendered.colors, "depth": rendered.depth, "alpha": rendered.alpha}
     generator, total = torch.Generator().manual_seed(5), torch.zeros((), device=device, dtype=dtype)
@@ -85,23 +94,22 @@ def test_nothing_visible_leaves_the_background(count: int, cuda: torch.device) -
     leaves = _leaves(count, 3, 3)
     leaves["means"][:, 2] -= 50.0
     inputs = {name: value.to(cuda).requires_grad_() for name, value in leaves.items()}
-    rendered = rasterize(**inputs, K=torch.eye(3, device=cuda) * 50, width=20, height=10, absgrad=True)
-    assert torch.equal(rendered.colors, inputs["background"].expand(10, 20, 3))
+    rendered = _draw(inputs, absgrad=True)
+    assert torch.equal(rendered.colors, inputs["background"].expand(HEIGHT, WIDTH, 3))
     assert rendered.alpha.abs().sum() == 0 and rendered.radii.abs().sum() == 0
     assert rendered.means2d.shape == (count, 2)
     rendered.colors.sum().backward()
     assert inputs["background"].grad is not None
-    assert torch.equal(inputs["background"].grad, torch.full((3,), 200.0, device=cuda))
+    assert torch.equal(inputs["background"].grad, torch.full((3,), float(WIDTH * HEIGHT), device=cuda))
 
 
 def test_gradients_of_colors_alone(cuda: torch.device) -> None:
     leaves = {name: value.to(cuda) for name, value in _leaves(300, 128, 4).items()}
     colors = leaves.pop("colors").requires_grad_()
-    K = torch.tensor([[80.0, 0.0, 37.2], [0.0, 82.0, 25.1], [0.0, 0.0, 1.0]], device=cuda)
     upstream = torch.randn(HEIGHT, WIDTH, 128, device=cuda)
     found = {}
     for backend in ("gsplat", "torch"):
-        picture = rasterize(**leaves, colors=colors, K=K, width=WIDTH, height=HEIGHT, backend=backend).colors
+        picture = _draw({**leaves, "colors": colors}, backend).colors
         (found[backend],) = torch.autograd.grad(picture, colors, upstream)
     assert (found["gsplat"] - found["torch"]).norm() < 2e-3 * found["torch"].norm()
 

@@ -151,7 +151,9 @@ def test_a_missing_compiler_is_said_in_one_sentence(
 
 
 def test_absolute_gradients_leave_no_memory_behind(cuda: torch.device) -> None:
+    from f3rm_ext.splat.gaussians import Ellipsoids
     from f3rm_ext.splat.rasterize import rasterize
+    from f3rm_ext.splat.rasterize.camera import Camera
 
     count = 50_000
     generator = torch.Generator().manual_seed(0)
@@ -163,10 +165,11 @@ def test_absolute_gradients_leave_no_memory_behind(cuda: torch.device) -> None:
         "colors": torch.rand(count, 3, generator=generator),
     }
     leaves: dict[str, Any] = {name: value.to(cuda).requires_grad_() for name, value in inputs.items()}
+    *shapes, colors = leaves.values()
     K = torch.tensor([[80.0, 0.0, 40.0], [0.0, 80.0, 30.0], [0.0, 0.0, 1.0]], device=cuda)
-    held = []
+    camera, held = Camera(torch.eye(4, device=cuda), K, 80, 60), []
     for _ in range(6):
-        seen = rasterize(**leaves, viewmat=torch.eye(4, device=cuda), K=K, width=80, height=60, absgrad=True)
+        seen = rasterize(Ellipsoids(*shapes), colors, camera, absgrad=True)
         seen.colors.sum().backward()
         assert seen.means2d.absgrad is not None  # type: ignore[attr-defined]
         del seen

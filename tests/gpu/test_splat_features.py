@@ -47,9 +47,8 @@ def test_lifting_and_asking(make_spec: Callable[..., Any]) -> None:
     found = {}
     for device in ("cpu", "cuda"):
         model = copy.deepcopy(make_model(make_spec)).to(device)
-        codes = lifting.lift_maps(
-            model._scene(), PinholeCameras.of(cameras).to(device), DIM, lambda index: feature_map, model._settings
-        )
+        views = PinholeCameras.of(cameras).to(device)
+        codes = lifting.lift_maps(model._scene(), views, DIM, lambda index: feature_map)
         assert codes.device.type == device
         model.lifted.add(LiftedHead(make_spec("dense", DIM), codes).to(device))
         scores, outputs = score_image(model, cameras[:1], [query])

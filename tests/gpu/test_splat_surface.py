@@ -16,7 +16,7 @@ from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
 from f3rm_ext.splat.regularization.regularizer import Regularizer, TrainingView
 from f3rm_ext.splat.regularization.sampling import sample_points
 from f3rm_ext.splat.regularization.table import gaussian_table
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_nearby
+from f3rm_ext.splat.rendering import SplatScene, render, render_nearby
 from f3rm_ext.splat.triton_kernels import find_kernels
 
 
@@ -147,9 +147,8 @@ def test_planar_and_the_depth_of_planes(cuda: torch.device) -> None:
         viewmats = torch.eye(4, device=device).repeat(2, 1, 1)
         viewmats[1, 0, 3] = -0.2
         view, other = (PinholeCameras(v[None], K[None], torch.tensor([64]), torch.tensor([48])) for v in viewmats)
-        scene = SplatScene(gaussians, torch.zeros(3000, device=device), MipOptions(filter_3d=False))
-        black, settings = torch.zeros(3, device=device), RenderSettings()
-        drawn = render(scene, view, 0, black, settings, planes=True)
+        scene = SplatScene(gaussians, MipOptions(filter_3d=False), sh_degree=0)
+        drawn = render(scene, view, planes=True)
         training_view = TrainingView(
             gaussians,
             drawn.rasterization.radii > 0,
@@ -160,7 +159,7 @@ def test_planar_and_the_depth_of_planes(cuda: torch.device) -> None:
             normals=drawn.normals,
             plane_depth=drawn.plane_depth,
             photo=torch.full((48, 64, 3), 0.5, device=device),
-            other=DepthView(render_nearby(scene, other, 0, black, settings)[0], viewmats[1], K),
+            other=DepthView(render_nearby(scene, other)[0], viewmats[1], K),
         )
         options = RegularizationOptions(mode="planar", plane_factor=1.0, multiview_factor=1.0)
         losses = make_regularizer(options).losses(9001, training_view)

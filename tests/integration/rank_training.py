@@ -97,6 +97,7 @@ def shard() -> None:
     import torch.distributed.nn.functional as collectives
 
     from f3rm_ext.splat import options, rendering
+    from f3rm_ext.splat.gaussians import Ellipsoids
     from f3rm_ext.splat.rasterize import rasterize
     from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 
@@ -105,8 +106,9 @@ def shard() -> None:
         parts = [part[:count] for part, count in zip(collectives.all_gather(padded), counts, strict=True)]
         return torch.cat(parts).reshape(-1, *rows.shape[1:])
 
-    def rasterize_sharded(*gaussians: Any, viewmat: torch.Tensor, **options: Any) -> Any:
-        means, quats, sizes, alphas, dc, rest, degree = gaussians
+    def rasterize_sharded(shapes: Ellipsoids, dc: Any, rest: Any, degree: int, camera: Any, background: Any) -> Any:
+        means, quats, sizes, alphas = shapes
+        viewmat = camera.viewmat
         sent = [torch.zeros(1, dtype=torch.int64) for _ in range(WORLD)]
         torch.distributed.all_gather(sent, torch.tensor([len(means)]))
         counts = [int(count) for count in sent]
@@ -114,7 +116,7 @@ def shard() -> None:
         means, quats, sizes, alphas, dc, rest = everything
         position = -viewmat[:3, :3].T @ viewmat[:3, 3]
         colors = sh_colors(degree, means.detach() - position, dc, rest)
-        drawn = rasterize(means, quats, sizes, alphas[:, 0], colors, viewmat=viewmat, **options)
+        drawn = rasterize(Ellipsoids(means, quats, sizes, alphas[:, 0]), colors, camera, background)
         drawn.rows = torch.arange(counts[RANK]).repeat(WORLD)
         drawn.radii = own_entries(drawn.radii, counts)
         drawn.means2d = Entries(drawn.means2d, counts)  # type: ignore[assignment]

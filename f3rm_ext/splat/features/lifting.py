@@ -19,7 +19,7 @@ from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.splat.features.heads import LiftedHead
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, composite
+from f3rm_ext.splat.rendering import SplatScene, composite
 
 CHANNELS = 64
 """Channels lifted at a time. Beyond the codes, memory holds a few slices of this width, whatever the dimension."""
@@ -29,7 +29,6 @@ def lift(
     scene: SplatScene,
     dataset: PinholeDataset,
     source: FeatureSource,
-    settings: RenderSettings,
     on_view: Callable[[], None] = lambda: None,
 ) -> Iterator[LiftedHead]:
     """Lifts the features of the training views, one feature after another.
@@ -45,7 +44,7 @@ def lift(
         def load(index: int, name: str = spec.name) -> FeatureMap:
             return source.load(index)[name]
 
-        yield LiftedHead(spec, lift_maps(scene, views, spec.dim, load, settings, shares, on_view))
+        yield LiftedHead(spec, lift_maps(scene, views, spec.dim, load, shares, on_view))
 
 
 def count_lifting_steps(dataset: PinholeDataset, source: FeatureSource) -> int:
@@ -81,7 +80,6 @@ def lift_maps(
     views: PinholeCameras,
     dim: int,
     load: Callable[[int], FeatureMap],
-    settings: RenderSettings,
     shares: Callable[[int], Float[Tensor, "h w"] | None] = lambda index: None,
     on_view: Callable[[], None] = lambda: None,
 ) -> Float16[Tensor, "gaussians feat"]:
@@ -105,7 +103,7 @@ def lift_maps(
             share = shares(index)
             if share is not None:
                 wanted = wanted * share.to(wanted.device)[..., None]
-            sums += accumulate_pixels(scene, view, wanted, settings)
+            sums += accumulate_pixels(scene, view, wanted)
             on_view()
         if weight is None:
             weight, sums = sums[:, -1:].clone(), sums[:, :-1]
@@ -125,7 +123,7 @@ def upsample(feature_map: FeatureMap, part: slice, view: PinholeCameras) -> Floa
 
 
 def accumulate_pixels(
-    scene: SplatScene, view: PinholeCameras, pixels: Float[Tensor, "h w channels"], settings: RenderSettings
+    scene: SplatScene, view: PinholeCameras, pixels: Float[Tensor, "h w channels"]
 ) -> Float[Tensor, "gaussians channels"]:
     """Computes Σ wᵢ(p) f(p) over the pixels of a view, for every Gaussian.
 
@@ -134,6 +132,6 @@ def accumulate_pixels(
     """
     with torch.enable_grad():
         values = torch.zeros(len(scene.gaussians), pixels.shape[-1], device=pixels.device, requires_grad=True)
-        picture = composite(scene, view, values, settings)
+        picture = composite(scene, view, values)
         (sums,) = torch.autograd.grad(picture, values, pixels)
     return sums

@@ -24,7 +24,7 @@ from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 from f3rm_ext.splat.features.lifting import count_lifting_steps, lift
 from f3rm_ext.splat.features.rendering import FeatureRender
 from f3rm_ext.splat.knn import NearestGaussians
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render_outputs
+from f3rm_ext.splat.rendering import SplatScene, render_outputs
 from f3rm_ext.utils.console import image_progress
 from f3rm_ext.viewer.panel import QueryPanel
 
@@ -39,20 +39,11 @@ class QueryableSplats(Model):
     """Features of the Gaussians."""
     queries: QueryPanel
     guard: OutputGuard
-    background: Tensor
-    """Colour behind the Gaussians outside training, (3,)."""
-    current_sh_degree: int
-    """SH degree in use."""
     _nearest: NearestGaussians | None = None
 
     @abstractmethod
     def _scene(self) -> SplatScene:
-        """Returns the Gaussians with their filters."""
-
-    @property
-    @abstractmethod
-    def _settings(self) -> RenderSettings:
-        """Settings of the rasteriser."""
+        """Returns the Gaussians as they are to be rendered now."""
 
     def query_heads(self) -> dict[str, LiftedHead]:
         """Returns the features of the Gaussians by name, the primary one first."""
@@ -65,7 +56,7 @@ class QueryableSplats(Model):
             within = obb_box.within(scene.gaussians.means)
             heads = {name: LiftedHead(head.spec, head.codes[within]) for name, head in heads.items()}
             scene = scene.inside(obb_box)
-        return FeatureRender(scene, heads, PinholeCameras.to_render(camera, self.device), self._settings)
+        return FeatureRender(scene, heads, PinholeCameras.to_render(camera, self.device))
 
     @torch.no_grad()
     def render_with_features(
@@ -77,9 +68,7 @@ class QueryableSplats(Model):
             extra: further outputs, see :class:`~f3rm_ext.query.queryable.Queryable`.
         """
         view, scene = PinholeCameras.to_render(camera, self.device), self._scene()
-        outputs = render_outputs(
-            scene, view, self.current_sh_degree, self.background, self._settings, self.guard, obb_box
-        )
+        outputs = render_outputs(scene, view, self.guard, obb_box)
         if not (self.query_heads() or extra):
             return outputs
         return self.render_features(camera, obb_box).add_outputs(outputs, extra, self.guard)
@@ -123,8 +112,8 @@ class QueryableSplats(Model):
         if self._nearest is None or not self._nearest.matches(scene.gaussians.means):
             self._nearest = NearestGaussians(scene.gaussians.means)
         near = self._nearest(points, NEIGHBOURS)
-        sizes, alphas = scene.shapes()
-        away = points[:, None] - scene.gaussians.means[near]
+        means, _, sizes, alphas = scene.shapes()
+        away = points[:, None] - means[near]
         own = torch.einsum("pkji,pkj->pki", scene.gaussians.rotations()[near], away) / sizes[near].clamp_min(1e-12)
         shares = (alphas[near].clamp_min(1e-12).log() - 0.5 * own.square().sum(dim=-1)).softmax(dim=-1)
         return {
@@ -146,7 +135,7 @@ class QueryableSplats(Model):
         try:
             with image_progress("views") as progress:
                 task = progress.add_task("Lifting features", total=count_lifting_steps(dataset, source))
-                for head in lift(self._scene(), dataset, source, self._settings, lambda: progress.advance(task)):
+                for head in lift(self._scene(), dataset, source, lambda: progress.advance(task)):
                     self.lifted.add(head.to(self.device))
         except (UserError, OSError) as error:
             self.lifted.clear()

@@ -18,7 +18,7 @@ from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.features.lifting import upsample
 from f3rm_ext.splat.memory.allocator import count_fitting_rows
 from f3rm_ext.splat.rasterize.camera import TILE_PX, Composite, Strips
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, prepare_view
+from f3rm_ext.splat.rendering import SplatScene, prepare_view
 
 CHANNELS = 64
 """Channels composited at a time."""
@@ -34,16 +34,14 @@ class FeatureRender:
     The Gaussians are projected once, and listed by tile once for each strip.
     """
 
-    def __init__(
-        self, scene: SplatScene, heads: Mapping[str, LiftedHead], view: PinholeCameras, settings: RenderSettings
-    ) -> None:
-        self._scene, self._heads, self._view, self._settings = scene, heads, view, settings
+    def __init__(self, scene: SplatScene, heads: Mapping[str, LiftedHead], view: PinholeCameras) -> None:
+        self._scene, self._heads, self._view = scene, heads, view
         self.width, self.height = int(view.widths[0]), int(view.heights[0])
         self._strip: tuple[tuple[int, int], Composite] | None = None
 
     @cached_property
     def _projection(self) -> Strips:
-        return prepare_view(self._scene, self._view, self._settings)
+        return prepare_view(self._scene, self._view)
 
     def strips(self, copies: int = 1) -> list[tuple[int, int]]:
         """Returns the first row of each strip and the row after its last. On a GPU they fill the memory there is.

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.shapes import kernel_device
-from f3rm_ext.splat.rasterize.camera import Camera, Strips
+from f3rm_ext.splat.gaussians import Ellipsoids
+from f3rm_ext.splat.rasterize.camera import Camera, Composite, Projection, Strips
 
 Backend = Literal["auto", "gsplat", "numba", "torch"]
 
@@ -58,67 +59,33 @@ def resolve_backend(backend: Backend, device: torch.device) -> Literal["gsplat",
 
 
 def rasterize(
-    means: Float[Tensor, "gaussians 3"],
-    quats: Float[Tensor, "gaussians 4"],
-    sizes: Float[Tensor, "gaussians 3"],
-    alphas: Float[Tensor, " gaussians"],
+    shapes: Ellipsoids,
     colors: Float[Tensor, "gaussians channels"],
-    viewmat: Float[Tensor, "4 4"],
-    K: Float[Tensor, "3 3"],
-    width: int,
-    height: int,
-    *,
+    camera: Camera,
     background: Float[Tensor, " channels"] | None = None,
-    near_plane: float = 0.01,
-    far_plane: float = 1e10,
-    eps2d: float = 0.3,
-    antialiased: bool = False,
+    *,
     absgrad: bool = False,
-    radius_clip: float = 0.0,
     backend: Backend = "auto",
 ) -> Rasterization:
     """Renders Gaussians; differentiable in the Gaussians, the background and the pose.
 
     Args:
-        means: centres, scene frame and units.
-        quats: rotations from own axes to the scene frame, (w, x, y, z), any length but 0.
-        sizes: standard deviations along the own axes, scene units.
-        alphas: opacities, 0 to 1.
         colors: colours or features, any number of channels.
-        viewmat: scene to camera, a rotation and a translation; OpenCV axes (z forward, y down).
-        K: pinhole intrinsics, pixels; no skew.
         background: colour behind the Gaussians; 0 if None.
-        near_plane: Gaussians whose centres are nearer are not rendered, scene units.
-        far_plane: Gaussians whose centres are farther are not rendered, scene units.
-        eps2d: added to the image-space variances, px².
-        antialiased: lower opacities to compensate for the area that eps2d adds (Yu et al. 2024, Mip-Splatting).
         absgrad: also sum absolute gradients of the 2D centres in the backward pass.
-        radius_clip: Gaussians with a radius of at most this are not rendered, pixels.
         backend: ``auto`` selects gsplat for CUDA tensors, numba for CPU tensors and torch for others.
 
     Raises:
         ConfigError: the backend does not work on the tensors' device.
     """
-    module = _module(backend, means)
-    camera = Camera(viewmat, K, width, height, near_plane, far_plane, eps2d, radius_clip)
-    return Rasterization(*module.render(means, quats, sizes, alphas, colors, camera, background, antialiased, absgrad))
+    module = _module(backend, shapes.means)
+    projected = module.project(shapes, camera)
+    picture, depth, alpha = module.composite(projected, colors, camera.size, background, absgrad)
+    return Rasterization(picture, depth, alpha, projected.means2d, projected.radii)
 
 
-def prepare(
-    means: Float[Tensor, "gaussians 3"],
-    quats: Float[Tensor, "gaussians 4"],
-    sizes: Float[Tensor, "gaussians 3"],
-    alphas: Float[Tensor, " gaussians"],
-    viewmat: Float[Tensor, "4 4"],
-    K: Float[Tensor, "3 3"],
-    width: int,
-    height: int,
-    *,
-    near_plane: float = 0.01,
-    eps2d: float = 0.3,
-    antialiased: bool = False,
-    backend: Backend = "auto",
-) -> Strips:
+@torch.no_grad()
+def prepare(shapes: Ellipsoids, camera: Camera, backend: Backend = "auto") -> Strips:
     """Projects Gaussians once, to composite many channels of many values over 0; not differentiable.
 
     Arguments and errors are those of :func:`rasterize`, and so are the pictures.
@@ -128,9 +95,16 @@ def prepare(
         last, and returns another. That composites values of the Gaussians, (gaussians, channels), to these rows of the
         image, (h, w, channels), and may be called again.
     """
-    module = _module(backend, means)
-    camera = Camera(viewmat, K, width, height, near_plane, eps2d=eps2d)
-    return module.prepare(means, quats, sizes, alphas, camera, antialiased)
+    module = _module(backend, shapes.means)
+    projected: Projection = module.project(shapes, camera)
+
+    @torch.no_grad()
+    def strip(rows: tuple[int, int]) -> Composite:
+        x, y = projected.means2d.unbind(-1)
+        part = projected._replace(means2d=torch.stack([x, y - rows[0]], dim=-1)) if rows[0] else projected
+        return torch.no_grad()(module.strip(part, (camera.width, rows[1] - rows[0])))
+
+    return strip
 
 
 def _module(backend: Backend, means: Tensor) -> Any:

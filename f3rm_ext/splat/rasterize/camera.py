@@ -1,10 +1,10 @@
-"""The camera, and constants that all backends share."""
+"""The camera, projected Gaussians, and constants that all backends share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 TILE_PX = 16
@@ -30,7 +30,7 @@ Strips = Callable[[tuple[int, int]], Composite]
 """Prepares some rows of an image: the first, a multiple of 16, and the row after the last."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Camera:
     """A pinhole camera and its settings of the rasteriser."""
 
@@ -48,8 +48,35 @@ class Camera:
     """Added to the image-space variances, px²."""
     radius_clip: float = 0.0
     """Gaussians with a radius of at most this are not rendered, pixels."""
+    antialiased: bool = False
+    """Lower opacities to compensate for the area that eps2d adds (Yu et al. 2024, Mip-Splatting)."""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height, pixels."""
+        return self.width, self.height
 
 
-def shift_to_strip(means2d: Float[Tensor, "gaussians 2"], rows: tuple[int, int]) -> Float[Tensor, "gaussians 2"]:
-    """Converts centres to pixels from the first row of a strip."""
-    return torch.stack([means2d[:, 0], means2d[:, 1] - rows[0]], dim=-1) if rows[0] else means2d
+class Projection(NamedTuple):
+    """Gaussians projected to an image; zeros if not visible."""
+
+    means2d: Float[Tensor, "gaussians 2"]
+    """Centres, pixels."""
+    conics: Float[Tensor, "gaussians 3"]
+    """Inverse covariances (xx, xy, yy), 1/px²; of gsplat, anything if not visible."""
+    depths: Float[Tensor, " gaussians"]
+    """Along the camera's axis, scene units."""
+    alphas: Float[Tensor, " gaussians"]
+    """Opacities, compensated if the camera is antialiased."""
+    reaches: Int[Tensor, "gaussians *axes"]
+    """Radii, pixels; along x and y in gsplat 1.5."""
+
+    @property
+    def radii(self) -> Int[Tensor, " gaussians"]:
+        """Three standard deviations along the longest axis, rounded up, pixels; 0 if not visible."""
+        return scalar_radii(self.reaches)
+
+
+def scalar_radii(reaches: Int[Tensor, "gaussians *axes"]) -> Int[Tensor, " gaussians"]:
+    """Returns one radius for each Gaussian, 0 if it is not drawn, from one or from two."""
+    return reaches if reaches.dim() == 1 else reaches.amax(dim=1) * (reaches.amin(dim=1) > 0)

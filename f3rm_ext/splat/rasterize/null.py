@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from f3rm_ext.memory.shapes import null_array
-from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera, Composite, Strips
+from f3rm_ext.splat.rasterize.camera import TILE_PX, Composite, Projection
 from f3rm_ext.splat.rasterize.compositing import BUFFER, PIXELS, SHAPE_GRADS
 from f3rm_ext.splat.rasterize.tiles import GEOMETRY
 
@@ -20,13 +20,6 @@ the tiles are."""
 CHANNELS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33)
 """Numbers of channels for which gsplat has kernels; others are padded to the next."""
 FLOAT, INT32, INT64 = 4, 4, 8
-
-
-def null_project(
-    means: Tensor, quats: Tensor, sizes: Tensor, camera: Camera
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns centres, conics, depths, compensations and radii, as the projection of numba does."""
-    return NullProjection.apply(means, quats, sizes, camera.viewmat)  # type: ignore[return-value]
 
 
 class NullProjection(torch.autograd.Function):
@@ -109,21 +102,15 @@ class NullCompositing(torch.autograd.Function):
         return (*results, by_background, None, None, None)
 
 
-def null_strips(means: Tensor, quats: Tensor, sizes: Tensor, camera: Camera) -> Strips:
-    """Returns what :func:`f3rm_ext.splat.rasterize.prepare` does on the CPU."""
-    projected = null_project(means, quats, sizes, camera)
+def null_strip(projected: Projection, size: tuple[int, int]) -> Composite:
+    """Returns what composites values on the CPU."""
+    kept = projected, _tile_arrays(len(projected.means2d), 0, size)
 
-    def strip(rows: tuple[int, int]) -> Composite:
-        size = camera.width, rows[1] - rows[0]
-        kept = projected, _tile_arrays(len(means), 0, size)
+    def composite(values: Tensor, _kept: object = kept) -> Tensor:
+        null_array(len(values) * (values.shape[1] + 1) * FLOAT)
+        return values.new_empty(size[1], size[0], values.shape[1])
 
-        def composite(values: Tensor, _kept: object = kept) -> Tensor:
-            null_array(len(values) * (values.shape[1] + 1) * FLOAT)
-            return values.new_empty(size[1], size[0], values.shape[1])
-
-        return composite
-
-    return strip
+    return composite
 
 
 # --- gsplat ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.splat.rasterize.camera import MARGIN, MAX_RADIUS_PX, MIN_COMPENSATION, MIN_EXTENT, Camera
+from f3rm_ext.memory.shapes import lacks_values
+from f3rm_ext.splat.gaussians import Ellipsoids
+from f3rm_ext.splat.rasterize.camera import MARGIN, MAX_RADIUS_PX, MIN_COMPENSATION, MIN_EXTENT, Camera, Projection
 
 CHUNK = 1024
 """Gaussians per task."""
@@ -247,8 +249,14 @@ class _Projection(torch.autograd.Function):
         return (*(grad if need else None for grad, need in zip(gradients, ctx.needs_input_grad, strict=False)), None)
 
 
-def project_numba(
-    means: Tensor, quats: Tensor, sizes: Tensor, camera: Camera
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns 2D centres, inverse covariances, depths, compensations and radii; float32, on the CPU."""
-    return _Projection.apply(means, quats, sizes, camera.viewmat, camera)  # type: ignore[return-value]
+def project(shapes: Ellipsoids, camera: Camera) -> Projection:
+    """Projects Gaussians on the CPU, which it converts to float32."""
+    means, quats, sizes, alphas = shapes.map(Tensor.float)
+    if lacks_values(means):
+        from f3rm_ext.splat.rasterize.null import NullProjection
+
+        projected: Any = NullProjection.apply(means, quats, sizes, camera.viewmat)
+    else:
+        projected = _Projection.apply(means, quats, sizes, camera.viewmat, camera)
+    means2d, conics, depths, compensations, radii = projected
+    return Projection(means2d, conics, depths, alphas * compensations if camera.antialiased else alphas, radii)

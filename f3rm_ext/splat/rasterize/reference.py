@@ -7,13 +7,13 @@ every Gaussian, so time and memory grow with their product; it is meant for test
 and gsplat must agree with it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from f3rm_ext.splat.gaussians import quats_to_rotations
+from f3rm_ext.splat.gaussians import Ellipsoids, quats_to_rotations
 from f3rm_ext.splat.rasterize.camera import (
     MARGIN,
     MAX_ALPHA,
@@ -25,28 +25,11 @@ from f3rm_ext.splat.rasterize.camera import (
     TILE_PX,
     Camera,
     Composite,
-    Strips,
-    shift_to_strip,
+    Projection,
 )
 
 CHUNK = 1 << 20
 """Pairs of pixels and Gaussians per chunk."""
-
-
-@dataclass
-class Projection:
-    """Gaussians projected to the image; zeros if not visible."""
-
-    means2d: Float[Tensor, "gaussians 2"]
-    """Centres, pixels."""
-    conics: Float[Tensor, "gaussians 3"]
-    """Inverse covariances (xx, xy, yy), 1/px²."""
-    depths: Float[Tensor, " gaussians"]
-    """Along the camera's axis, scene units."""
-    compensations: Float[Tensor, " gaussians"]
-    """√(det before / det after adding eps2d): factor on the opacity so that the blur adds no light."""
-    radii: Int[Tensor, " gaussians"]
-    """Three standard deviations along the longest axis, rounded up, pixels; 0 if not visible."""
 
 
 @dataclass
@@ -58,23 +41,18 @@ class _Footprints:
     covariances: Float[Tensor, "gaussians 2 2"]
 
 
-def _footprints(
-    means: Float[Tensor, "gaussians 3"],
-    quats: Float[Tensor, "gaussians 4"],
-    sizes: Float[Tensor, "gaussians 3"],
-    camera: Camera,
-) -> _Footprints:
+def _footprints(shapes: Ellipsoids, camera: Camera) -> _Footprints:
     """Projects by a local affine approximation (Zwicker et al. 2001, eq. 24–31)."""
     rotation, translation = camera.viewmat[:3, :3], camera.viewmat[:3, 3]
     (fx, _, cx), (_, fy, cy), _ = camera.K.unbind(0)
     width, height = camera.width, camera.height
-    x, y, z = (means @ rotation.T + translation).unbind(-1)
+    x, y, z = (shapes.means @ rotation.T + translation).unbind(-1)
     # The Jacobian is taken at the centre, clamped to a slightly larger image.
     x_over_z = torch.clamp(x / z, -(cx + MARGIN * width) / fx, (width - cx + MARGIN * width) / fx)
     y_over_z = torch.clamp(y / z, -(cy + MARGIN * height) / fy, (height - cy + MARGIN * height) / fy)
     zero = torch.zeros_like(z)
     jacobian = torch.stack([fx / z, zero, -fx * x_over_z / z, zero, fy / z, -fy * y_over_z / z], dim=-1)
-    axes = jacobian.reshape(-1, 2, 3) @ rotation @ (quats_to_rotations(quats) * sizes[:, None, :])
+    axes = jacobian.reshape(-1, 2, 3) @ rotation @ (quats_to_rotations(shapes.quats) * shapes.sizes[:, None, :])
     return _Footprints(
         means2d=torch.stack([fx * x / z + cx, fy * y / z + cy], dim=-1),
         depths=z,
@@ -100,36 +78,27 @@ def _add_blur(covariances: Float[Tensor, "gaussians 2 2"], eps2d: float) -> tupl
     return covariances[:, 0, 0] + eps2d, covariances[:, 0, 1], covariances[:, 1, 1] + eps2d
 
 
-def project(
-    means: Float[Tensor, "gaussians 3"],
-    quats: Float[Tensor, "gaussians 4"],
-    sizes: Float[Tensor, "gaussians 3"],
-    camera: Camera,
-) -> Projection:
+def project(shapes: Ellipsoids, camera: Camera) -> Projection:
     """Projects Gaussians to the image and culls those outside."""
     with torch.no_grad():
-        radii = _radii(_footprints(means, quats, sizes, camera), camera)
+        radii = _radii(_footprints(shapes, camera), camera)
     # Only rendered Gaussians enter the graph, so that no gradient is ever 0 · ∞.
     drawn = radii.nonzero().squeeze(-1)
-    footprints = _footprints(means[drawn], quats[drawn], sizes[drawn], camera)
-    xx, xy, yy = _add_blur(footprints.covariances, camera.eps2d)
-    det = xx * yy - xy**2
-    ratio = (
-        footprints.covariances[:, 0, 0] * footprints.covariances[:, 1, 1] - footprints.covariances[:, 0, 1] ** 2
-    ) / det
-    thick = ratio > MIN_COMPENSATION**2
-    compensations = torch.where(thick, torch.where(thick, ratio, 1.0).sqrt(), 0.0)
+    footprints = _footprints(shapes.map(lambda value: value[drawn]), camera)
 
     def spread(values: Tensor) -> Tensor:
-        return values.new_zeros(len(means), *values.shape[1:]).index_copy(0, drawn, values)
+        return values.new_zeros(len(radii), *values.shape[1:]).index_copy(0, drawn, values)
 
-    return Projection(
-        means2d=spread(footprints.means2d),
-        conics=spread(torch.stack([yy, -xy, xx], dim=-1) / det[:, None]),
-        depths=spread(footprints.depths),
-        compensations=spread(compensations),
-        radii=radii,
-    )
+    xx, xy, yy = _add_blur(footprints.covariances, camera.eps2d)
+    det, alphas = xx * yy - xy**2, shapes.alphas
+    if camera.antialiased:
+        # √(det before / det after adding eps2d), so that the blur adds no light.
+        covariances = footprints.covariances
+        ratio = (covariances[:, 0, 0] * covariances[:, 1, 1] - covariances[:, 0, 1] ** 2) / det
+        thick = ratio > MIN_COMPENSATION**2
+        alphas = alphas * spread(torch.where(thick, torch.where(thick, ratio, 1.0).sqrt(), 0.0))
+    conics = torch.stack([yy, -xy, xx], dim=-1) / det[:, None]
+    return Projection(spread(footprints.means2d), spread(conics), spread(footprints.depths), alphas, radii)
 
 
 def tile_bounds(
@@ -164,11 +133,9 @@ def pixel_weights(
 
 def composite(
     projected: Projection,
-    alphas: Float[Tensor, " gaussians"],
     colors: Float[Tensor, "gaussians channels"],
-    background: Float[Tensor, " channels"] | None,
-    width: int,
-    height: int,
+    size: tuple[int, int],
+    background: Float[Tensor, " channels"] | None = None,
     absgrad: bool = False,
 ) -> tuple[Float[Tensor, "h w channels"], Float[Tensor, "h w"], Float[Tensor, "h w"]]:
     """Composites Gaussians front to back. Returns colours, depth and accumulation.
@@ -176,12 +143,12 @@ def composite(
     With absgrad, the backward pass stores the sums of absolute per-pixel gradients (Ye et al. 2024, AbsGS) in
     ``projected.means2d.absgrad``.
     """
-    means2d = projected.means2d
+    (width, height), means2d = size, projected.means2d
     visible = projected.radii.nonzero().squeeze(-1)
     order = visible[torch.argsort(projected.depths[visible].detach(), stable=True)]
-    centres, conics, alphas = means2d[order], projected.conics[order], alphas[order]
-    payload = torch.cat([colors[order], projected.depths[order, None]], dim=-1)
-    first, stop = tile_bounds(centres.detach(), projected.radii[order])
+    centres, conics, depths, alphas, radii = (value[order] for value in projected)
+    payload = torch.cat([colors[order], depths[:, None]], dim=-1)
+    first, stop = tile_bounds(centres.detach(), radii)
     if absgrad:
         means2d.absgrad = torch.zeros_like(means2d)  # type: ignore[attr-defined]
 
@@ -208,41 +175,6 @@ def composite(
     return picture, summed[..., -1], alpha
 
 
-@torch.no_grad()
-def prepare(means: Tensor, quats: Tensor, sizes: Tensor, alphas: Tensor, camera: Camera, antialiased: bool) -> Strips:
-    """Projects Gaussians once; see :func:`render`."""
-    projected = project(means, quats, sizes, camera)
-    opacities = alphas * projected.compensations if antialiased else alphas
-
-    def strip(rows: tuple[int, int]) -> Composite:
-        size = camera.width, rows[1] - rows[0]
-        moved = replace(projected, means2d=shift_to_strip(projected.means2d, rows))
-
-        @torch.no_grad()
-        def draw(values: Tensor) -> Tensor:
-            return composite(moved, opacities, values, None, *size)[0]
-
-        return draw
-
-    return strip
-
-
-def render(
-    means: Tensor,
-    quats: Tensor,
-    sizes: Tensor,
-    alphas: Tensor,
-    colors: Tensor,
-    camera: Camera,
-    background: Tensor | None,
-    antialiased: bool,
-    absgrad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Returns colours, depth, accumulation, 2D centres and radii."""
-    projected = project(means, quats, sizes, camera)
-    if antialiased:
-        alphas = alphas * projected.compensations
-    picture, depth, alpha = composite(
-        projected, alphas, colors, background, camera.width, camera.height, absgrad=absgrad
-    )
-    return picture, depth, alpha, projected.means2d, projected.radii
+def strip(projected: Projection, size: tuple[int, int]) -> Composite:
+    """Returns what composites values of the Gaussians over 0."""
+    return lambda values: composite(projected, values, size)[0]

@@ -19,27 +19,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from f3rm_ext import compat
+from f3rm_ext.splat.gaussians import Ellipsoids
 from f3rm_ext.splat.rasterize import Rasterization
-from f3rm_ext.splat.rasterize.gsplat_backend import KernelProjection, composite, scalar_radii
+from f3rm_ext.splat.rasterize.camera import Camera, Projection, scalar_radii
+from f3rm_ext.splat.rasterize.gsplat_backend import composite
 
 
 def rasterize_sharded(
-    means: Float[Tensor, "gaussians 3"],
-    quats: Float[Tensor, "gaussians 4"],
-    sizes: Float[Tensor, "gaussians 3"],
-    alphas: Float[Tensor, " gaussians"],
+    shapes: Ellipsoids,
     features_dc: Float[Tensor, "gaussians 3"],
     features_rest: Float[Tensor, "gaussians rest 3"],
     sh_degree: int,
-    viewmat: Float[Tensor, "4 4"],
-    K: Float[Tensor, "3 3"],
-    width: int,
-    height: int,
-    *,
-    background: Float[Tensor, "3"],
-    near_plane: float,
-    eps2d: float,
-    antialiased: bool,
+    camera: Camera,
+    background: Float[Tensor, "3"] | None,
 ) -> Rasterization:
     """Renders one camera on every rank, from the Gaussians of all ranks. All must call it, with images of one size.
 
@@ -53,34 +45,35 @@ def rasterize_sharded(
     compat.check_gsplat_kernels()
     from gsplat import fully_fused_projection, spherical_harmonics
 
-    viewmats, Ks = _gather_ranks(viewmat), _gather_ranks(K)
+    means, quats, sizes, alphas = shapes.map(Tensor.float)
+    viewmats, Ks = _gather_ranks(camera.viewmat), _gather_ranks(camera.K)
     projected: Any = fully_fused_projection(
-        means.float(), None, quats.float(), sizes.float(), viewmats, Ks, width, height,
-        eps2d=eps2d, near_plane=near_plane, packed=True, calc_compensations=antialiased,
+        means, None, quats, sizes, viewmats, Ks, *camera.size,
+        eps2d=camera.eps2d, near_plane=camera.near_plane, packed=True, calc_compensations=camera.antialiased,
     )  # fmt: skip
     # Version 1.5 has numbers of batches before them. Entries come camera by camera.
-    cameras, rows, reaches, means2d, depths, conics, compensations = projected[-7:]
-    cameras, rows = cameras.long(), rows.long()
+    images, rows, reaches, means2d, depths, conics, compensations = projected[-7:]
+    images, rows = images.long(), rows.long()
     # What index_select takes is given back by additions; for an index in brackets torch would sort it.
-    opacities = alphas.float().index_select(0, rows)
+    opacities = alphas.index_select(0, rows)
     if compensations is not None:
         opacities = opacities * compensations
     positions = -(viewmats[:, :3, :3].transpose(1, 2) @ viewmats[:, :3, 3:])[..., 0]
-    directions = means.detach()[rows] - positions[cameras]
+    directions = means.detach()[rows] - positions[images]
     coefficients = torch.cat([value.index_select(0, rows) for value in (features_dc[:, None], features_rest)], dim=1)
     colors = (spherical_harmonics(sh_degree, directions, coefficients) + 0.5).clamp_min(0.0)
 
-    to_each = torch.bincount(cameras, minlength=len(viewmats))
+    to_each = torch.bincount(images, minlength=len(viewmats))
     from_each = torch.empty_like(to_each)
     dist.all_to_all_single(from_each, to_each)
     sent, received = torch.stack([to_each, from_each]).tolist()
     table = torch.cat([means2d, depths[:, None], conics, opacities[:, None], colors], dim=1)
     there = collectives.all_to_all(_room(table, received), list(table.split(sent)))
-    centres, z, shapes, shown, payload = torch.cat(there).split([2, 1, 3, 1, 3], dim=1)
+    centres, z, inverses, shown, payload = torch.cat(there).split([2, 1, 3, 1, 3], dim=1)
     room = _room(reaches, received)
     dist.all_to_all(room, list(reaches.split(sent)))
-    arrived = KernelProjection(centres, shapes[None], z.T, torch.cat(room)[None], shown.T)
-    picture, depth, alpha = composite(arrived, payload, (width, height), background)
+    arrived = Projection(centres, inverses, z[:, 0], shown[:, 0], torch.cat(room))
+    picture, depth, alpha = composite(arrived, payload, camera.size, background)
     return Rasterization(picture, depth, alpha, means2d, scalar_radii(reaches), rows)
 
 

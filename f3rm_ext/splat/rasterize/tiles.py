@@ -5,8 +5,9 @@ from typing import no_type_check
 
 import numba
 import numpy as np
+from torch import Tensor
 
-from f3rm_ext.splat.rasterize.camera import MIN_ALPHA, TILE_PX
+from f3rm_ext.splat.rasterize.camera import MIN_ALPHA, TILE_PX, Projection
 
 GEOMETRY = 8
 """Numbers per Gaussian in :attr:`Bins.geometry`."""
@@ -96,23 +97,14 @@ def front_to_back(depths: np.ndarray, visible: np.ndarray) -> np.ndarray:
     return (keys & np.uint64(0xFFFFFFFF)).astype(np.int64)
 
 
-def bin_gaussians(
-    means2d: np.ndarray,
-    conics: np.ndarray,
-    depths: np.ndarray,
-    alphas: np.ndarray,
-    radii: np.ndarray,
-    size: tuple[int, int],
-) -> Bins:
-    """Sorts Gaussians by depth and lists them by tile.
+def as_array(value: Tensor) -> np.ndarray:
+    """Returns a contiguous array of a tensor on the CPU."""
+    return value.detach().contiguous().numpy()
 
-    Args:
-        means2d: centres, pixels, (gaussians, 2) float32.
-        conics: inverse covariances xx, xy, yy, (gaussians, 3) float32.
-        depths: (gaussians,) float32, > 0 if visible.
-        alphas: opacities as composited, (gaussians,) float32.
-        radii: pixels, 0 if not visible, (gaussians,) int32.
-    """
+
+def bin_gaussians(projected: Projection, size: tuple[int, int]) -> Bins:
+    """Sorts Gaussians, float32 on the CPU, by depth and lists them by the tiles of an image of a width and height."""
+    means2d, conics, depths, alphas, radii = map(as_array, projected)
     columns, rows = (-(-side // TILE_PX) for side in size)
     order = front_to_back(depths, (radii > 0) & (alphas >= np.float32(MIN_ALPHA)))
     geometry = np.empty((len(order), GEOMETRY), dtype=np.float32)

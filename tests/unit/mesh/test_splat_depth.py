@@ -10,9 +10,8 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.mesh.splat_depth import WINDOW, front_plane_depth, front_plane_depth_by_definition, median_depth
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+from f3rm_ext.splat.rendering import SplatScene, render
 
-SETTINGS = RenderSettings()
 PLAIN = MipOptions(filter_3d=False, filter_2d=False)
 
 
@@ -28,7 +27,7 @@ def sheets(*depths_and_alphas: tuple[float, float]) -> SplatScene:
         features_dc=torch.zeros(count, 3),
         features_rest=torch.zeros(count, 0, 3),
     )
-    return SplatScene(gaussians, torch.zeros(count), PLAIN)
+    return SplatScene(gaussians, PLAIN)
 
 
 def view_of(width: int = 16, height: int = 16) -> PinholeCameras:
@@ -51,9 +50,9 @@ def test_the_kernel_does_what_the_definition_says(mip: MipOptions, seed: int) ->
         features_dc=torch.zeros(count, 3),
         features_rest=torch.zeros(count, 0, 3),
     )
-    scene, view = SplatScene(gaussians, torch.zeros(count), mip), view_of(37, 29)
-    fast = front_plane_depth(scene, view, SETTINGS)
-    slow = front_plane_depth_by_definition(scene, view, SETTINGS)
+    scene, view = SplatScene(gaussians, mip), view_of(37, 29)
+    fast = front_plane_depth(scene, view)
+    slow = front_plane_depth_by_definition(scene, view)
     assert 0.3 < (fast > 0).float().mean() < 1
     # Where a sum ends within rounding of a limit, the two may take different planes.
     different = (fast - slow).abs() > 1e-3 * slow
@@ -63,14 +62,14 @@ def test_the_kernel_does_what_the_definition_says(mip: MipOptions, seed: int) ->
 @pytest.mark.parametrize(("front", "depth"), [(0.8, 2.0), (0.3, 6.0)])
 def test_of_two_sheets_the_one_that_stops_the_light_counts(front: float, depth: float) -> None:
     scene, view = sheets((2.0, front), (6.0, 0.999)), view_of()
-    over_all = render(scene, view, 0, torch.zeros(3), SETTINGS, planes=True).plane_depth
+    over_all = render(scene, view, planes=True).plane_depth
     assert over_all is not None and 2.5 < float(over_all[8, 8]) < 5
-    np.testing.assert_allclose(front_plane_depth(scene, view, SETTINGS)[4:12, 4:12], depth, rtol=1e-4)
+    np.testing.assert_allclose(front_plane_depth(scene, view)[4:12, 4:12], depth, rtol=1e-4)
 
 
 def test_layers_of_one_surface_are_averaged() -> None:
     near, far = 2.0, 2.0 * (1 + 0.5 * WINDOW)
-    found = float(front_plane_depth(sheets((near, 0.6), (far, 0.999)), view_of(), SETTINGS)[8, 8])
+    found = float(front_plane_depth(sheets((near, 0.6), (far, 0.999)), view_of())[8, 8])
     assert found == pytest.approx(0.6 * near + 0.4 * far, rel=1e-3)
 
 
@@ -80,7 +79,7 @@ def test_a_tilted_wall_is_exact() -> None:
     tilted = dataclasses.replace(
         scene.gaussians, quats=torch.tensor([[np.cos(turn / 2), 0.0, np.sin(turn / 2), 0.0]], dtype=torch.float32)
     )
-    found = front_plane_depth(SplatScene(tilted, torch.zeros(1), PLAIN), view_of(), SETTINGS)
+    found = front_plane_depth(SplatScene(tilted, PLAIN), view_of())
     x = (torch.arange(16) + 0.5 - 8) / 20
     normal_x, normal_z = np.sin(turn), np.cos(turn)
     expected = 3 * normal_z / (normal_x * x + normal_z)
@@ -88,20 +87,20 @@ def test_a_tilted_wall_is_exact() -> None:
 
 
 def test_what_lets_most_of_the_light_through_has_no_depth() -> None:
-    assert (front_plane_depth(sheets((2.0, 0.35)), view_of(), SETTINGS) == 0).all()
-    assert (front_plane_depth(sheets((-2.0, 0.9)), view_of(), SETTINGS) == 0).all()
+    assert (front_plane_depth(sheets((2.0, 0.35)), view_of()) == 0).all()
+    assert (front_plane_depth(sheets((-2.0, 0.9)), view_of()) == 0).all()
 
 
 @pytest.mark.parametrize(("front", "median"), [(0.8, 2.0), (0.3, 6.0)])
 def test_the_median_is_on_a_sheet_where_the_mean_is_between(front: float, median: float) -> None:
     scene = sheets((2.0, front), (6.0, 0.999))
-    mean = render(scene, view_of(), 0, torch.zeros(3), SETTINGS).outputs()["depth"][..., 0]
+    mean = render(scene, view_of()).outputs()["depth"][..., 0]
     assert 2.5 < float(mean[8, 8]) < 5
-    found = median_depth(scene, view_of(), mean, SETTINGS)
+    found = median_depth(scene, view_of(), mean)
     np.testing.assert_allclose(found[4:12, 4:12], median, rtol=1e-3)
 
 
 def test_what_lies_beyond_the_bins_is_in_the_outer_ones() -> None:
     scene = sheets((3.0, 0.999), (500.0, 0.999))
-    found = median_depth(scene, view_of(), torch.full((16, 16), 3.0), SETTINGS)
+    found = median_depth(scene, view_of(), torch.full((16, 16), 3.0))
     np.testing.assert_allclose(found[8, 8], 3.0, rtol=1e-3)

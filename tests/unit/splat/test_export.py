@@ -11,10 +11,10 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.export.splats import SplatRun, export_run, load_splat_run
 from f3rm_ext.scripts.cli import main
-from f3rm_ext.splat import rendering as drawing
 from f3rm_ext.splat.files import read_splats
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
+from f3rm_ext.splat.rendering import SplatScene, render
 
 
 @pytest.fixture
@@ -24,12 +24,8 @@ def run(splat_config: Path) -> SplatRun:
 
 def drawn(gaussians: Gaussians, run: SplatRun, mip: MipOptions, degree: int | None = None) -> torch.Tensor:
     """What somebody sees who knows of no 3D filter."""
-    scene = drawing.SplatScene(gaussians, torch.zeros(len(gaussians)), replace(mip, filter_3d=False))
-    view = PinholeCameras.of(run.photos.cameras[:1])
-    degree = gaussians.sh_degree if degree is None else degree
-    return drawing.render(scene, view, degree, torch.zeros(3), drawing.RenderSettings()).rasterization.colors.clamp(
-        0, 1
-    )
+    scene = SplatScene(gaussians, replace(mip, filter_3d=False), sh_degree=degree)
+    return render(scene, PinholeCameras.of(run.photos.cameras[:1])).rasterization.colors.clamp(0, 1)
 
 
 def own_picture(run: SplatRun) -> torch.Tensor:

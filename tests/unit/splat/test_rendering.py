@@ -14,9 +14,8 @@ from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.splat import rendering as drawing
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh
 from f3rm_ext.splat.mip import MipOptions, fuse
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render, render_nearby, render_outputs
+from f3rm_ext.splat.rendering import SplatScene, render, render_nearby, render_outputs
 
-BLACK = torch.zeros(3)
 PLAIN = MipOptions(filter_2d=False, filter_3d=False)
 
 
@@ -28,7 +27,7 @@ def view(ring_cameras: Callable[..., Any]) -> PinholeCameras:
 
 @pytest.fixture
 def scene(colorful: Callable[..., Gaussians]) -> SplatScene:
-    return SplatScene(colorful(), torch.full((60,), 0.05), MipOptions())
+    return SplatScene(colorful(), MipOptions(), torch.full((60,), 0.05))
 
 
 def wall(view: PinholeCameras, distance: float = 2.0, half: int = 12, apart: float = 0.12) -> Gaussians:
@@ -50,18 +49,17 @@ def wall(view: PinholeCameras, distance: float = 2.0, half: int = 12, apart: flo
 
 
 def test_fused_splats_without_a_filter_are_the_same_picture(scene: SplatScene, view: PinholeCameras) -> None:
-    fused = SplatScene(fuse(scene.gaussians, scene.filter_3d), torch.zeros(60), replace(scene.mip, filter_3d=False))
-    one, two = (render(s, view, 1, BLACK, RenderSettings()).rasterization.colors for s in (scene, fused))
+    fused = SplatScene(fuse(scene.gaussians, torch.full((60,), 0.05)), replace(scene.mip, filter_3d=False))
+    one, two = (render(s, view).rasterization.colors for s in (scene, fused))
     torch.testing.assert_close(one, two, atol=1e-5, rtol=0)
-    unfiltered = render(replace(scene, mip=PLAIN), view, 1, BLACK, RenderSettings()).rasterization.colors
+    unfiltered = render(replace(scene, mip=PLAIN), view).rasterization.colors
     assert (one - unfiltered).abs().max() > 0.01
 
 
 def test_normals_beside_colors_leave_them_alone(scene: SplatScene, view: PinholeCameras) -> None:
     background = torch.tensor([0.2, 0.4, 0.6])
-    without, along = (
-        render(scene, view, 1, background, RenderSettings(), normals=normals) for normals in (False, True)
-    )
+    scene = replace(scene, background=background)
+    without, along = (render(scene, view, normals=normals) for normals in (False, True))
     assert without.normals is None and along.normals is not None and along.normals.shape == (24, 32, 3)
     for name, value in without.outputs().items():
         torch.testing.assert_close(along.outputs()[name], value, msg=name)
@@ -72,23 +70,21 @@ def test_normals_beside_colors_leave_them_alone(scene: SplatScene, view: Pinhole
 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 def test_planes_without_colors_are_the_same(scene: SplatScene, view: PinholeCameras, backend: Any) -> None:
-    background, settings = torch.tensor([0.2, 0.4, 0.6]), RenderSettings(backend=backend)
-    depth, colors = render_nearby(scene, view, 1, background, settings)
-    alone, none = render_nearby(scene, view, 1, background, settings, rgb=False)
+    scene = replace(scene, background=torch.tensor([0.2, 0.4, 0.6]), backend=backend)
+    depth, colors = render_nearby(scene, view)
+    alone, none = render_nearby(scene, view, rgb=False)
     assert none is None and (alone > 0).any()
     torch.testing.assert_close(alone, depth)
-    rendered = render(scene, view, 1, background, settings)
+    rendered = render(scene, view)
     torch.testing.assert_close(colors, rendered.rasterization.colors)
-    normals = render(scene, view, 1, background, settings, rgb=False, normals=True)
+    normals = render(scene, view, rgb=False, normals=True)
     assert normals.rasterization.colors.shape == (24, 32, 3)
     torch.testing.assert_close(normals.rasterization.colors, normals.normals)
 
 
 def test_gradients_reach_everything_but_the_direction(scene: SplatScene, view: PinholeCameras) -> None:
     tensors = {name: value.clone().requires_grad_() for name, value in scene.gaussians.tensors().items()}
-    drawn = render(
-        replace(scene, gaussians=Gaussians.from_tensors(tensors)), view, 0, BLACK, RenderSettings(), normals=True
-    )
+    drawn = render(replace(scene, gaussians=Gaussians.from_tensors(tensors), sh_degree=0), view, normals=True)
     assert drawn.normals is not None
     drawn.rasterization.colors.square().sum().backward(retain_graph=True)
     for name in ("means", "scales", "quats", "opacities", "features_dc"):
@@ -97,14 +93,13 @@ def test_gradients_reach_everything_but_the_direction(scene: SplatScene, view: P
 
 
 def test_near_plane(scene: SplatScene, view: PinholeCameras) -> None:
-    assert render(scene, view, 1, BLACK, RenderSettings(near_plane=0.01)).rasterization.alpha.any()
-    assert not render(scene, view, 1, BLACK, RenderSettings(near_plane=5.0)).rasterization.alpha.any()
+    assert render(replace(scene, near_plane=0.01), view).rasterization.alpha.any()
+    assert not render(replace(scene, near_plane=5.0), view).rasterization.alpha.any()
 
 
 @pytest.mark.parametrize("distance", [1.0, 2.0])
 def test_a_wall_has_its_distance_and_faces_the_camera(view: PinholeCameras, distance: float) -> None:
-    found = SplatScene(wall(view, distance), torch.zeros(625), PLAIN)
-    outputs = render_outputs(found, view, 0, BLACK, RenderSettings(), OutputGuard())
+    outputs = render_outputs(SplatScene(wall(view, distance), PLAIN), view, OutputGuard())
     middle = slice(4, 20), slice(4, 28)
     torch.testing.assert_close(outputs["accumulation"][middle], torch.ones(16, 24, 1), atol=0.01, rtol=0)
     torch.testing.assert_close(outputs["depth"][middle], torch.full((16, 24, 1), distance), atol=1e-3, rtol=0)
@@ -117,7 +112,7 @@ def test_a_wall_has_its_distance_and_faces_the_camera(view: PinholeCameras, dist
 def test_where_there_is_little_there_is_no_normal(view: PinholeCameras) -> None:
     thin = wall(view)
     thin.opacities.fill_(-3.0)
-    outputs = render_outputs(SplatScene(thin, torch.zeros(625), PLAIN), view, 0, BLACK, RenderSettings(), OutputGuard())
+    outputs = render_outputs(SplatScene(thin, PLAIN), view, OutputGuard())
     faint = outputs["accumulation"][..., 0] < drawing.SOLID
     assert faint.any() and outputs["depth"][faint].any()
     assert not outputs["normal"][faint].any() and not outputs["normal_from_depth"][faint].any()
@@ -125,7 +120,7 @@ def test_where_there_is_little_there_is_no_normal(view: PinholeCameras) -> None:
 
 def test_pictures_are_colors(scene: SplatScene, view: PinholeCameras) -> None:
     bright = replace(scene.gaussians, features_dc=scene.gaussians.features_dc + 5)
-    outputs = render_outputs(replace(scene, gaussians=bright), view, 1, BLACK, RenderSettings(), OutputGuard())
+    outputs = render_outputs(replace(scene, gaussians=bright), view, OutputGuard())
     assert outputs["rgb"].max() == 1
     assert not any(value.requires_grad for value in outputs.values())
 
@@ -136,9 +131,9 @@ def test_normals_that_fail_leave_the_picture(
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("broken on purpose")
 
-    expected = render_outputs(scene, view, 1, BLACK, RenderSettings(), OutputGuard())
+    expected = render_outputs(scene, view, OutputGuard())
     monkeypatch.setattr(drawing, "normals_from_depth", broken)
-    outputs = render_outputs(scene, view, 1, BLACK, RenderSettings(), OutputGuard())
+    outputs = render_outputs(scene, view, OutputGuard())
     assert set(expected) - set(outputs) == {"normal_from_depth"}
     assert torch.equal(outputs["rgb"], expected["rgb"]) and torch.equal(outputs["normal"], expected["normal"])
     assert "broken on purpose" in " ".join(capsys.readouterr().out.split())

@@ -1,6 +1,7 @@
 """Lifting against the sum written out pixel by pixel, and what does not count."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from f3rm_ext.splat.features import lifting
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
 from f3rm_ext.splat.rasterize import Backend
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene
+from f3rm_ext.splat.rendering import SplatScene
 
 DIM = 7
 
@@ -37,7 +38,7 @@ def scene(colorful: Callable[..., Gaussians], views: PinholeCameras) -> SplatSce
     gaussians = colorful(30)
     gaussians.means[-1] = torch.tensor([0.0, 0.0, 50.0])
     mip = MipOptions()
-    return SplatScene(gaussians, smoothing_filter(gaussians.means, views, options=mip), mip)
+    return SplatScene(gaussians, mip, smoothing_filter(gaussians.means, views, options=mip))
 
 
 def maps(count: int = 3, dim: int = DIM, rows: int = 6, cols: int = 8) -> list[FeatureMap]:
@@ -50,7 +51,7 @@ def maps(count: int = 3, dim: int = DIM, rows: int = 6, cols: int = 8) -> list[F
 def weights_of(scene: SplatScene, views: PinholeCameras, index: int) -> torch.Tensor:
     """wᵢ(p), (h, w, gaussians): each Gaussian in a channel of its own, by the reference rasteriser."""
     view = PinholeCameras(*(part[index : index + 1] for part in views))
-    return drawing.composite(scene, view, torch.eye(len(scene.gaussians)), RenderSettings(backend="torch"))
+    return drawing.composite(replace(scene, backend="torch"), view, torch.eye(len(scene.gaussians)))
 
 
 def by_definition(
@@ -80,9 +81,8 @@ def test_codes_are_the_weighted_means_of_what_pixels_have(
 ) -> None:
     monkeypatch.setattr(lifting, "CHANNELS", 3)  # slices of 3, 3 and 1 channels
     found, looked = maps(), []
-    codes = lifting.lift_maps(
-        scene, views, DIM, found.__getitem__, RenderSettings(backend=backend), on_view=lambda: looked.append(1)
-    )
+    scene = replace(scene, backend=backend)
+    codes = lifting.lift_maps(scene, views, DIM, found.__getitem__, on_view=lambda: looked.append(1))
     pictures = [upsample_by_points(feature_map) for feature_map in found]
     wanted = by_definition(scene, views, pictures, [torch.ones(24, 32)] * 3)
     assert codes.dtype == torch.float16 and len(looked) == 9
@@ -93,10 +93,10 @@ def test_codes_are_the_weighted_means_of_what_pixels_have(
 def test_pixels_count_by_their_share(scene: SplatScene, views: PinholeCameras) -> None:
     found = maps()
     shares = [torch.rand(24, 32, generator=torch.Generator().manual_seed(i)).round() for i in range(3)]
-    codes = lifting.lift_maps(scene, views, DIM, found.__getitem__, RenderSettings(), shares.__getitem__)
+    codes = lifting.lift_maps(scene, views, DIM, found.__getitem__, shares.__getitem__)
     wanted = by_definition(scene, views, [upsample_by_points(feature_map) for feature_map in found], shares)
     torch.testing.assert_close(codes.float(), wanted, atol=2e-3, rtol=2e-3)
-    plain = lifting.lift_maps(scene, views, DIM, found.__getitem__, RenderSettings())
+    plain = lifting.lift_maps(scene, views, DIM, found.__getitem__)
     assert (plain - codes).abs().max() > 0.05
 
 
@@ -155,15 +155,15 @@ def test_labels_lifted_and_drawn_again_are_the_labels(tiny_capture: Path, tmp_pa
         features_dc=torch.zeros(count, 3),
         features_rest=torch.zeros(count, 0, 3),
     )
-    scene = SplatScene(gaussians, torch.zeros(count), MipOptions())
-    (head,) = lifting.lift(scene, dataset, source, RenderSettings())
+    scene = SplatScene(gaussians, MipOptions())
+    (head,) = lifting.lift(scene, dataset, source)
     assert (
         head.codes.shape == (count, codes or source.specs[0].dim) and lifting.count_lifting_steps(dataset, source) == 9
     )
     right, cosines = [], []
     for index in range(len(cameras)):
         view = PinholeCameras.of(cameras[index : index + 1])
-        rendered = head.space().features(drawing.composite(scene, view, head.codes.float(), RenderSettings()))
+        rendered = head.space().features(drawing.composite(scene, view, head.codes.float()))
         wanted = torch.from_numpy(source.load(index)[head.name].values.astype(np.float32))
         cosines.append(torch.nn.functional.cosine_similarity(rendered, wanted, dim=-1).mean())
         right.append((rendered.argmax(dim=-1) == wanted.argmax(dim=-1)).float().mean())

@@ -52,7 +52,7 @@ def query(head: str, dim: int) -> Query:
 def whole(model: SplatModel, camera: Any, name: str) -> torch.Tensor:
     """A feature in the picture, drawn at once."""
     codes = model.query_heads()[name].codes.float()
-    return composite(model._scene(), PinholeCameras.of(camera), codes, model._settings)
+    return composite(model._scene(), PinholeCameras.of(camera), codes)
 
 
 def test_protocols(model: SplatModel, make_splat_model: Any, camera: Any) -> None:
@@ -134,7 +134,7 @@ def test_features_at_points(model: SplatModel) -> None:
     points = torch.cat([means[:5] + 0.01, torch.tensor([[9.0, 9.0, 9.0]])])
     found = model.render_points(points)
     assert found["first"].shape == (6, DIM) and found["second"].shape == (6, 5) and found["first"].isfinite().all()
-    sizes, alphas = model._scene().shapes()
+    _, _, sizes, alphas = model._scene().shapes()
     near = (points[0] - means).norm(dim=1).argsort()[:16]
     shares = torch.zeros(len(near), 1)
     for share, index in zip(shares, near.tolist(), strict=True):

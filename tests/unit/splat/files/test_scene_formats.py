@@ -17,7 +17,7 @@ from f3rm_ext.splat.files import SplatInfo, write_splats
 from f3rm_ext.splat.files.gltf import EXTENSION
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+from f3rm_ext.splat.rendering import SplatScene, render
 
 Make = Callable[..., Gaussians]
 INFO = SplatInfo(render_mode="mip", comments=("made_by: f3rm-ext export splats",))
@@ -64,9 +64,9 @@ def drawn(gaussians: Gaussians, turn: torch.Tensor) -> np.ndarray:
     view[2, 3] = 4.0
     K = torch.tensor([[[40.0, 0, 24], [0, 40, 20], [0, 0, 1]]])
     camera = PinholeCameras(view[None], K, torch.tensor([48]), torch.tensor([40]))
-    scene = SplatScene(gaussians, torch.zeros(len(gaussians)), MipOptions(filter_3d=False))
+    scene = SplatScene(gaussians, MipOptions(filter_3d=False))
     with torch.no_grad():
-        return render(scene, camera, 2, torch.zeros(3), RenderSettings()).outputs()["rgb"].numpy()
+        return render(scene, camera).outputs()["rgb"].numpy()
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from f3rm_ext.splat.rasterize import Backend, rasterize
+from f3rm_ext.splat.gaussians import Ellipsoids
+from f3rm_ext.splat.rasterize import Backend, Rasterization, rasterize
 from f3rm_ext.splat.rasterize.camera import MIN_ALPHA, MIN_TRANSMITTANCE, Camera
 from f3rm_ext.splat.rasterize.reference import project
 
@@ -37,24 +38,30 @@ class Scene:
         """Copies to differentiate by."""
         return {name: getattr(self, name).to(dtype, copy=True).requires_grad_() for name in LEAVES}
 
+    def shapes(self, dtype: torch.dtype = torch.float64) -> Ellipsoids:
+        """The Gaussians without colours."""
+        return Ellipsoids(self.means, self.quats, self.sizes, self.alphas).map(lambda value: value.to(dtype))
+
     def camera(self, dtype: torch.dtype = torch.float64) -> Camera:
         """The camera alone."""
-        options = {k: v for k, v in self.options.items() if k in ("near_plane", "far_plane", "eps2d", "radius_clip")}
-        return Camera(self.viewmat.to(dtype), self.K.to(dtype), self.width, self.height, **options)
+        return Camera(self.viewmat.to(dtype), self.K.to(dtype), self.width, self.height, **self.options)
+
+    def draw(self, leaves: dict[str, Tensor], **options: Any) -> Rasterization:
+        """Renders other tensors in place of its own."""
+        shapes = Ellipsoids(*(leaves[name] for name in Ellipsoids._fields))
+        camera = replace(self.camera(leaves["viewmat"].dtype), viewmat=leaves["viewmat"])
+        return rasterize(shapes, leaves["colors"], camera, leaves["background"], **options)
 
     def decided(self) -> bool:
         """Whether no pixel is so close to a threshold that float32 and float64 could decide otherwise."""
-        found = project(self.means.double(), self.quats.double(), self.sizes.double(), self.camera())
+        found = project(self.shapes(), self.camera())
         drawn = found.radii.nonzero().squeeze(-1)
         drawn = drawn[found.depths[drawn].argsort(stable=True)]
         rows, columns = torch.meshgrid(torch.arange(self.height), torch.arange(self.width), indexing="ij")
         pixels = torch.stack([columns, rows], dim=-1).reshape(-1, 1, 2) + 0.5
         dx, dy = (pixels - found.means2d[drawn]).unbind(-1)
         xx, xy, yy = found.conics[drawn].unbind(-1)
-        alphas = self.alphas[drawn].double()
-        if self.options.get("antialiased"):
-            alphas = alphas * found.compensations[drawn]
-        alphas = (alphas * torch.exp(-0.5 * (xx * dx**2 + yy * dy**2) - xy * dx * dy)).clamp(max=0.999)
+        alphas = (found.alphas[drawn] * torch.exp(-0.5 * (xx * dx**2 + yy * dy**2) - xy * dx * dy)).clamp(max=0.999)
         through = torch.cumprod(1 - torch.where(alphas < MIN_ALPHA, 0.0, alphas), dim=1)
         near = ((alphas / MIN_ALPHA - 1).abs() < 1e-5) | ((through / MIN_TRANSMITTANCE - 1).abs() < 1e-5)
         return not bool(near.any())
@@ -122,12 +129,9 @@ def make_scene() -> Callable[..., Scene]:
 def differentiate() -> Callable[..., dict[str, Tensor]]:
     """Renders a scene; values, radii and the gradients of a fixed random functional of all outputs, in float64."""
 
-    def run(scene: Scene, backend: Backend, dtype: torch.dtype = torch.float32, **options: Any) -> dict[str, Tensor]:
+    def run(scene: Scene, backend: Backend, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
         leaves = scene.leaves(dtype)
-        rendered = rasterize(
-            **leaves, K=scene.K.to(dtype), width=scene.width, height=scene.height, absgrad=True, backend=backend,
-            **{**scene.options, **options},
-        )  # fmt: skip
+        rendered = scene.draw(leaves, absgrad=True, backend=backend)
         rendered.means2d.retain_grad()
         generator = torch.Generator().manual_seed(7)
         values = {"colors": rendered.colors, "depth": rendered.depth, "alpha": rendered.alpha}
@@ -160,9 +164,3 @@ def assert_agree() -> Callable[..., None]:
             )
 
     return check
-
-
-@pytest.fixture(scope="session")
-def with_options() -> Callable[..., Scene]:
-    """The same scene with other options."""
-    return lambda scene, **options: replace(scene, options={**scene.options, **options})

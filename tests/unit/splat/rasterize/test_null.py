@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from f3rm_ext.memory.trace import tracing
+from f3rm_ext.splat.gaussians import Ellipsoids
 from f3rm_ext.splat.rasterize import prepare, rasterize
+from f3rm_ext.splat.rasterize.camera import Camera
 from f3rm_ext.splat.rasterize.null import CHANNELS
 
 
@@ -18,15 +20,15 @@ from f3rm_ext.splat.rasterize.null import CHANNELS
 def test_pictures_have_the_shapes_of_other_backends(device: str, channels: int) -> None:
     with torch.device("meta") if device == "meta" else tracing(device):
         leaves = [torch.zeros(7, *shape, requires_grad=True) for shape in ((3,), (4,), (3,), (), (channels,))]
-        view = {"viewmat": torch.eye(4), "K": torch.eye(3), "width": 37, "height": 29}
-        drawn = rasterize(*leaves, **view, absgrad=True, antialiased=True)
+        shapes, camera = Ellipsoids(*leaves[:4]), Camera(torch.eye(4), torch.eye(3), 37, 29, antialiased=True)
+        drawn = rasterize(shapes, leaves[4], camera, absgrad=True)
         drawn.means2d.retain_grad()
         assert drawn.colors.shape == (29, 37, channels) and drawn.radii.dtype == torch.int32
         assert drawn.depth.shape == drawn.alpha.shape == (29, 37)
         (drawn.colors.sum() + drawn.depth.sum() + drawn.alpha.sum()).backward()
         assert all(leaf.grad is not None and leaf.grad.shape == leaf.shape for leaf in leaves)
         assert drawn.means2d.absgrad.shape == (7, 2)  # type: ignore[attr-defined]
-        strip = prepare(*leaves[:4], **view)((16, 29))
+        strip = prepare(shapes, camera)((16, 29))
         assert strip(leaves[4]).shape == (13, 37, channels) and strip(leaves[0]).shape == (13, 37, 3)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from f3rm_ext.splat.rasterize import cpu, rasterize
+from f3rm_ext.splat.rasterize import cpu
 
 Run = Callable[..., dict[str, Tensor]]
 
@@ -119,7 +119,7 @@ def test_gradients_of_colors_alone_are_the_same_and_come_from_their_own_kernel(
     upstream = torch.randn(scene.height, scene.width, 19, generator=torch.Generator().manual_seed(5))
 
     def color_gradient(**leaf: Tensor) -> Tensor:
-        picture = rasterize(**{**leaves, **leaf}, K=scene.K, width=scene.width, height=scene.height).colors
+        picture = scene.draw({**leaves, **leaf}).colors
         return torch.autograd.grad(picture, leaf["colors"], upstream)[0]
 
     colors = leaves["colors"].clone().requires_grad_()
@@ -156,13 +156,12 @@ def test_results_do_not_depend_on_the_number_of_threads(make_scene: Any, differe
 def test_strided_half_and_double_tensors_are_taken(make_scene: Any) -> None:
     scene = make_scene(channels=6)
     leaves = {name: value.detach() for name, value in scene.leaves(torch.float32).items()}
-    options = {"K": scene.K, "width": scene.width, "height": scene.height}
-    expected = rasterize(**leaves, **options).colors
+    expected = scene.draw(leaves).colors
     strided = {**leaves, "means": leaves["means"].T.contiguous().T, "colors": leaves["colors"].double()}
     assert not strided["means"].is_contiguous()
-    assert torch.equal(rasterize(**strided, **options).colors, expected)
+    assert torch.equal(scene.draw(strided).colors, expected)
     colors = leaves["colors"].half().requires_grad_()
-    picture = rasterize(**{**leaves, "colors": colors}, **options).colors
+    picture = scene.draw({**leaves, "colors": colors}).colors
     torch.testing.assert_close(picture, expected, rtol=1e-3, atol=1e-3)
     picture.sum().backward()
     assert colors.grad is not None and colors.grad.dtype == torch.float16

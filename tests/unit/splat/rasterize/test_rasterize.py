@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.rasterize import Rasterization, rasterize, resolve_backend
+from f3rm_ext.splat.rasterize import Rasterization, resolve_backend
 
 
 def test_backends_by_device() -> None:
@@ -28,8 +28,7 @@ def test_a_backend_that_cannot_work_there_is_refused(backend: Any, device: str) 
 @pytest.mark.parametrize("backend", ["numba", "torch"])
 def test_shapes_and_graph(backend: Any, make_scene: Any) -> None:
     scene = make_scene(channels=5)
-    leaves = scene.leaves(torch.float32)
-    rendered = rasterize(**leaves, K=scene.K, width=37, height=29, backend=backend)
+    rendered = scene.draw(scene.leaves(torch.float32), backend=backend)
     assert isinstance(rendered, Rasterization)
     assert rendered.colors.shape == (29, 37, 5)
     assert rendered.depth.shape == rendered.alpha.shape == (29, 37)

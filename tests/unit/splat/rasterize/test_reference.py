@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from f3rm_ext.splat.gaussians import Ellipsoids
 from f3rm_ext.splat.rasterize import rasterize
+from f3rm_ext.splat.rasterize.camera import Camera
 from f3rm_ext.splat.rasterize.reference import project, tile_bounds
 
 Run = Callable[..., dict[str, Tensor]]
@@ -21,19 +23,10 @@ def _round_ones(depths: list[float], alphas: list[float], colors: list[float], x
     count = len(depths)
     means = torch.tensor([[x, 0.0, depth] for depth in depths], dtype=F64)
     K = torch.tensor([[100.0, 0.0, 15.5], [0.0, 100.0, 15.5], [0.0, 0.0, 1.0]], dtype=F64)
-    return rasterize(
-        means,
-        torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=F64).expand(count, 4),
-        torch.full((count, 3), 0.1, dtype=F64),
-        torch.tensor(alphas, dtype=F64),
-        torch.tensor(colors, dtype=F64)[:, None],
-        torch.eye(4, dtype=F64),
-        K,
-        31,
-        31,
-        backend="torch",
-        **options,
-    )
+    quats = torch.tensor([[1.0, 0.0, 0.0, 0.0]], dtype=F64).expand(count, 4)
+    shapes = Ellipsoids(means, quats, torch.full((count, 3), 0.1, dtype=F64), torch.tensor(alphas, dtype=F64))
+    payload, camera = torch.tensor(colors, dtype=F64)[:, None], Camera(torch.eye(4, dtype=F64), K, 31, 31)
+    return rasterize(shapes, payload, camera, backend="torch", **options)
 
 
 def test_one_gaussian_by_hand() -> None:
@@ -86,10 +79,7 @@ def test_gradcheck(antialiased: bool, make_scene: Any) -> None:
     leaves = scene.leaves(F64)
 
     def render(*values: Tensor) -> tuple[Tensor, ...]:
-        arguments = dict(zip(leaves, values, strict=True))
-        rendered = rasterize(
-            **arguments, K=scene.K.double(), width=5, height=4, antialiased=antialiased, backend="torch"
-        )  # fmt: skip
+        rendered = scene.draw(dict(zip(leaves, values, strict=True)), backend="torch")
         return rendered.colors, rendered.depth, rendered.alpha, rendered.means2d
 
     assert (render(*leaves.values())[2] > 0).any()
@@ -101,9 +91,7 @@ def test_absolute_gradients_are_sums_over_pixels(make_scene: Any, differentiate:
     found = differentiate(scene, "torch", F64)["means2d absgrad"]
     generator = torch.Generator().manual_seed(7)
     upstream = [torch.randn(*shape, generator=generator).double() for shape in ((6, 18, 3), (6, 18), (6, 18))]
-    rendered = rasterize(
-        **scene.leaves(F64), K=scene.K.double(), width=18, height=6, backend="torch", **scene.options
-    )  # fmt: skip
+    rendered = scene.draw(scene.leaves(F64), backend="torch")
     total = torch.zeros(5, 2, dtype=F64)
     for row in range(6):
         for column in range(18):
@@ -143,14 +131,13 @@ def test_projection_is_gsplats(seed: int, eps2d: float, make_scene: Any) -> None
     def scatter(scene: Any) -> None:
         scene.means[::3] *= 4.0  # behind, off-screen and where the Jacobian is clamped
 
-    scene = make_scene(count=200, seed=seed, change=scatter, eps2d=eps2d)
-    means, quats, sizes = (value.double() for value in (scene.means, scene.quats, scene.sizes))
-    covariances, _ = _quat_scale_to_covar_preci(quats, sizes, compute_preci=False)
-    camera = scene.camera()
+    scene = make_scene(count=200, seed=seed, change=scatter, eps2d=eps2d, antialiased=True)
+    shapes, camera = scene.shapes()._replace(alphas=torch.ones(200, dtype=F64)), scene.camera()
+    covariances, _ = _quat_scale_to_covar_preci(shapes.quats, shapes.sizes, compute_preci=False)
     radii, means2d, depths, conics, compensations = _fully_fused_projection(
-        means, covariances, camera.viewmat[None], camera.K[None], 37, 29, eps2d=eps2d, calc_compensations=True
+        shapes.means, covariances, camera.viewmat[None], camera.K[None], 37, 29, eps2d=eps2d, calc_compensations=True
     )
-    ours = project(means, quats, sizes, camera)
+    ours = project(shapes, camera)
     assert torch.equal(ours.radii, radii[0])
     drawn = ours.radii > 0
     assert 20 < drawn.sum() < 200
@@ -158,7 +145,7 @@ def test_projection_is_gsplats(seed: int, eps2d: float, make_scene: Any) -> None
         (ours.means2d, means2d),
         (ours.depths, depths),
         (ours.conics, conics),
-        (ours.compensations, compensations),
+        (ours.alphas, compensations),
     ):
         torch.testing.assert_close(mine[drawn], theirs[0][drawn])
         assert mine[~drawn].abs().sum() == 0
@@ -168,7 +155,7 @@ def test_tiles_are_gsplats(make_scene: Any) -> None:
     from gsplat.cuda._torch_impl import _isect_tiles
 
     scene = make_scene(count=60, size=(70, 45))
-    found = project(scene.means.double(), scene.quats.double(), scene.sizes.double(), scene.camera())
+    found = project(scene.shapes(), scene.camera())
     counts, _, _ = _isect_tiles(found.means2d[None].float(), found.radii[None], found.depths[None].float(), 16, 5, 3)
     first, stop = tile_bounds(found.means2d, found.radii)
     limit = torch.tensor([5, 3], dtype=F64)

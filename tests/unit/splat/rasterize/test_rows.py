@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.splat.gaussians import Ellipsoids
 from f3rm_ext.splat.rasterize import Backend, prepare, rasterize
+from f3rm_ext.splat.rasterize.camera import Camera
 
 
 @pytest.mark.parametrize("backend", ["torch", "numba"])
@@ -17,10 +19,10 @@ def test_rows(backend: Backend, antialiased: bool, colorful: Any, ring_cameras: 
     K = view.Ks[0].clone()
     K[1, 2] = 26.0  # off the middle, so that the strip's own middle would be another
     values = torch.randn(80, 5, generator=torch.Generator().manual_seed(0))
-    shapes = gaussians.means, gaussians.quats, gaussians.sizes() * 3, gaussians.alphas()
-    camera = view.viewmats[0], K, 32, 40
-    whole = rasterize(*shapes, values, *camera, antialiased=antialiased, backend=backend)
-    strips = prepare(*shapes, *camera, antialiased=antialiased, backend=backend)
+    shapes = Ellipsoids(gaussians.means, gaussians.quats, gaussians.sizes() * 3, gaussians.alphas())
+    camera = Camera(view.viewmats[0], K, 32, 40, antialiased=antialiased)
+    whole = rasterize(shapes, values, camera, backend=backend)
+    strips = prepare(shapes, camera, backend)
     for rows in ((0, 16), (16, 40), (32, 40), (0, 40)):
         composite, part = strips(rows), slice(*rows)
         assert whole.alpha[part].max() > 0.2

@@ -8,9 +8,8 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rasterize import Backend, reference
-from f3rm_ext.splat.rasterize.camera import Camera
 from f3rm_ext.splat.regularization.normals import MIN_COSINE, facing_normals, plane_depth
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+from f3rm_ext.splat.rendering import SplatScene, render
 
 PLAIN = MipOptions(filter_2d=False, filter_3d=False)
 WIDTH, HEIGHT, FOCAL = 24, 17, 22.0
@@ -40,8 +39,8 @@ def cloud(dtype: torch.dtype, count: int = 30) -> Gaussians:
 def written_out(gaussians: Gaussians, view: PinholeCameras) -> tuple[Tensor, Tensor]:
     """Intersects every ray with every plane; returns the weighted mean of the depths, and the total weight."""
     viewmat, K = view.viewmats[0], view.Ks[0]
-    camera = Camera(viewmat, K, WIDTH, HEIGHT, eps2d=0.3)
-    projected = reference.project(gaussians.means, gaussians.quats, gaussians.sizes(), camera)
+    scene = SplatScene(gaussians, PLAIN)
+    projected = reference.project(scene.shapes(), scene.camera(view))
     order = torch.argsort(projected.depths.detach())
     order = order[projected.radii[order] > 0]
     rows, columns = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
@@ -51,7 +50,7 @@ def written_out(gaussians: Gaussians, view: PinholeCameras) -> tuple[Tensor, Ten
     weights = reference.pixel_weights(
         pixels[:, None] - projected.means2d[order],
         projected.conics[order],
-        gaussians.alphas()[order],
+        projected.alphas[order],
         ((tiles >= first) & (tiles < stop)).all(-1),
     )
     rays = torch.cat([(pixels - K[:2, 2]) / K[[0, 1], [0, 1]], torch.ones(len(pixels), 1).to(K)], dim=1)
@@ -72,9 +71,7 @@ def leaves_of(gaussians: Gaussians) -> Gaussians:
 @pytest.mark.parametrize(("backend", "dtype"), [("torch", torch.float64), ("numba", torch.float32)])
 def test_it_is_the_mean_of_the_intersections(backend: Backend, dtype: torch.dtype) -> None:
     ours, theirs = leaves_of(cloud(dtype)), leaves_of(cloud(torch.float64))
-    scene = SplatScene(ours, torch.zeros(30), PLAIN)
-    background = torch.zeros(3, dtype=dtype)
-    found = render(scene, view_of(dtype), 0, background, RenderSettings(backend=backend), planes=True).plane_depth
+    found = render(SplatScene(ours, PLAIN, backend=backend), view_of(dtype), planes=True).plane_depth
     assert found is not None
     expected, total = written_out(theirs, view_of(torch.float64))
     sure = (found > 0) & (total > 0.2)
