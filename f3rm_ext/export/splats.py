@@ -8,7 +8,7 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine.opening import open_run
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.splat.files import BadValues, SplatInfo, export_splats
-from f3rm_ext.splat.files.spz import Axes
+from f3rm_ext.splat.files.spz import Axes, SpzVersion
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import fuse, smoothing_filter
 
@@ -106,7 +106,12 @@ def load_splat_run(load_config: Path) -> SplatRun:
 
 
 def export_run(
-    run: SplatRun, out: Path, fused: bool = True, bad_values: BadValues = "error", spz_axes: Axes = "rub"
+    run: SplatRun,
+    out: Path,
+    fused: bool = True,
+    bad_values: BadValues = "error",
+    spz_axes: Axes = "rub",
+    spz_version: SpzVersion = 3,
 ) -> SplatInfo:
     """Writes the splats of a run, in the format given by the file name and in the scene frame.
 
@@ -115,6 +120,7 @@ def export_run(
         fused: see :meth:`SplatRun.splats`.
         bad_values: treatment of values that are NaN or infinite.
         spz_axes: axes of the coordinates in an ``.spz`` file.
+        spz_version: version of an ``.spz`` file.
 
     Returns:
         Contents of the file; its notices are for the user.
@@ -126,4 +132,4 @@ def export_run(
     mip = run.model.config.mip
     info = SplatInfo(render_mode="mip" if mip.filter_2d else "default", filters_fused=fused if mip.filter_3d else False)
     record = {**run.describe(), "frame": "scene", "dilation_px2": mip.eps2d}
-    return export_splats(run.splats(fused), out, info, record, bad_values, spz_axes)
+    return export_splats(run.splats(fused), out, info, record, bad_values, spz_axes, spz_version)

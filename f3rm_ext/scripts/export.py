@@ -186,6 +186,9 @@ class Splats:
     spz_axes: Literal["rub", "ply"] = "rub"
     """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which SuperSplat and
     other PlayCanvas tools expect."""
+    spz_version: Literal[3, 4] = 3
+    """Version of .spz to write: 3, which every reader of .spz knows, or 4, which is smaller, but which viewers without
+    zstd, such as Spark, do not open."""
 
     def main(self) -> int:
         """Exports. Returns the exit code."""
@@ -193,10 +196,10 @@ class Splats:
         from f3rm_ext.splat.files.formats import format_to_write, require_replaceable
         from f3rm_ext.utils.console import say
 
-        kind = format_to_write(self.out)
+        kind = format_to_write(self.out, self.spz_version)
         require_replaceable(self.out)
         run = load_splat_run(self.load_config)
-        made = export_run(run, self.out, self.fused, self.bad_values, self.spz_axes)
+        made = export_run(run, self.out, self.fused, self.bad_values, self.spz_axes, self.spz_version)
         lines = list(made.notices)
         if run.model.config.mip.filter_3d and not self.fused:
             lines.append("The 3D filter is not in the file, so other viewers show a different picture from this run.")
@@ -236,13 +239,16 @@ class Convert:
     spz_axes: Literal["rub", "ply"] = "rub"
     """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which SuperSplat and
     other PlayCanvas tools expect."""
+    spz_version: Literal[3, 4] = 3
+    """Version of .spz to write: 3, which every reader of .spz knows, or 4, which is smaller, but which viewers without
+    zstd, such as Spark, do not open."""
 
     def main(self) -> int:
         """Converts. Returns the exit code."""
         from f3rm_ext.splat.files import convert_splats
         from f3rm_ext.utils.console import say
 
-        made = convert_splats(self.source, self.out, self.sh_degree, self.bad_values, self.spz_axes)
+        made = convert_splats(self.source, self.out, self.sh_degree, self.bad_values, self.spz_axes, self.spz_version)
         size_mib = self.out.stat().st_size / 2**20
         lines = [
             *made.source.notices,

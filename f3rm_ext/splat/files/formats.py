@@ -1,5 +1,6 @@
 """Reading and writing splats in any supported format."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from f3rm_ext.errors import SplatFileError
-from f3rm_ext.splat.files import packing
+from f3rm_ext.splat.files import packing, spz4
 from f3rm_ext.splat.files.checks import BadValues, check_values
 from f3rm_ext.splat.files.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
 from f3rm_ext.splat.files.gltf import write_gltf_splats
@@ -17,10 +18,11 @@ from f3rm_ext.splat.files.ply import read_ply, write_ply_splats
 from f3rm_ext.splat.files.splat import read_splat, write_splat
 from f3rm_ext.splat.files.spz import (
     GZIP,
+    MAGIC,
     Axes,
+    SpzVersion,
     read_comments,
     read_spz,
-    require_known_version,
     require_readable,
     write_spz,
 )
@@ -45,17 +47,19 @@ MAKERS = ("f3rm-ext export splats", "f3rm-ext export convert")
 """Commands that may overwrite each other's files."""
 
 
-def format_to_write(path: Path) -> Format:
+def format_to_write(path: Path, spz_version: SpzVersion = 3) -> Format:
     """Returns the format to write for a file name.
 
     Raises:
-        SplatFileError: the name belongs to no format.
+        SplatFileError: the name belongs to no format, or a version of another format is asked for.
 
     >>> format_to_write(Path("room.compressed.ply"))
     'compressed-ply'
     """
     for suffix, name in SUFFIXES.items():
         if path.name.lower().endswith(suffix):
+            if spz_version != 3 and name != "spz":
+                raise SplatFileError(f"--spz-version {spz_version} only works for .spz, not for {path}: leave it out.")
             return name
     raise SplatFileError(f"{path} has no format for splats: give a name that ends in {', '.join(SUFFIXES)}.")
 
@@ -80,7 +84,8 @@ def read_splats(path: Path, bad_values: BadValues = "error", spz_axes: Axes = "r
 def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
     with path.open("rb") as stream:
         head = stream.read(8)
-    require_known_version(path, head)
+    if head.startswith(MAGIC):
+        return spz4.read_spz4(path, spz_axes)
     if head.startswith(GZIP):
         return read_spz(path, spz_axes)
     if head[:4].rstrip() == b"ply":
@@ -93,7 +98,12 @@ def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
 
 
 def write_splats(
-    path: Path, gaussians: Gaussians, info: SplatInfo, bad_values: BadValues = "error", spz_axes: Axes = "rub"
+    path: Path,
+    gaussians: Gaussians,
+    info: SplatInfo,
+    bad_values: BadValues = "error",
+    spz_axes: Axes = "rub",
+    spz_version: SpzVersion = 3,
 ) -> SplatInfo:
     """Writes splats in the format given by the file name, completely or not at all.
 
@@ -110,7 +120,7 @@ def write_splats(
             or values are invalid.
         ConfigError: the file exists and was made by others, or cannot be written.
     """
-    kind = format_to_write(path)
+    kind = format_to_write(path, spz_version)
     if kind == "spz":
         require_readable(path, len(gaussians))
     require_replaceable(path)
@@ -123,7 +133,7 @@ def write_splats(
         elif kind == "compressed-ply":
             write_compressed_ply(stream, kept, info)
         elif kind == "spz":
-            write_spz(stream, kept, info, spz_axes)
+            (spz4.write_spz4 if spz_version == spz4.VERSION else write_spz)(stream, kept, info, spz_axes)
         elif kind == "gltf":
             write_gltf_splats(stream, kept, info)
         elif kind == "usd":
@@ -145,4 +155,9 @@ def storage_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians
 
 def require_replaceable(path: Path) -> None:
     """Raises ConfigError if the path exists and no command of :data:`MAKERS` wrote it."""
-    require_ours(path, MAKERS, "name", lambda path: {MADE_BY: find_maker(read_comments(path))} | read_provenance(path))
+    require_ours(path, MAKERS, "name", _provenance)
+
+
+def _provenance(path: Path) -> Mapping[str, object]:
+    comments = read_comments(path) or spz4.read_comments(path)
+    return {MADE_BY: find_maker(comments)} | read_provenance(path)

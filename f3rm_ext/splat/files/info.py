@@ -35,6 +35,13 @@ class SplatInfo:
     """Further comments: where the file comes from."""
     notices: tuple[str, ...] = ()
     """Sentences for the user on what was left out or changed; never written to files."""
+    version: int | None = None
+    """Version of the format of an ``.spz`` file that was read."""
+
+    @property
+    def format_name(self) -> str:
+        """Format, with its version where there are several."""
+        return self.format if self.version is None else f"{self.format} version {self.version}"
 
 
 def read_tags(comments: Iterable[str]) -> tuple[RenderMode | None, bool | None, tuple[str, ...]]:
