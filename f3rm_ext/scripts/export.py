@@ -228,7 +228,7 @@ class Convert:
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IN")]
-    """File to read; its content tells its format."""
+    """File to read: any of the formats below, or .ksplat. Its content tells its format."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """File to write: .ply, .compressed.ply, .spz, .splat, .glb or .usda."""
     sh_degree: Literal[0, 1, 2, 3] | None = None

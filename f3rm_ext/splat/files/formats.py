@@ -14,6 +14,7 @@ from f3rm_ext.splat.files.checks import BadValues, check_values
 from f3rm_ext.splat.files.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
 from f3rm_ext.splat.files.gltf import write_gltf_splats
 from f3rm_ext.splat.files.info import Format, SplatInfo, find_maker
+from f3rm_ext.splat.files.ksplat import read_ksplat
 from f3rm_ext.splat.files.ply import read_ply, write_ply_splats
 from f3rm_ext.splat.files.splat import read_splat, write_splat
 from f3rm_ext.splat.files.spz import (
@@ -43,6 +44,8 @@ SUFFIXES: dict[str, Format] = {
 """Format to write, by the end of the file name; the first match counts."""
 WRITE_ONLY: tuple[Format, ...] = ("gltf", "usd")
 """Formats that are not read."""
+READ_ONLY = ".ksplat"
+"""End of the file name of the format that is not written."""
 MAKERS = ("f3rm-ext export splats", "f3rm-ext export convert")
 """Commands that may overwrite each other's files."""
 
@@ -65,7 +68,8 @@ def format_to_write(path: Path, spz_version: SpzVersion = 3) -> Format:
 
 
 def read_splats(path: Path, bad_values: BadValues = "error", spz_axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
-    """Reads splats of any format. Detects the format from the contents, or from the name for ``.splat``.
+    """Reads splats of any format. Detects the format from the contents, or from the name for ``.splat`` and
+    ``.ksplat``, which have no mark.
 
     Returns:
         The Gaussians, float32, on the CPU, all values finite; and the file's information about them.
@@ -93,7 +97,9 @@ def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
         return read_compressed_ply(path, tables) if is_compressed(tables) else read_ply(path, tables)
     if path.suffix.lower() == ".splat":
         return read_splat(path)
-    readable = [suffix for suffix, kind in SUFFIXES.items() if kind not in WRITE_ONLY]
+    if path.suffix.lower() == READ_ONLY:
+        return read_ksplat(path)
+    readable = [*(suffix for suffix, kind in SUFFIXES.items() if kind not in WRITE_ONLY), READ_ONLY]
     raise SplatFileError(f"{path} is no file of splats that can be read: give one of {', '.join(readable)}.")
 
 
