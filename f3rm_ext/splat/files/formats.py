@@ -16,6 +16,7 @@ from f3rm_ext.splat.files.gltf import write_gltf_splats
 from f3rm_ext.splat.files.info import Format, SplatInfo, find_maker
 from f3rm_ext.splat.files.ksplat import read_ksplat
 from f3rm_ext.splat.files.ply import read_ply, write_ply_splats
+from f3rm_ext.splat.files.scores import read_sidecar, sidecar_path, write_sidecar
 from f3rm_ext.splat.files.splat import read_splat, write_splat
 from f3rm_ext.splat.files.spz import (
     GZIP,
@@ -44,6 +45,8 @@ SUFFIXES: dict[str, Format] = {
 """Format to write, by the end of the file name; the first match counts."""
 WRITE_ONLY: tuple[Format, ...] = ("gltf", "usd")
 """Formats that are not read."""
+SCORED: tuple[Format, ...] = ("ply", "gltf", "usd")
+"""Formats that have a place for scores of queries."""
 READ_ONLY = ".ksplat"
 """End of the file name of the format that is not written."""
 MAKERS = ("f3rm-ext export splats", "f3rm-ext export convert")
@@ -81,8 +84,10 @@ def read_splats(path: Path, bad_values: BadValues = "error", spz_axes: Axes = "r
         gaussians, info = _read(path, spz_axes)
     except OSError as error:
         raise SplatFileError(f"{path} cannot be read ({error.strerror or error}): give a file of splats.") from error
-    gaussians, notices = check_values(gaussians, path, bad_values)
-    return gaussians, replace(info, count=len(gaussians), notices=(*info.notices, *notices))
+    scores, told = (info.scores, []) if info.scores is not None else read_sidecar(path, len(gaussians))
+    gaussians, valid, notices = check_values(gaussians, path, bad_values)
+    scores = None if scores is None else scores.take(valid)
+    return gaussians, replace(info, count=len(gaussians), notices=(*info.notices, *told, *notices), scores=scores)
 
 
 def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
@@ -129,9 +134,12 @@ def write_splats(
     kind = format_to_write(path, spz_version)
     if kind == "spz":
         require_readable(path, len(gaussians))
-    require_replaceable(path)
-    kept, notices = check_values(gaussians, path, bad_values, action="would get")
-    kept = kept[storage_order(kept, kind)].to("cpu")
+    require_replaceable(path, info.scores is not None)
+    kept, valid, notices = check_values(gaussians, path, bad_values, action="would get")
+    order = storage_order(kept, kind)
+    scores = None if info.scores is None else info.scores.take(valid).take(order)
+    info = replace(info, scores=scores if kind in SCORED else None)
+    kept = kept[order].to("cpu")
     kept = kept if kind != "splat" else kept.to_sh_degree(0)
     with replace_file(path, "name for the splats") as stream:
         if kind == "ply":
@@ -146,7 +154,11 @@ def write_splats(
             write_usd_splats(stream, kept, info)
         else:
             write_splat(stream, kept, info)
-    return replace(info, format=kind, sh_degree=kept.sh_degree, count=len(kept), notices=tuple(notices))
+    if scores is not None and kind not in SCORED:
+        beside = write_sidecar(path, scores, find_maker(info.comments))
+        notices.append(f"{path.name} has no place for the scores of queries, so they are in {beside}.")
+    counts = {"sh_degree": kept.sh_degree, "count": len(kept)}
+    return replace(info, format=kind, notices=tuple(notices), scores=scores, **counts)
 
 
 def storage_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians"]:
@@ -159,8 +171,10 @@ def storage_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians
     return torch.arange(len(gaussians), device=gaussians.means.device)
 
 
-def require_replaceable(path: Path) -> None:
-    """Raises ConfigError if the path exists and no command of :data:`MAKERS` wrote it."""
+def require_replaceable(path: Path, has_scores: bool = False) -> None:
+    """Raises ConfigError if the path, or the file of its scores, exists and no command of :data:`MAKERS` wrote it."""
+    if has_scores and format_to_write(path) not in SCORED:
+        require_ours(sidecar_path(path), MAKERS, "name")
     require_ours(path, MAKERS, "name", _provenance)
 
 
