@@ -190,8 +190,8 @@ class Splats(QueryInputs):
     bad_values: Literal["error", "drop"] = "error"
     """What to do about values that are NaN or infinite: error stops, drop leaves those Gaussians out."""
     spz_axes: Literal["rub", "ply"] = "rub"
-    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which SuperSplat and
-    other PlayCanvas tools expect."""
+    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which some programs
+    expect, such as version 3 of PlayCanvas' splat-transform."""
     spz_version: Literal[3, 4] = 3
     """Version of .spz to write: 3, which every reader of .spz knows, or 4, which is smaller, but which viewers without
     zstd, such as Spark, do not open."""
@@ -258,8 +258,8 @@ class Convert:
     """What to do about values that are NaN or infinite: error stops, drop leaves those Gaussians out. With drop, a
     Gaussian whose opacity alone is infinite stays, with a finite opacity that looks the same."""
     spz_axes: Literal["rub", "ply"] = "rub"
-    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which SuperSplat and
-    other PlayCanvas tools expect."""
+    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which some programs
+    expect, such as version 3 of PlayCanvas' splat-transform."""
     spz_version: Literal[3, 4] = 3
     """Version of .spz to write: 3, which every reader of .spz knows, or 4, which is smaller, but which viewers without
     zstd, such as Spark, do not open."""

@@ -91,7 +91,8 @@ def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
     columns |= dict(zip(SCALE, arrays["scales"].T, strict=True))
     columns |= dict(zip(ROTATION, arrays["quats"].T, strict=True))
     if info.scores is not None:
-        columns |= {**info.scores.columns, LABEL: info.scores.labels}
+        # labels too are float: some readers take every column of splats for one
+        columns |= {**info.scores.columns, LABEL: info.scores.labels.astype(np.float32)}
     write_ply(stream, columns, tag_comments(info))
 
 

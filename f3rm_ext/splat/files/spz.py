@@ -27,7 +27,7 @@ from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
 
 Axes = Literal["rub", "ply"]
 """Axes of the coordinates in the file: ``rub`` as the format specifies (right, up, back), or ``ply`` for those of PLY
-files, which PlayCanvas' tools (SuperSplat) expect."""
+files, which some programs expect, such as version 3 of PlayCanvas' splat-transform."""
 SpzVersion = Literal[3, 4]
 """Versions that are written: 3 (gzip), which all readers know, or 4 (zstd), which is smaller."""
 

@@ -148,7 +148,8 @@ def test_usd_has_scores_as_primvars(gaussians: Gaussians, scored: SplatInfo, tmp
     geom = pytest.importorskip("pxr.UsdGeom", reason="usd-core is not installed")
     write_splats(tmp_path / "a.usda", gaussians, scored)
     stage = usd.Stage.Open(str(tmp_path / "a.usda"))
-    primvars = {primvar.GetPrimvarName(): primvar for primvar in geom.PrimvarsAPI(stage.GetDefaultPrim()).GetPrimvars()}
+    written = geom.PrimvarsAPI(stage.GetDefaultPrim()).GetPrimvarsWithAuthoredValues()
+    primvars = {primvar.GetPrimvarName(): primvar for primvar in written}
     assert set(primvars) == {"score_blue_mug", "score_plant", "label"}
     assert {primvar.GetInterpolation() for primvar in primvars.values()} == {"vertex"}
     np.testing.assert_allclose(primvars["score_blue_mug"].Get(), np.linspace(0, 1, 200), atol=1e-6)

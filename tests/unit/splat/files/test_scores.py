@@ -69,7 +69,7 @@ def test_scores_of_gaussians_that_are_dropped_go_too(scored: tuple[Gaussians, Sp
 def test_columns_are_named(scored: tuple[Gaussians, SplatInfo], tmp_path: Path) -> None:
     write_splats(tmp_path / "a.ply", *scored)
     head = (tmp_path / "a.ply").read_bytes().split(b"end_header")[0].decode()
-    for line in ("property float score_blue_mug", "property float score_blue_mug_2", "property int label"):
+    for line in ("property float score_blue_mug", "property float score_blue_mug_2", "property float label"):
         assert f"{line}\n" in head
     assert "comment score_blue_mug: blue mug\n" in head and "comment score_blue_mug_2: blue-mug\n" in head
 
