@@ -43,14 +43,14 @@ def transform(program: str, *paths: Path) -> None:
     assert done.returncode == 0 and paths[-1].is_file(), done.stdout + done.stderr
 
 
-def assert_near(ours: Gaussians, theirs: Gaussians, rest: float = 1e-6) -> None:
+def assert_near(ours: Gaussians, theirs: Gaussians) -> None:
     """Checks that two readers of one file see the same Gaussians."""
     torch.testing.assert_close(theirs.means, ours.means, rtol=0, atol=1e-5)
     torch.testing.assert_close(theirs.scales, ours.scales, rtol=0, atol=1e-5)
     assert rotation_differences(ours.quats, theirs.quats).max() < 0.1
     torch.testing.assert_close(theirs.alphas(), ours.alphas(), rtol=0, atol=1e-3)
     torch.testing.assert_close(theirs.features_dc, ours.features_dc, rtol=0, atol=1e-5)
-    torch.testing.assert_close(theirs.features_rest, ours.features_rest, rtol=0, atol=rest)
+    torch.testing.assert_close(theirs.features_rest, ours.features_rest, rtol=0, atol=1e-6)
 
 
 def of_gsply(data: Any) -> Gaussians:
@@ -65,8 +65,7 @@ def test_gsply_reads_our_files(name: str, version: Any, degree: int, make: Make,
     gsply = pytest.importorskip("gsply", reason="gsply is not installed")
     write_splats(tmp_path / name, make(300, degree), INFO, spz_axes="ply", spz_version=version)
     data = gsply.read_spz(tmp_path / name) if name.endswith(".spz") else gsply.plyread(tmp_path / name)
-    # gsply takes the steps of compressed SH to begin a quarter of a byte elsewhere
-    assert_near(read_splats(tmp_path / name, spz_axes="ply")[0], of_gsply(data), 0.02 if "compressed" in name else 1e-6)
+    assert_near(read_splats(tmp_path / name, spz_axes="ply")[0], of_gsply(data))
 
 
 @pytest.mark.parametrize("degree", [0, 2])
@@ -99,8 +98,7 @@ def test_splat_transform_reads_our_files(
     transform(program, tmp_path / name, tmp_path / "out.ply")
     found, info = read_splats(tmp_path / "out.ply")
     assert info.sh_degree == degree
-    # it takes the steps of compressed SH to begin a quarter of a byte elsewhere
-    assert_near(read_splats(tmp_path / name, spz_axes=axes)[0], found, 0.02 if "compressed" in name else 1e-6)
+    assert_near(read_splats(tmp_path / name, spz_axes=axes)[0], found)
 
 
 def test_splats_of_splat_transform_are_read(splat_transform: tuple[str, int], make: Make, tmp_path: Path) -> None:
