@@ -16,7 +16,7 @@ import learning_tables
 import mesh_tables
 from markdown_table import Report, quality, table
 
-PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "coming-from.md")]
+PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "coming-from.md", "splat-files.md")]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
@@ -118,6 +118,24 @@ def _splat_sizes(report: Report) -> str:
         [f"{row['gaussians'] / 1e6:g} million", *(f"{row[key] / 1e9:.2f}" for key in columns)] for row in report["rows"]
     ]
     return table(["Gaussians", *columns], rows)
+
+
+def _splat_formats(report: Report) -> str:
+    """Our files, and what splat-transform makes of the same PLY."""
+
+    def cells(row: Report | None) -> list[str]:
+        if row is None:
+            return ["–"] * 4
+        if "longer_than_s" in row:
+            return ["–", "–", "–", f"> {row['longer_than_s']:.0f}"]
+        losses = [
+            f"{row[key]:.{digits}f}" if key in row else "–" for key, digits in (("lost_db", 3), ("picture_psnr", 1))
+        ]
+        return [f"{row['bytes'] / report['gaussians']:.1f}", *losses, f"{row['write_cpu_s']:.2f}"]
+
+    head = ["bytes per Gaussian", "dB lost", "pictures, dB", "CPU s"]
+    rows = [[f"`{row['format']}`", *cells(row), *cells(row.get("theirs"))] for row in report["rows"]]
+    return table(["", *head, *(f"{name}, splat-transform" for name in head)], rows)
 
 
 def _splat_precision(report: Report) -> str:
@@ -306,6 +324,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "code_queries": _codes,
     "splat_memory": _splat_memory,
     "splat_sizes": _splat_sizes,
+    "splat_formats": _splat_formats,
     "splat_precision": _splat_precision,
     "shared_cores": _shared,
     "gpu_day": _gpu_day,

@@ -19,7 +19,7 @@ from f3rm_ext.query.queryable import Queryable, QueryHead
 from f3rm_ext.query.relevancy import label_map
 from f3rm_ext.utils.output_file import NpzWriter, replace_file
 from f3rm_ext.utils.pictures import to_bytes
-from f3rm_ext.utils.ply import property_name, write_ply
+from f3rm_ext.utils.ply import property_names, write_ply
 from f3rm_ext.utils.provenance import PROVENANCE, comment_lines
 
 _CHUNK = 1 << 13
@@ -78,15 +78,7 @@ class FeatureCloud:
 
     def score_names(self) -> list[str]:
         """Returns the unique names of the score columns, ``relevancy_mug`` or ``cosine_mug``."""
-        names: list[str] = []
-        for query in self.queries:
-            base = property_name(query.name, "relevancy" if query.is_relevancy else "cosine")
-            number, name = 1, base
-            while name in names:
-                number += 1
-                name = f"{base}_{number}"
-            names.append(name)
-        return names
+        return property_names([(query.name, "relevancy" if query.is_relevancy else "cosine") for query in self.queries])
 
 
 def features_at(

@@ -277,7 +277,7 @@ def write_page(out: Path, content: PageContent) -> PageInfo:
         raise ConfigError(
             f"A page holds at most {MAX_QUESTIONS} questions, but there are {len(content.questions)}: ask fewer."
         )
-    gaussians, _ = check_values(content.gaussians, out, action="would get")
+    gaussians, _, _ = check_values(content.gaussians, out, action="would get")
     content = content.take(torch.nonzero(gaussians.alphas() >= MIN_ALPHA)[:, 0], gaussians.sh_degree)
     places = [
         find_places(content.gaussians, question.matches(), content.cameras, content.scale)

@@ -8,7 +8,8 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine.opening import open_run
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.splat.files import BadValues, SplatInfo, export_splats
-from f3rm_ext.splat.files.spz import Axes
+from f3rm_ext.splat.files.scores import GaussianScores
+from f3rm_ext.splat.files.spz import Axes, SpzVersion
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import fuse, smoothing_filter
 
@@ -106,7 +107,13 @@ def load_splat_run(load_config: Path) -> SplatRun:
 
 
 def export_run(
-    run: SplatRun, out: Path, fused: bool = True, bad_values: BadValues = "error", spz_axes: Axes = "rub"
+    run: SplatRun,
+    out: Path,
+    fused: bool = True,
+    bad_values: BadValues = "error",
+    spz_axes: Axes = "rub",
+    spz_version: SpzVersion = 3,
+    scores: GaussianScores | None = None,
 ) -> SplatInfo:
     """Writes the splats of a run, in the format given by the file name and in the scene frame.
 
@@ -115,6 +122,8 @@ def export_run(
         fused: see :meth:`SplatRun.splats`.
         bad_values: treatment of values that are NaN or infinite.
         spz_axes: axes of the coordinates in an ``.spz`` file.
+        spz_version: version of an ``.spz`` file.
+        scores: of queries on all Gaussians, to go with them.
 
     Returns:
         Contents of the file; its notices are for the user.
@@ -125,5 +134,6 @@ def export_run(
     """
     mip = run.model.config.mip
     info = SplatInfo(render_mode="mip" if mip.filter_2d else "default", filters_fused=fused if mip.filter_3d else False)
+    info = replace(info, scores=scores)
     record = {**run.describe(), "frame": "scene", "dilation_px2": mip.eps2d}
-    return export_splats(run.splats(fused), out, info, record, bad_values, spz_axes)
+    return export_splats(run.splats(fused), out, info, record, bad_values, spz_axes, spz_version)

@@ -8,7 +8,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.options import Length, Share
-from f3rm_ext.query.options import QueryOptions, parse_queries
+from f3rm_ext.query.options import QueryInputs, QueryOptions, QuerySpec, parse_queries
 from f3rm_ext.scripts.common import FrameOption, Vector, check_crop, check_suffix
 from f3rm_ext.scripts.export_mesh import Mesh, RefinedMesh
 from f3rm_ext.scripts.export_page import Page
@@ -19,7 +19,9 @@ from f3rm_ext.utils.ranges import Count
 if TYPE_CHECKING:
     from f3rm_ext.capture.frame import CaptureFrame
     from f3rm_ext.export.cloud import CloudOptions
+    from f3rm_ext.export.splats import SplatRun
     from f3rm_ext.query.queryable import QueryHead
+    from f3rm_ext.splat.files.scores import GaussianScores
 
 COMMAND = "export features"
 
@@ -157,7 +159,7 @@ class Features(QueryOptions, FrameOption):
 
 
 @dataclass(kw_only=True)
-class Splats:
+class Splats(QueryInputs):
     """Writes the Gaussians of a run of sugar-ext for other viewers and programs.
 
     The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
@@ -165,11 +167,15 @@ class Splats:
     is glTF with KHR_gaussian_splatting (y up), .usda is OpenUSD with ParticleField3DGaussianSplat. Coordinates are
     those of the scene (cameras within about ±1). The file names its checkpoint and says how to render it: where it says
     SplatRenderMode: mip, viewers show what was trained only with anti-aliasing (gsplat's rasterize_mode antialiased).
+    Queries, if you give any, put their scores on the Gaussians, and a label: the number of the query that fits best
+    (-1: none). .ply has them as columns, .glb and .usda as attributes; beside other formats there is NAME.queries.npz.
+    Queries need a feature on the Gaussians, which `f3rm-ext features lift` adds to a finished run.
     An existing file is replaced only if this program wrote it.
 
     Typical calls:
       f3rm-ext export splats --load-config .../config.yml --out room.ply
       f3rm-ext export splats --load-config .../config.yml --out room.spz
+      f3rm-ext export splats --load-config .../config.yml --out room.ply --text "blue mug" plant
       f3rm-ext export splats --load-config .../config.yml --out room.compressed.ply
     """
 
@@ -184,8 +190,11 @@ class Splats:
     bad_values: Literal["error", "drop"] = "error"
     """What to do about values that are NaN or infinite: error stops, drop leaves those Gaussians out."""
     spz_axes: Literal["rub", "ply"] = "rub"
-    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which SuperSplat and
-    other PlayCanvas tools expect."""
+    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which some programs
+    expect, such as version 3 of PlayCanvas' splat-transform."""
+    spz_version: Literal[3, 4] = 3
+    """Version of .spz to write: 3, which every reader of .spz knows, or 4, which is smaller, but which viewers without
+    zstd, such as Spark, do not open."""
 
     def main(self) -> int:
         """Exports. Returns the exit code."""
@@ -193,10 +202,12 @@ class Splats:
         from f3rm_ext.splat.files.formats import format_to_write, require_replaceable
         from f3rm_ext.utils.console import say
 
-        kind = format_to_write(self.out)
-        require_replaceable(self.out)
+        kind = format_to_write(self.out, self.spz_version)
+        queries = parse_queries(self)
+        require_replaceable(self.out, bool(queries))
         run = load_splat_run(self.load_config)
-        made = export_run(run, self.out, self.fused, self.bad_values, self.spz_axes)
+        scores = self._scores(run, queries) if queries else None
+        made = export_run(run, self.out, self.fused, self.bad_values, self.spz_axes, self.spz_version, scores)
         lines = list(made.notices)
         if run.model.config.mip.filter_3d and not self.fused:
             lines.append("The 3D filter is not in the file, so other viewers show a different picture from this run.")
@@ -208,6 +219,18 @@ class Splats:
             say(line)
         return 0
 
+    def _scores(self, run: "SplatRun", queries: list[QuerySpec]) -> "GaussianScores":
+        from f3rm_ext.export.page import score_gaussians
+        from f3rm_ext.query.builders import encode_queries
+        from f3rm_ext.query.run import Run
+        from f3rm_ext.splat.files.scores import GaussianScores
+
+        photos = Run(run.model, run.manager, run.config, run.checkpoint, run.step)
+        encoded = encode_queries(queries, photos)
+        return GaussianScores.of_queries(
+            {query.name: score_gaussians(photos.model, query) for query in encoded}, self.threshold
+        )
+
 
 @dataclass(kw_only=True)
 class Convert:
@@ -216,7 +239,8 @@ class Convert:
     The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
     SuperSplat and gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics, .glb
     is glTF with KHR_gaussian_splatting (y up), .usda is OpenUSD; the last two cannot be read. All but .splat keep the
-    render mode and the origin of the splats. An existing file is replaced only if this program wrote it.
+    render mode and the origin of the splats. Scores of queries go along, see `f3rm-ext export splats --help`. An
+    existing file is replaced only if this program wrote it.
 
     Typical calls:
       f3rm-ext export convert scene.ply scene.spz
@@ -225,7 +249,7 @@ class Convert:
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IN")]
-    """File to read; its content tells its format."""
+    """File to read: any of the formats below, or .ksplat. Its content tells its format."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """File to write: .ply, .compressed.ply, .spz, .splat, .glb or .usda."""
     sh_degree: Literal[0, 1, 2, 3] | None = None
@@ -234,15 +258,18 @@ class Convert:
     """What to do about values that are NaN or infinite: error stops, drop leaves those Gaussians out. With drop, a
     Gaussian whose opacity alone is infinite stays, with a finite opacity that looks the same."""
     spz_axes: Literal["rub", "ply"] = "rub"
-    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which SuperSplat and
-    other PlayCanvas tools expect."""
+    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which some programs
+    expect, such as version 3 of PlayCanvas' splat-transform."""
+    spz_version: Literal[3, 4] = 3
+    """Version of .spz to write: 3, which every reader of .spz knows, or 4, which is smaller, but which viewers without
+    zstd, such as Spark, do not open."""
 
     def main(self) -> int:
         """Converts. Returns the exit code."""
         from f3rm_ext.splat.files import convert_splats
         from f3rm_ext.utils.console import say
 
-        made = convert_splats(self.source, self.out, self.sh_degree, self.bad_values, self.spz_axes)
+        made = convert_splats(self.source, self.out, self.sh_degree, self.bad_values, self.spz_axes, self.spz_version)
         size_mib = self.out.stat().st_size / 2**20
         lines = [
             *made.source.notices,

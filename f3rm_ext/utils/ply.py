@@ -38,6 +38,22 @@ def property_name(text: str, prefix: str) -> str:
     return f"{prefix}_{plain}" if plain else prefix
 
 
+def property_names(named: Sequence[tuple[str, str]]) -> list[str]:
+    """Returns a name for each text and prefix; the second of the same name is ``NAME_2``.
+
+    >>> property_names([("mug", "score"), ("mug!", "score")])
+    ['score_mug', 'score_mug_2']
+    """
+    names: list[str] = []
+    for text, prefix in named:
+        number, name = 1, (base := property_name(text, prefix))
+        while name in names:
+            number += 1
+            name = f"{base}_{number}"
+        names.append(name)
+    return names
+
+
 def write_ply(stream: BufferedIOBase, columns: Mapping[str, np.ndarray], comments: Sequence[str] = ()) -> None:
     """Writes a PLY file of points, chunk by chunk: memory holds the columns and one chunk.
 

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from f3rm_ext.splat.files import read_splats
+
 METHOD, STEPS = "sugar-ext-lite", 60
 EXAMPLE = "frame_00001.png"
 Typed = Callable[..., Any]
@@ -74,6 +76,22 @@ def test_export(splats: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
     assert np.abs(positions).max() < 10 and positions.std(axis=0).min() > 0.1
 
 
+def test_splats_with_scores(splats: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
+    """Columns of a PLY file, which go beside a file in a format without a place for them."""
+    done = f3rm_ext(
+        *("export", "splats", "--load-config", splats / "config.yml", "--out", tmp_path / "room.ply"),
+        *("--text", "table", "walls", "--threshold", 0.3, "--negative", "none"),
+    )
+    assert done.code == 0, done.err
+    scores = read_splats(tmp_path / "room.ply")[1].scores
+    assert scores is not None and scores.names == ("table", "walls")
+    assert np.array_equal(scores.labels >= 0, scores.scores.max(axis=1) >= 0.3) and len(set(scores.labels)) == 3
+    done = f3rm_ext("export", "convert", tmp_path / "room.ply", tmp_path / "room.spz")
+    assert done.code == 0 and "room.spz.queries.npz" in done.out.replace("\n", ""), done.err
+    carried = read_splats(tmp_path / "room.spz")[1].scores
+    assert carried is not None and np.array_equal(carried.scores, scores.scores)
+
+
 def test_ns_eval_reports_features(splats: Path, run_command: Any, tmp_path: Path) -> None:
     done = run_command(
         "ns-eval",
@@ -128,6 +146,9 @@ class TestRefusals:
         config = tmp_path / "e" / METHOD / "t" / "config.yml"
         said = f3rm_ext("query", "--load-config", config, "--text", "table", "--out", tmp_path / "out").refuses()
         assert "no distilled features" in said and "f3rm-ext features lift" in said
+        out = ("--text", "table", "--out", tmp_path / "out.ply")
+        said = f3rm_ext("export", "splats", "--load-config", config, *out).refuses()
+        assert "no distilled features" in said and not (tmp_path / "out.ply").exists()
 
     def test_lifting_onto_a_field(self, untrained: Any, f3rm_ext: Typed, remember: Any) -> None:
         before = remember(untrained.checkpoints)

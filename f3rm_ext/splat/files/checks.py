@@ -28,14 +28,14 @@ _NAMES = {
 
 def check_values(
     gaussians: Gaussians, path: Path, bad_values: BadValues = "error", action: str = "has"
-) -> tuple[Gaussians, list[str]]:
+) -> tuple[Gaussians, Bool[Tensor, " gaussians"], list[str]]:
     """Checks that all values are finite and that no rotation has length 0.
 
     Args:
         action: verb for messages: the file "has" or "would get" the values.
 
     Returns:
-        The valid Gaussians, and sentences on what was changed.
+        The valid Gaussians, which of those given they are, and sentences on what was changed.
 
     Raises:
         SplatFileError: there are no Gaussians, or there are invalid values (``error``), or none is valid (``drop``).
@@ -58,7 +58,7 @@ def check_values(
     if limited:
         notices.append(f"{limited} infinite opacities are now finite ones that look the same.")
     if not rows:
-        return gaussians, notices
+        return gaussians, ~bad, notices
     told = (
         f"{values} values that are NaN, infinite or no rotation ({', '.join(fields)}) in {rows} of {len(bad)} Gaussians"
     )
@@ -68,7 +68,7 @@ def check_values(
         )
     if rows == len(bad):
         raise SplatFileError(f"{path} {action} {told}, so none is left: train or export the splats again.")
-    return gaussians[~bad], [*notices, f"{rows} Gaussians are left out for {told}."]
+    return gaussians[~bad], ~bad, [*notices, f"{rows} Gaussians are left out for {told}."]
 
 
 def _masks(gaussians: Gaussians) -> Iterator[tuple[str, Bool[Tensor, "..."]]]:

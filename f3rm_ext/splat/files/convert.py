@@ -22,7 +22,7 @@ from f3rm_ext.splat.files.formats import (
     write_splats,
 )
 from f3rm_ext.splat.files.info import SplatInfo, combine_provenance
-from f3rm_ext.splat.files.spz import Axes
+from f3rm_ext.splat.files.spz import Axes, SpzVersion
 from f3rm_ext.splat.gaussians import SH_C0, Gaussians
 
 _EXPORT, _CONVERT = MAKERS
@@ -45,6 +45,7 @@ def export_splats(
     provenance: Mapping[str, object] | None = None,
     bad_values: BadValues = "error",
     spz_axes: Axes = "rub",
+    spz_version: SpzVersion = 3,
 ) -> SplatInfo:
     """Writes the splats of a model, in the format given by the file name, as ``f3rm-ext export splats`` does.
 
@@ -59,11 +60,17 @@ def export_splats(
         ConfigError: the file cannot be written.
     """
     record = {"made_by": _EXPORT, "version": __version__, **(provenance or {})}
-    return write_splats(path, gaussians, replace(info, comments=combine_provenance(info, record)), bad_values, spz_axes)
+    info = replace(info, comments=combine_provenance(info, record))
+    return write_splats(path, gaussians, info, bad_values, spz_axes, spz_version)
 
 
 def convert_splats(
-    source: Path, out: Path, sh_degree: int | None = None, bad_values: BadValues = "error", spz_axes: Axes = "rub"
+    source: Path,
+    out: Path,
+    sh_degree: int | None = None,
+    bad_values: BadValues = "error",
+    spz_axes: Axes = "rub",
+    spz_version: SpzVersion = 3,
 ) -> ConversionResult:
     """Converts a file of splats to another format, and reads the result back to report what was lost.
 
@@ -74,7 +81,7 @@ def convert_splats(
         SplatFileError: the splats cannot be read or converted.
         ConfigError: the file cannot be written.
     """
-    kind = format_to_write(out)
+    kind = format_to_write(out, spz_version)
     if out.exists() and source.exists() and out.samefile(source):
         raise SplatFileError(f"{out} is also the file to read, which would be lost: choose another name.")
     require_replaceable(out)
@@ -84,10 +91,10 @@ def convert_splats(
             f"{source} has spherical harmonics of degree {gaussians.sh_degree}, which cannot become {sh_degree}: give "
             "a lower --sh-degree, or none."
         )
-    record = {"made_by": _CONVERT, "version": __version__, "converted_from": f"{source.name} ({origin.format})"}
+    record = {"made_by": _CONVERT, "version": __version__, "converted_from": f"{source.name} ({origin.format_name})"}
     info = replace(origin, comments=combine_provenance(origin, record))
     wanted = gaussians if sh_degree is None else gaussians.to_sh_degree(sh_degree)
-    written = write_splats(out, wanted, info, spz_axes=spz_axes)
+    written = write_splats(out, wanted, info, spz_axes=spz_axes, spz_version=spz_version)
     if kind in WRITE_ONLY:
         lost = [f"What {out.suffix} loses was not measured: it is a format that is written only."]
         result = written

@@ -1,5 +1,6 @@
 """Reading and writing splats in any supported format."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,19 +9,22 @@ from jaxtyping import Int
 from torch import Tensor
 
 from f3rm_ext.errors import SplatFileError
-from f3rm_ext.splat.files import packing
+from f3rm_ext.splat.files import packing, spz4
 from f3rm_ext.splat.files.checks import BadValues, check_values
 from f3rm_ext.splat.files.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
 from f3rm_ext.splat.files.gltf import write_gltf_splats
 from f3rm_ext.splat.files.info import Format, SplatInfo, find_maker
+from f3rm_ext.splat.files.ksplat import read_ksplat
 from f3rm_ext.splat.files.ply import read_ply, write_ply_splats
+from f3rm_ext.splat.files.scores import read_sidecar, sidecar_path, write_sidecar
 from f3rm_ext.splat.files.splat import read_splat, write_splat
 from f3rm_ext.splat.files.spz import (
     GZIP,
+    MAGIC,
     Axes,
+    SpzVersion,
     read_comments,
     read_spz,
-    require_known_version,
     require_readable,
     write_spz,
 )
@@ -41,27 +45,34 @@ SUFFIXES: dict[str, Format] = {
 """Format to write, by the end of the file name; the first match counts."""
 WRITE_ONLY: tuple[Format, ...] = ("gltf", "usd")
 """Formats that are not read."""
+SCORED: tuple[Format, ...] = ("ply", "gltf", "usd")
+"""Formats that have a place for scores of queries."""
+READ_ONLY = ".ksplat"
+"""End of the file name of the format that is not written."""
 MAKERS = ("f3rm-ext export splats", "f3rm-ext export convert")
 """Commands that may overwrite each other's files."""
 
 
-def format_to_write(path: Path) -> Format:
+def format_to_write(path: Path, spz_version: SpzVersion = 3) -> Format:
     """Returns the format to write for a file name.
 
     Raises:
-        SplatFileError: the name belongs to no format.
+        SplatFileError: the name belongs to no format, or a version of another format is asked for.
 
     >>> format_to_write(Path("room.compressed.ply"))
     'compressed-ply'
     """
     for suffix, name in SUFFIXES.items():
         if path.name.lower().endswith(suffix):
+            if spz_version != 3 and name != "spz":
+                raise SplatFileError(f"--spz-version {spz_version} only works for .spz, not for {path}: leave it out.")
             return name
     raise SplatFileError(f"{path} has no format for splats: give a name that ends in {', '.join(SUFFIXES)}.")
 
 
 def read_splats(path: Path, bad_values: BadValues = "error", spz_axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
-    """Reads splats of any format. Detects the format from the contents, or from the name for ``.splat``.
+    """Reads splats of any format. Detects the format from the contents, or from the name for ``.splat`` and
+    ``.ksplat``, which have no mark.
 
     Returns:
         The Gaussians, float32, on the CPU, all values finite; and the file's information about them.
@@ -73,14 +84,17 @@ def read_splats(path: Path, bad_values: BadValues = "error", spz_axes: Axes = "r
         gaussians, info = _read(path, spz_axes)
     except OSError as error:
         raise SplatFileError(f"{path} cannot be read ({error.strerror or error}): give a file of splats.") from error
-    gaussians, notices = check_values(gaussians, path, bad_values)
-    return gaussians, replace(info, count=len(gaussians), notices=(*info.notices, *notices))
+    scores, told = (info.scores, []) if info.scores is not None else read_sidecar(path, len(gaussians))
+    gaussians, valid, notices = check_values(gaussians, path, bad_values)
+    scores = None if scores is None else scores.take(valid)
+    return gaussians, replace(info, count=len(gaussians), notices=(*info.notices, *told, *notices), scores=scores)
 
 
 def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
     with path.open("rb") as stream:
         head = stream.read(8)
-    require_known_version(path, head)
+    if head.startswith(MAGIC):
+        return spz4.read_spz4(path, spz_axes)
     if head.startswith(GZIP):
         return read_spz(path, spz_axes)
     if head[:4].rstrip() == b"ply":
@@ -88,12 +102,19 @@ def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
         return read_compressed_ply(path, tables) if is_compressed(tables) else read_ply(path, tables)
     if path.suffix.lower() == ".splat":
         return read_splat(path)
-    readable = [suffix for suffix, kind in SUFFIXES.items() if kind not in WRITE_ONLY]
+    if path.suffix.lower() == READ_ONLY:
+        return read_ksplat(path)
+    readable = [*(suffix for suffix, kind in SUFFIXES.items() if kind not in WRITE_ONLY), READ_ONLY]
     raise SplatFileError(f"{path} is no file of splats that can be read: give one of {', '.join(readable)}.")
 
 
 def write_splats(
-    path: Path, gaussians: Gaussians, info: SplatInfo, bad_values: BadValues = "error", spz_axes: Axes = "rub"
+    path: Path,
+    gaussians: Gaussians,
+    info: SplatInfo,
+    bad_values: BadValues = "error",
+    spz_axes: Axes = "rub",
+    spz_version: SpzVersion = 3,
 ) -> SplatInfo:
     """Writes splats in the format given by the file name, completely or not at all.
 
@@ -110,12 +131,15 @@ def write_splats(
             or values are invalid.
         ConfigError: the file exists and was made by others, or cannot be written.
     """
-    kind = format_to_write(path)
+    kind = format_to_write(path, spz_version)
     if kind == "spz":
         require_readable(path, len(gaussians))
-    require_replaceable(path)
-    kept, notices = check_values(gaussians, path, bad_values, action="would get")
-    kept = kept[storage_order(kept, kind)].to("cpu")
+    require_replaceable(path, info.scores is not None)
+    kept, valid, notices = check_values(gaussians, path, bad_values, action="would get")
+    order = storage_order(kept, kind)
+    scores = None if info.scores is None else info.scores.take(valid).take(order)
+    info = replace(info, scores=scores if kind in SCORED else None)
+    kept = kept[order].to("cpu")
     kept = kept if kind != "splat" else kept.to_sh_degree(0)
     with replace_file(path, "name for the splats") as stream:
         if kind == "ply":
@@ -123,14 +147,18 @@ def write_splats(
         elif kind == "compressed-ply":
             write_compressed_ply(stream, kept, info)
         elif kind == "spz":
-            write_spz(stream, kept, info, spz_axes)
+            (spz4.write_spz4 if spz_version == spz4.VERSION else write_spz)(stream, kept, info, spz_axes)
         elif kind == "gltf":
             write_gltf_splats(stream, kept, info)
         elif kind == "usd":
             write_usd_splats(stream, kept, info)
         else:
             write_splat(stream, kept, info)
-    return replace(info, format=kind, sh_degree=kept.sh_degree, count=len(kept), notices=tuple(notices))
+    if scores is not None and kind not in SCORED:
+        beside = write_sidecar(path, scores, find_maker(info.comments))
+        notices.append(f"{path.name} has no place for the scores of queries, so they are in {beside}.")
+    counts = {"sh_degree": kept.sh_degree, "count": len(kept)}
+    return replace(info, format=kind, notices=tuple(notices), scores=scores, **counts)
 
 
 def storage_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians"]:
@@ -143,6 +171,13 @@ def storage_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians
     return torch.arange(len(gaussians), device=gaussians.means.device)
 
 
-def require_replaceable(path: Path) -> None:
-    """Raises ConfigError if the path exists and no command of :data:`MAKERS` wrote it."""
-    require_ours(path, MAKERS, "name", lambda path: {MADE_BY: find_maker(read_comments(path))} | read_provenance(path))
+def require_replaceable(path: Path, has_scores: bool = False) -> None:
+    """Raises ConfigError if the path, or the file of its scores, exists and no command of :data:`MAKERS` wrote it."""
+    if has_scores and format_to_write(path) not in SCORED:
+        require_ours(sidecar_path(path), MAKERS, "name")
+    require_ours(path, MAKERS, "name", _provenance)
+
+
+def _provenance(path: Path) -> Mapping[str, object]:
+    comments = read_comments(path) or spz4.read_comments(path)
+    return {MADE_BY: find_maker(comments)} | read_provenance(path)

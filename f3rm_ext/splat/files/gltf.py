@@ -33,11 +33,19 @@ def write_gltf_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatI
     Args:
         stream: binary, at its start.
         gaussians: one or more, on the CPU, z up.
-        info: its tags and comments go into ``asset.extras``.
+        info: its tags and comments go into ``asset.extras``; its scores into attributes ``_SCORE_0`` and on, and
+            ``_LABEL``, with the names of the queries in the primitive's ``extras``.
     """
     made = _Buffer()
     for name, values, component in _attributes(Similarity(Y_UP, 1.0, np.zeros(3)).gaussians(gaussians)):
         made.add(name, values, component)
+    primitive_extras: dict[str, object] = {}
+    if info.scores is not None:
+        # Names of attributes of one's own begin with an underscore; whole numbers of 32 bits are not allowed.
+        for index, values in enumerate(info.scores.scores.T):
+            made.add(f"_SCORE_{index}", values[:, None], _FLOAT)
+        made.add("_LABEL", info.scores.labels[:, None].astype(np.float32), _FLOAT)
+        primitive_extras["queries"] = info.scores.names
     comments = tag_comments(info)
     extras = {MADE_BY: find_maker(comments), "comments": comments}
     extension = {
@@ -47,6 +55,7 @@ def write_gltf_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatI
         "sortingMethod": "cameraDistance",
     }
     primitive = {"attributes": made.attributes, "mode": _POINTS, "extensions": {EXTENSION: extension}}
+    primitive |= {"extras": primitive_extras} if primitive_extras else {}
     tree = {
         "asset": {"version": "2.0", "generator": "f3rm_ext", "extras": extras},
         "extensionsUsed": [EXTENSION],

@@ -1,10 +1,12 @@
 """Information about a file of splats besides the Gaussians, and how the formats record it in comments."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-Format = Literal["ply", "compressed-ply", "spz", "splat", "gltf", "usd"]
+from f3rm_ext.splat.files.scores import GaussianScores
+
+Format = Literal["ply", "compressed-ply", "spz", "splat", "gltf", "usd", "ksplat"]
 RenderMode = Literal["mip", "default"]
 """How to render: with Mip-Splatting's opacity compensation (gsplat's ``antialiased``) or without it (``classic``)."""
 
@@ -35,6 +37,16 @@ class SplatInfo:
     """Further comments: where the file comes from."""
     notices: tuple[str, ...] = ()
     """Sentences for the user on what was left out or changed; never written to files."""
+    version: int | None = None
+    """Version of the format of an ``.spz`` file that was read."""
+
+    scores: GaussianScores | None = field(default=None, compare=False)
+    """Scores of queries on the Gaussians."""
+
+    @property
+    def format_name(self) -> str:
+        """Format, with its version where there are several."""
+        return self.format if self.version is None else f"{self.format} version {self.version}"
 
 
 def read_tags(comments: Iterable[str]) -> tuple[RenderMode | None, bool | None, tuple[str, ...]]:
@@ -62,7 +74,7 @@ def read_tags(comments: Iterable[str]) -> tuple[RenderMode | None, bool | None, 
 
 def tag_comments(info: SplatInfo) -> list[str]:
     """Returns the comments to write: further comments first, then the known tags."""
-    comments = list(info.comments)
+    comments = [*info.comments, *([] if info.scores is None else info.scores.comments())]
     if info.filters_fused is not None:
         comments.append(f"{FILTER}: {'fused' if info.filters_fused else 'none'}")
     if info.render_mode is not None:

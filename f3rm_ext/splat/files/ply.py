@@ -1,6 +1,7 @@
 """Splats as PLY in the layout of 3D Gaussian splatting (Kerbl et al. 2023): all numbers unchanged, in float32."""
 
 import re
+from collections.abc import Sequence
 from io import BufferedIOBase
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 
 from f3rm_ext.errors import ConfigError, SplatFileError
 from f3rm_ext.splat.files.info import SplatInfo, read_tags, tag_comments
+from f3rm_ext.splat.files.scores import LABEL, PREFIX, GaussianScores
 from f3rm_ext.splat.gaussians import SH_C0, Gaussians, degree_from_count, sh_rest_count
 from f3rm_ext.utils.ply import PlyTables, Table, write_ply
 
@@ -45,7 +47,9 @@ def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, Sp
         np.empty((count, 3), "f4"),
         np.empty((count, per_channel, 3), "f4"),
     )
+    scored = {name: np.empty(count, "f4") for name in _scored_columns(table, tables.comments)}
     targets = {
+        **scored,
         **{name: means[:, i] for i, name in enumerate(POSITION)},
         **{name: scales[:, i] for i, name in enumerate(SCALE)},
         **{name: quats[:, i] for i, name in enumerate(ROTATION)},
@@ -63,9 +67,10 @@ def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, Sp
     if colors == RGB:
         dc = ((dc.astype(np.float64) / 255 - 0.5) / SH_C0).astype(np.float32)
     mode, fused, comments = read_tags(tables.comments)
+    scores, comments = _take_scores(scored, comments)
     gaussians = Gaussians(*(torch.from_numpy(array) for array in (means, scales, quats, opacities, dc, rest)))
     notices = _notices(path, tables, table, set(targets) | set(NORMAL))
-    return gaussians, SplatInfo("ply", mode, fused, degree, count, comments, tuple(notices))
+    return gaussians, SplatInfo("ply", mode, fused, degree, count, comments, tuple(notices), scores=scores)
 
 
 def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> None:
@@ -85,7 +90,32 @@ def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
     columns[OPACITY] = arrays["opacities"][:, 0]
     columns |= dict(zip(SCALE, arrays["scales"].T, strict=True))
     columns |= dict(zip(ROTATION, arrays["quats"].T, strict=True))
+    if info.scores is not None:
+        # labels too are float: some readers take every column of splats for one
+        columns |= {**info.scores.columns, LABEL: info.scores.labels.astype(np.float32)}
     write_ply(stream, columns, tag_comments(info))
+
+
+def _scored_columns(table: Table, comments: Sequence[str]) -> list[str]:
+    """Returns the columns of scores and of labels; none unless comments say which queries they are of."""
+    named = {comment.partition(": ")[0] for comment in comments}
+    columns = [name for name in table.kinds if name.startswith(f"{PREFIX}_") and name in named]
+    return [*columns, LABEL] if columns and LABEL in table.kinds else []
+
+
+def _take_scores(
+    columns: dict[str, np.ndarray], comments: tuple[str, ...]
+) -> tuple[GaussianScores | None, tuple[str, ...]]:
+    """Returns scores, and the comments that do not name their queries."""
+    *names, label = columns or [""]
+    if not names:
+        return None, comments
+    told = {column: name for column, _, name in (comment.partition(": ") for comment in comments) if column in names}
+    values = np.stack([columns[name] for name in names], axis=1)
+    with np.errstate(invalid="ignore"):  # labels of others may be no whole numbers
+        labels = columns[label].astype(np.int32)
+    scores = GaussianScores(tuple(told[name] for name in names), values, labels)
+    return scores, tuple(comment for comment in comments if comment.partition(": ")[0] not in names)
 
 
 def rest_degree(path: Path, table: Table) -> int:

@@ -3,14 +3,15 @@
 A file is a gzip stream with a header, followed by the values of all Gaussians: positions in 24 bits; opacities,
 colours, log-scales and rotations in bytes; and SH coefficients from -1 to 1 in a byte each, whose lowest bits are 0 to
 compress well. The axes of the format are x right, y up, z back. Those of PLY are x right, y down, z forward, half a
-turn about x away.
+turn about x away. Version 4, in :mod:`~f3rm_ext.splat.files.spz4`, has the same values in another container.
 """
 
 import gzip
 import math
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Literal
@@ -26,13 +27,18 @@ from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
 
 Axes = Literal["rub", "ply"]
 """Axes of the coordinates in the file: ``rub`` as the format specifies (right, up, back), or ``ply`` for those of PLY
-files, which PlayCanvas' tools (SuperSplat) expect."""
+files, which some programs expect, such as version 3 of PlayCanvas' splat-transform."""
+SpzVersion = Literal[3, 4]
+"""Versions that are written: 3 (gzip), which all readers know, or 4 (zstd), which is smaller."""
 
 MAGIC = b"NGSP"
 GZIP = b"\x1f\x8b"
 HEADER = struct.Struct("<4sIIBBBB")
+_RECORD = struct.Struct("<II")
 VERSIONS = (2, 3)
 ANTIALIASED, EXTENSIONS = 1, 2
+COORDINATE_SYSTEM = 0xADBE0003
+"""Type of the extension SPZ_ADOBE_coordinate_system: the file has other axes than the format prescribes."""
 COLOR_SCALE = 0.15
 SH_STEPS = (8, 16)
 """Steps of SH coefficients of degree 1, and of higher ones, in units of 1/128."""
@@ -43,7 +49,8 @@ _LIMIT = (1 << 23) - 1
 _COMMENT = 0x10
 _HIGHEST_RATIO, _ALWAYS_READ = 20, 1 << 26
 """Largest ratio of compression that is believed of files that hold more than so many bytes. Splats reach about 2; gzip
-itself reaches 1000, with which a file of 15 MB would fill the memory."""
+and zstd themselves reach 1000, with which a file of 15 MB would fill the memory."""
+_LONGEST_TAIL = 1 << 20
 _BLOCK = 1 << 20
 TO_RUB = np.array([1, -1, -1])
 """From the axes of PLY files to right, up, back: half a turn about x."""
@@ -66,53 +73,124 @@ def read_spz(path: Path, axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
         raise SplatFileError(f"{path} is {reason} ({error}): copy or export it again.") from error
 
 
+@dataclass(frozen=True)
+class SpzHeader:
+    """What the headers of all versions say."""
+
+    version: int
+    count: int
+    """Number of Gaussians."""
+    sh_degree: int
+    fraction_bits: int
+    """Bits of a position behind the point."""
+    flags: int
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Bytes per Gaussian of the positions, opacities, colours, sizes, rotations and SH coefficients."""
+        return 9, 1, 3, 3, 3 if self.version == 2 else 4, 3 * sh_rest_count(self.sh_degree)
+
+    def require_possible(self, path: Path) -> None:
+        """Raises SplatFileError where the header cannot be right, or asks for what is not supported."""
+        if self.sh_degree > MAX_SH_DEGREE:
+            raise SplatFileError(
+                f"{path} has spherical harmonics of degree {self.sh_degree}, but only degrees up to {MAX_SH_DEGREE} "
+                "are supported: export it with a lower one."
+            )
+        if self.count * sum(self.widths) > max(path.stat().st_size * _HIGHEST_RATIO, _ALWAYS_READ):
+            raise SplatFileError(
+                f"{path} is cut short or damaged: its header claims {self.count} Gaussians, copy it again."
+            )
+        if self.fraction_bits > MAX_FRACTION_BITS:
+            raise SplatFileError(
+                f"{path} is damaged: its coordinates have {self.fraction_bits} fraction bits, and there are "
+                f"{MAX_FRACTION_BITS} at most, so copy or export it again."
+            )
+
+    def notices(self, path: Path) -> list[str]:
+        """Returns a sentence on flags that the format does not define."""
+        unknown = self.flags & ~(ANTIALIASED | EXTENSIONS)
+        return [f"{path.name} has unknown flags (0x{unknown:02x}), which are left out."] if unknown else []
+
+
 def _read(path: Path, stream: gzip.GzipFile, comments: list[str], axes: Axes) -> tuple[Gaussians, SplatInfo]:
     head = stream.read(HEADER.size)
     if head[:4] != MAGIC or len(head) < HEADER.size:
         raise SplatFileError(f"{path} is a gzip file but no .spz file: give a file of splats.")
-    _, version, count, degree, fraction_bits, flags, _ = HEADER.unpack(head)
-    if version not in VERSIONS:
-        raise _other_version(path, version)
-    if degree > MAX_SH_DEGREE:
-        raise SplatFileError(
-            f"{path} has spherical harmonics of degree {degree}, but only degrees up to {MAX_SH_DEGREE} are supported: "
-            "export it with a lower one."
-        )
-    per_channel, width = sh_rest_count(degree), 3 if version == 2 else 4
-    if count * (16 + width + 3 * per_channel) > max(path.stat().st_size * _HIGHEST_RATIO, _ALWAYS_READ):
-        raise SplatFileError(f"{path} is cut short or damaged: its header claims {count} Gaussians, copy it again.")
-    if fraction_bits > MAX_FRACTION_BITS:
-        raise SplatFileError(
-            f"{path} is damaged: its coordinates have {fraction_bits} fraction bits, and there are {MAX_FRACTION_BITS} "
-            "at most, so copy or export it again."
-        )
+    header = SpzHeader(*HEADER.unpack(head)[1:6])
+    if header.version not in VERSIONS:
+        raise other_version(path, header.version)
+    header.require_possible(path)
+    gaussians = unpack_values(header, stream.read, axes)
+    notices = header.notices(path)
+    tail = stream.read(_LONGEST_TAIL)  # reading on also makes gzip compare its checksum
+    if tail:
+        what = "bytes after its last Gaussian"
+        if header.flags & EXTENSIONS:
+            require_known_axes(path, [kind for kind, _ in read_extensions(tail)])
+            what = "extensions"
+        notices.append(f"{path.name} has {what}, which are left out.")
+    return gaussians, describe(header, comments, notices)
 
-    def take(columns: int) -> UInt8[np.ndarray, "n columns"]:
-        data = stream.read(count * columns)
+
+def describe(header: SpzHeader, comments: list[str], notices: list[str]) -> SplatInfo:
+    """Returns the information about a file."""
+    mode, fused, others = read_tags(comments)
+    mode = "mip" if header.flags & ANTIALIASED else mode or "default"
+    return SplatInfo("spz", mode, fused, header.sh_degree, header.count, others, tuple(notices), header.version)
+
+
+def unpack_values(header: SpzHeader, read: Callable[[int], bytes], axes: Axes) -> Gaussians:
+    """Returns the Gaussians, float32, in the axes of PLY.
+
+    Args:
+        read: returns the next so many bytes of the values, or fewer at their end.
+
+    Raises:
+        EOFError: values are missing.
+    """
+    count, widths = header.count, iter(header.widths)
+
+    def take() -> UInt8[np.ndarray, "n columns"]:
+        columns = next(widths)
+        data = read(count * columns)
         if len(data) < count * columns:
             raise EOFError(f"some of its {count} Gaussians are missing")
         return np.frombuffer(data, np.uint8).reshape(count, columns)
 
+    per_channel = sh_rest_count(header.sh_degree)
     turn, turn_sh = (TO_RUB, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
-    means = _unpack_positions(take(9), fraction_bits) * turn
-    opacities = packing.alphas_to_logits(take(1)[:, 0] / 255.0)
-    dc = (take(3) / 255.0 - 0.5) / COLOR_SCALE
-    scales = take(3) / 16.0 - 10.0
-    xyzw = (_unpack_three if version == 2 else _unpack_smallest)(take(width))
+    means = _unpack_positions(take(), header.fraction_bits) * turn
+    opacities = packing.alphas_to_logits(take()[:, 0] / 255.0)
+    dc = (take() / 255.0 - 0.5) / COLOR_SCALE
+    scales = take() / 16.0 - 10.0
+    xyzw = (_unpack_three if header.version == 2 else _unpack_smallest)(take())
     quats = np.concatenate([xyzw[:, 3:], xyzw[:, :3] * turn], axis=1)
     rest = np.empty((count, per_channel, 3), "f4")
     if per_channel:
-        np.subtract(take(3 * per_channel).reshape(rest.shape), 128.0, out=rest, casting="same_kind")
+        np.subtract(take().reshape(rest.shape), 128.0, out=rest, casting="same_kind")
         rest *= turn_sh[:per_channel, None].astype(np.float32) / 128
-    notices = []
-    if stream.read(1):  # reading on also makes gzip compare its checksum
-        what = "extensions" if flags & EXTENSIONS else "bytes after its last Gaussian"
-        notices.append(f"{path.name} has {what}, which are left out.")
-    mode, fused, others = read_tags(comments)
-    mode = "mip" if flags & ANTIALIASED else mode or "default"
     arrays = (array.astype(np.float32, copy=False) for array in (means, scales, quats, opacities, dc, rest))
-    gaussians = Gaussians(*(torch.from_numpy(array) for array in arrays))
-    return gaussians, SplatInfo("spz", mode, fused, degree, count, others, tuple(notices))
+    return Gaussians(*(torch.from_numpy(array) for array in arrays))
+
+
+def read_extensions(data: bytes) -> list[tuple[int, bytes]]:
+    """Returns the type and the content of each extension record; the last may be cut short."""
+    found, at = [], 0
+    while at + _RECORD.size <= len(data):
+        kind, length = _RECORD.unpack_from(data, at)
+        at += _RECORD.size + length
+        found.append((kind, data[at - length : at]))
+    return found
+
+
+def require_known_axes(path: Path, extensions: list[int]) -> None:
+    """Raises SplatFileError if an extension says that a file has axes of its own."""
+    if COORDINATE_SYSTEM in extensions:
+        raise SplatFileError(
+            f"{path} has the extension SPZ_ADOBE_coordinate_system, so its scene would be turned: export it without "
+            "that extension, or as PLY."
+        )
 
 
 def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axes: Axes = "rub") -> None:
@@ -134,9 +212,10 @@ def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axe
     stream.write(struct.pack("<2sBBIBB", GZIP, 8, _COMMENT, 0, 0, 255) + comment + b"\0")
     press = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
     checksum = size = 0
-    for piece in (head, *_pieces(arrays, bits, axes)):
-        stream.write(press.compress(piece))
-        checksum, size = zlib.crc32(piece, checksum), size + len(piece)
+    for pieces in ([head], *pack_values(arrays, bits, axes)):
+        for piece in pieces:
+            stream.write(press.compress(piece))
+            checksum, size = zlib.crc32(piece, checksum), size + len(piece)
     stream.write(press.flush() + struct.pack("<II", checksum, size & 0xFFFFFFFF))
 
 
@@ -162,12 +241,6 @@ def choose_fraction_bits(largest: float) -> int:
     return MAX_FRACTION_BITS if largest == 0 else min(MAX_FRACTION_BITS, math.floor(math.log2(_LIMIT / largest)))
 
 
-def require_known_version(path: Path, head: bytes) -> None:
-    """Raises SplatFileError if a file starts with the uncompressed header of version 4 or later."""
-    if head.startswith(MAGIC):
-        raise _other_version(path, int.from_bytes(head[4:8], "little"))
-
-
 def read_comments(path: Path) -> list[str]:
     """Returns the lines of the comment of a gzip stream; an empty list if there is none."""
     try:
@@ -176,15 +249,16 @@ def read_comments(path: Path) -> list[str]:
         return []
 
 
-def _other_version(path: Path, version: int) -> SplatFileError:
+def other_version(path: Path, version: int) -> SplatFileError:
+    """Returns the error for a version that is not read."""
     return SplatFileError(
-        f"{path} has version {version} of .spz, but only versions {' and '.join(map(str, VERSIONS))} are supported: "
-        "export it as one of those, or as PLY."
+        f"{path} has version {version} of .spz, but only versions 2 to 4 are supported: export it as one of those, or "
+        "as PLY."
     )
 
 
-def _pieces(arrays: dict[str, np.ndarray], bits: int, axes: Axes) -> Iterator[bytes]:
-    """Yields the packed values of all Gaussians, kind by kind, in blocks."""
+def pack_values(arrays: dict[str, np.ndarray], bits: int, axes: Axes) -> Iterator[Iterator[bytes]]:
+    """Yields the packed values of all Gaussians, kind by kind, each in blocks; kinds without values are left out."""
     turn, turn_sh = (TO_RUB, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
     turn_sh = turn_sh[: arrays["features_rest"].shape[1], None]
     packers = {
@@ -196,8 +270,13 @@ def _pieces(arrays: dict[str, np.ndarray], bits: int, axes: Axes) -> Iterator[by
         "features_rest": lambda block: _pack_rest(block * turn_sh),
     }
     for name, pack in packers.items():
-        for start in range(0, len(arrays[name]) if arrays[name].size else 0, _BLOCK):
-            yield pack(arrays[name][start : start + _BLOCK].astype(np.float64)).astype(np.uint8).tobytes()
+        if arrays[name].size:
+            yield _pack_blocks(arrays[name], pack)
+
+
+def _pack_blocks(values: np.ndarray, pack: Callable[[np.ndarray], np.ndarray]) -> Iterator[bytes]:
+    for start in range(0, len(values), _BLOCK):
+        yield pack(values[start : start + _BLOCK].astype(np.float64)).astype(np.uint8).tobytes()
 
 
 def _pack_positions(positions: Float[np.ndarray, "n 3"], bits: int) -> UInt8[np.ndarray, "n 3 3"]:

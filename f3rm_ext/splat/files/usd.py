@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from io import BufferedIOBase
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Shaped
 
 from f3rm_ext.splat.files import packing
 from f3rm_ext.splat.files.info import SplatInfo, find_maker, tag_comments
+from f3rm_ext.splat.files.scores import LABEL
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.provenance import MADE_BY
 
@@ -25,7 +26,7 @@ def write_usd_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
     Args:
         stream: binary, at its start.
         gaussians: one or more, on the CPU, z up, which the file says.
-        info: its tags and comments go into ``customLayerData``.
+        info: its tags and comments go into ``customLayerData``; its scores into primvars.
     """
     arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
     harmonics = np.concatenate([arrays["features_dc"][:, None], arrays["features_rest"]], axis=1)
@@ -63,10 +64,15 @@ def ParticleField3DGaussianSplat "Splats"
         for piece in _format_rows(values):
             stream.write(piece)
         stream.write(b"]\n")
+    for name, values in {} if info.scores is None else {**info.scores.columns, LABEL: info.scores.labels}.items():
+        stream.write(f"    {'int' if name == LABEL else 'float'}[] primvars:{name} = [".encode())
+        for piece in _format_rows(values):
+            stream.write(piece)
+        stream.write(b'] (\n        interpolation = "vertex"\n    )\n')
     stream.write(b"}\n")
 
 
-def _format_rows(values: Float[np.ndarray, "n *columns"]) -> Iterator[bytes]:
+def _format_rows(values: Shaped[np.ndarray, "n *columns"]) -> Iterator[bytes]:
     """Yields rows as text, tuples in brackets, in blocks."""
     row = "%.7g" if values.ndim == 1 else f"({', '.join(['%.7g'] * values.shape[1])})"
     for start in range(0, len(values), _BLOCK):

@@ -33,8 +33,8 @@ def spoiled(gaussians: Gaussians) -> Gaussians:
 def test_good_ones_pass_as_they_are(make: Make) -> None:
     gaussians = make()
     gaussians.quats[0] = torch.tensor([0.0, 0.0, -1e-20, 0.0])
-    found, notices = check_values(gaussians, PATH)
-    assert found is gaussians and notices == []
+    found, valid, notices = check_values(gaussians, PATH)
+    assert found is gaussians and valid.all() and notices == []
 
 
 def test_error_says_how_many_and_where(make: Make) -> None:
@@ -47,7 +47,8 @@ def test_error_says_how_many_and_where(make: Make) -> None:
 
 
 def test_dropped(make: Make, assert_same: Any) -> None:
-    found, (notice,) = check_values(spoiled(make()), PATH, "drop")
+    found, valid, (notice,) = check_values(spoiled(make()), PATH, "drop")
+    assert (~valid).nonzero()[:, 0].tolist() == [3, 4, 5, 6, 7]
     assert notice.startswith("5 Gaussians are left out for 7 values that are NaN")
     assert_same(found, make()[torch.tensor([0, 1, 2, *range(8, 40)])])
 
@@ -57,7 +58,7 @@ def test_infinite_opacities_are_kept_when_the_others_are_dropped(make: Make) -> 
     gaussians.opacities[:3, 0] = torch.tensor([INFINITY, -INFINITY, NAN])
     with pytest.raises(SplatFileError, match="3 in opacity"):
         check_values(gaussians, PATH)
-    found, notices = check_values(gaussians, PATH, "drop")
+    found, _, notices = check_values(gaussians, PATH, "drop")
     assert len(found) == 39 and len(notices) == 2 and notices[0].startswith("2 infinite opacities")
     alphas = found.alphas()
     assert 0.999 < alphas[0] < 1 and 0 < alphas[1] < 1 / 255

@@ -15,6 +15,7 @@ from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.files import SplatInfo, write_splats
 from f3rm_ext.splat.files.gltf import EXTENSION
+from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rendering import SplatScene, render
@@ -123,6 +124,36 @@ def test_usd_opens_in_openusd(gaussians: Gaussians, tmp_path: Path) -> None:
     assert prim.GetTypeName() == "ParticleField3DGaussianSplat"
     assert len(prim.GetAttribute("radiance:sphericalHarmonicsCoefficients").Get()) == 9 * len(gaussians)
     assert prim.GetAttribute("radiance:sphericalHarmonicsDegree").Get() == 2
+
+
+@pytest.fixture
+def scored() -> SplatInfo:
+    scores = {"blue mug": np.linspace(0, 1, 200, dtype=np.float32), "plant": np.full(200, 0.3, np.float32)}
+    return SplatInfo(scores=GaussianScores.of_queries(scores, 0.5))
+
+
+def test_gltf_has_scores_as_attributes_of_its_own(gaussians: Gaussians, scored: SplatInfo, tmp_path: Path) -> None:
+    write_splats(tmp_path / "a.glb", gaussians, scored)
+    tree, arrays = read_glb(tmp_path / "a.glb")
+    assert tree["meshes"][0]["primitives"][0]["extras"] == {"queries": ["blue mug", "plant"]}
+    np.testing.assert_allclose(arrays["_SCORE_0"][:, 0], np.linspace(0, 1, 200), atol=1e-6)
+    np.testing.assert_allclose(arrays["_SCORE_1"], 0.3, atol=1e-6)
+    assert arrays["_LABEL"][:, 0].tolist() == [-1] * 100 + [0] * 100
+    (cloud,) = trimesh.load_scene(tmp_path / "a.glb").geometry.values()
+    assert len(cloud.vertices) == 200
+
+
+def test_usd_has_scores_as_primvars(gaussians: Gaussians, scored: SplatInfo, tmp_path: Path) -> None:
+    usd = pytest.importorskip("pxr.Usd", reason="usd-core is not installed")
+    geom = pytest.importorskip("pxr.UsdGeom", reason="usd-core is not installed")
+    write_splats(tmp_path / "a.usda", gaussians, scored)
+    stage = usd.Stage.Open(str(tmp_path / "a.usda"))
+    written = geom.PrimvarsAPI(stage.GetDefaultPrim()).GetPrimvarsWithAuthoredValues()
+    primvars = {primvar.GetPrimvarName(): primvar for primvar in written}
+    assert set(primvars) == {"score_blue_mug", "score_plant", "label"}
+    assert {primvar.GetInterpolation() for primvar in primvars.values()} == {"vertex"}
+    np.testing.assert_allclose(primvars["score_blue_mug"].Get(), np.linspace(0, 1, 200), atol=1e-6)
+    assert list(primvars["label"].Get()) == [-1] * 100 + [0] * 100
 
 
 @pytest.mark.parametrize("name", ["a.glb", "a.usda"])

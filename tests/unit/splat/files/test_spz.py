@@ -13,7 +13,7 @@ import torch
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
 from f3rm_ext.splat.files.convert import rotation_differences
-from f3rm_ext.splat.files.spz import choose_fraction_bits, require_readable
+from f3rm_ext.splat.files.spz import COORDINATE_SYSTEM, choose_fraction_bits, require_readable
 from f3rm_ext.splat.gaussians import Gaussians
 
 Make = Callable[..., Gaussians]
@@ -44,7 +44,7 @@ def file_of(path: Path, data: bytes) -> Path:
 
 def test_bytes_that_are_read(tmp_path: Path) -> None:
     gaussians, info = read_splats(file_of(tmp_path / "a.spz", header() + body()), spz_axes="ply")
-    assert info == SplatInfo("spz", "mip", None, 1, 1)
+    assert info == SplatInfo("spz", "mip", None, 1, 1, version=3)
     assert gaussians.means.tolist() == [[1.5, -0.25, (2**23 - 1) / 4096]]
     torch.testing.assert_close(gaussians.alphas(), torch.tensor([128 / 255]), rtol=0, atol=1e-6)
     assert gaussians.features_dc[0].tolist() == pytest.approx([0.5 / 0.15, -0.5 / 0.15, 0.5 / 255 / 0.15])
@@ -108,7 +108,7 @@ def test_round_trip_is_within_half_a_step(count: int, degree: int, make: Make, t
     gaussians.features_rest = gaussians.features_rest.clamp(-0.9, 0.9)
     write_splats(tmp_path / "a.spz", gaussians, SplatInfo(render_mode="default"))
     found, info = read_splats(tmp_path / "a.spz")
-    assert info == SplatInfo("spz", "default", None, degree, count)
+    assert info == SplatInfo("spz", "default", None, degree, count, version=3)
     # the outermost coordinate is below 16 = 2⁴, so 19 of the 23 bits or more are behind the point
     assert gaussians.means.abs().max() < 16
     assert ((found.means - gaussians.means).abs() <= 2**-20).all()
@@ -186,13 +186,24 @@ def test_more_than_the_gaussians(what: str, tmp_path: Path) -> None:
     assert info.notices == (f"a.spz has {what}, which are left out.",) and info.render_mode == "mip"
 
 
+def test_flags_that_nobody_defined_are_told(tmp_path: Path) -> None:
+    (notice,) = read_splats(file_of(tmp_path / "a.spz", header(flags=0x81) + body()))[1].notices
+    assert "a.spz" in notice and "0x80" in notice
+
+
+def test_axes_of_its_own(tmp_path: Path) -> None:
+    records = struct.pack("<II4s", 0x12340001, 4, b"anyt") + struct.pack("<III", COORDINATE_SYSTEM, 4, 1)
+    with pytest.raises(SplatFileError, match="SPZ_ADOBE_coordinate_system"):
+        read_splats(file_of(tmp_path / "a.spz", header(flags=2) + body() + records))
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (pressed(b"hello"), "no .spz file"),
         (pressed(b"NGSP"), "no .spz file"),
-        (pressed(header(version=1) + body()), "version 1 .*2 and 3"),
-        (b"NGSP" + (4).to_bytes(4, "little") + bytes(99), "version 4"),
+        (pressed(header(version=1) + body()), "version 1 .*2 to 4"),
+        (b"NGSP" + (5).to_bytes(4, "little") + bytes(99), "version 5 .*2 to 4"),
         (pressed(header(degree=4) + body()), "degree 4"),
         (pressed(header() + body()[:-1]), "cut short .*its 1 Gaussians"),
         (pressed(header() + body())[:-1], "is cut short"),

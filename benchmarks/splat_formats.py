@@ -1,0 +1,156 @@
+"""Formats of splats: size, loss and time to write, beside splat-transform's conversion of the same PLY.
+
+python benchmarks/splat_formats.py --load-config RUN/config.yml
+
+Each format is written from the Gaussians of a run, with its filter in them. Where the format is read, too, the loss is
+that of the PSNR on held-out photos, and the pictures of these cameras are compared with those of the Gaussians before.
+Where `splat-transform` (npm) is on the PATH, it converts the PLY file to the same format. Times are CPU seconds of all
+threads, with the start of the program for splat-transform, which takes about half a second. Writes
+results/splat_formats.json.
+"""
+
+import datetime
+import json
+import platform
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.export.budget import SplatBudget
+from f3rm_ext.export.splats import SplatRun, load_splat_run
+from f3rm_ext.splat.files.formats import SUFFIXES, WRITE_ONLY, read_splats, write_splats
+from f3rm_ext.splat.files.info import SplatInfo
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+
+_CONVERTED = (".compressed.ply", ".spz", ".sog", ".glb")
+"""Formats that splat-transform writes."""
+_CAMERAS = 8
+
+
+@dataclass
+class SplatFormats:
+    """Measures all formats on a run of splats."""
+
+    load_config: Path
+    """config.yml of the run."""
+    out: Path = Path(__file__).with_name("results") / "splat_formats.json"
+    """The JSON file to write."""
+    repeats: int = 3
+    """How often each format is written."""
+    limit_s: float = 900.0
+    """Longest time of a conversion by splat-transform, s."""
+
+    def main(self) -> None:
+        """Measures, and writes the results."""
+        run = load_splat_run(self.load_config)
+        judge = Judge(run)
+        program = shutil.which("splat-transform")
+        info = SplatInfo(render_mode="mip" if run.model.config.mip.filter_2d else "default")
+        rows = []
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder) / "source.ply"
+            write_splats(source, judge.gaussians, info)
+            for suffix in SUFFIXES:
+                for version in (3, 4) if suffix == ".spz" else (3,):
+                    row = self._ours(Path(folder) / f"ours{version}{suffix}", judge, info, version)
+                    if program is not None and suffix in _CONVERTED:
+                        row["theirs"] = self._theirs(program, source, suffix, version, judge)
+                    rows.append(row)
+                    print(json.dumps(row), flush=True)
+        report = {
+            "date": datetime.date.today().isoformat(),
+            "machine": platform.machine(),
+            "torch": torch.__version__,
+            "splat_transform": None if program is None else version_of(program),
+            "capture": run.manager.train_dataset.image_filenames[0].parent.parent.name,
+            "method": run.config.method_name,
+            "steps": run.step + 1,
+            "gaussians": len(judge.gaussians),
+            "sh_degree": judge.gaussians.sh_degree,
+            "psnr": round(judge.psnr, 2),
+            "rows": rows,
+        }
+        self.out.write_text(json.dumps(report, indent=1) + "\n")
+
+    def _ours(self, path: Path, judge: "Judge", info: SplatInfo, version: Any) -> dict[str, Any]:
+        times = []
+        for _ in range(self.repeats):
+            path.unlink(missing_ok=True)
+            before = time.process_time()
+            write_splats(path, judge.gaussians, info, spz_version=version)
+            times.append(time.process_time() - before)
+        named = path.name.removeprefix(f"ours{version}")
+        row = {"format": f"{named} {version}" if named == ".spz" else named, "bytes": path.stat().st_size}
+        row |= {"write_cpu_s": round(statistics.median(times), 3)}
+        return row | ({} if SUFFIXES[named] in WRITE_ONLY else judge.losses(read_splats(path)[0]))
+
+    def _theirs(self, program: str, source: Path, suffix: str, version: int, judge: "Judge") -> dict[str, Any]:
+        path = source.with_name(f"theirs{suffix}")
+        typed = [program, "-w", "--gpu", "cpu", *(["--spz-version", str(version)] if suffix == ".spz" else [])]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        try:
+            subprocess.run([*typed, str(source), str(path)], check=True, capture_output=True, timeout=self.limit_s)
+        except subprocess.TimeoutExpired:
+            return {"longer_than_s": self.limit_s}
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        row = {"bytes": path.stat().st_size}
+        row |= {"write_cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 3)}
+        if SUFFIXES[suffix] in WRITE_ONLY:
+            return row
+        axes = "rub" if version_of(program).startswith("2.") else "ply"
+        return row | judge.losses(read_splats(path, spz_axes=axes)[0])
+
+
+class Judge:
+    """Compares Gaussians with those of a run, on at most eight held-out photos and in pictures of their cameras."""
+
+    def __init__(self, run: SplatRun) -> None:
+        self._budget = SplatBudget(run)
+        self.gaussians = self._budget.gaussians
+        self._mip, self._background = replace(run.model.config.mip, filter_3d=False), run.model.background
+        cameras = PinholeCameras.of(run.photos.cameras).to(run.model.device)
+        step = -(-len(cameras.widths) // _CAMERAS)
+        self._views = [cameras.take(slice(at, at + 1)) for at in range(0, len(cameras.widths), step)]
+        self.psnr = self._budget.psnr(self.gaussians)
+        self._pictures = self._draw(self.gaussians)
+
+    def losses(self, gaussians: Gaussians) -> dict[str, float]:
+        """The loss of PSNR on photos, dB, and the PSNR of pictures to those of the Gaussians of the run, dB."""
+        moved = gaussians.to(self.gaussians.means.device)
+        errors = [
+            (ours - theirs).square().mean() for ours, theirs in zip(self._draw(moved), self._pictures, strict=True)
+        ]
+        psnr = float(-10 * torch.stack(errors).clamp_min(1e-10).log10().mean())
+        return {"lost_db": round(self.psnr - self._budget.psnr(moved), 4), "picture_psnr": round(psnr, 1)}
+
+    @torch.no_grad()
+    def _draw(self, gaussians: Gaussians) -> list[torch.Tensor]:
+        scene = SplatScene(gaussians, gaussians.means.new_zeros(len(gaussians)), self._mip)
+        drawn = (
+            render(scene, view, gaussians.sh_degree, self._background, RenderSettings()).outputs()["rgb"]
+            for view in self._views
+        )
+        return [picture.clamp(0, 1) for picture in drawn]
+
+
+def version_of(program: str) -> str:
+    """The version of splat-transform."""
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    found = re.search(r"v([\d.]+)", told.stdout + told.stderr)
+    return found[1] if found else "unknown"
+
+
+if __name__ == "__main__":
+    tyro.cli(SplatFormats).main()
