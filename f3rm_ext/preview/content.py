@@ -15,7 +15,6 @@ from f3rm_ext.mesh.mesh_files import read_mesh
 from f3rm_ext.preview.glb import encode_glb
 from f3rm_ext.splat.files.checks import BadValues
 from f3rm_ext.splat.files.formats import SUFFIXES, WRITE_ONLY, read_splats
-from f3rm_ext.splat.files.info import find_maker
 from f3rm_ext.splat.files.packing import importance_order
 from f3rm_ext.splat.files.ply import DC, POSITION, RGB
 from f3rm_ext.splat.files.spz import Axes
@@ -87,6 +86,9 @@ class MeshContent(Content):
     """The mesh as a GLB file."""
     glb_turned: Up = field(kw_only=True)
     """Axis of the GLB file that the reader of the mesh has turned into z."""
+
+    has_linear_colors: bool = field(kw_only=True)
+    """Whether the colours of its vertices are in linear light, as in GLB files of other programs."""
 
     def glb_rotation(self) -> Float[np.ndarray, "3 3"]:
         """Returns the rotation from the GLB file to the content."""
@@ -172,14 +174,14 @@ def _read_splats(path: Path, bad_values: BadValues, spz_axes: Axes, most: int | 
         remarks.append("Colours are those of SH degree 0: what higher degrees add for each direction is not shown.")
     if info.render_mode == "mip":
         remarks.append("The splats were trained with anti-aliasing, which the viewer lacks: small ones look bold.")
-    comments = dict(comment.partition(": ")[::2] for comment in info.comments)
-    ours = (find_maker(info.comments) or "").startswith(_PACKAGE)
+    said = {key: value for key, _, value in (comment.partition(": ") for comment in info.comments)}
+    is_z_up = said.get(MADE_BY, "").startswith(_PACKAGE) or said.get("Vertical Axis") == "z"  # the latter of ns-export
     means = gaussians.means[gaussians.alphas() > _FAINT] if len(gaussians) > 1 else gaussians.means
     return SplatContent(
         f"{count} Gaussians",
         _sample((means if len(means) else gaussians.means).double().numpy()),
-        "z" if ours or comments.get("Vertical Axis") == "z" or "Vertical Axis: z" in info.comments else "-y",
-        frame="scene" if ours and comments.get("frame") != "capture" else "capture",
+        "z" if is_z_up else "-y",
+        frame="scene" if said.get("frame") == "scene" else "capture",
         remarks=tuple(remarks),
         gaussians=gaussians.to_sh_degree(0),
     )
@@ -205,6 +207,7 @@ def _read_mesh(path: Path) -> MeshContent:
         up,
         turned,
         "scene" if record.get("frame") == "scene" else "capture",
+        has_linear_colors=as_it_is,
         glb=path.read_bytes() if as_it_is else encode_glb(mesh),
         glb_turned=turned if as_it_is else "z",
     )

@@ -5,7 +5,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import trimesh
+from jaxtyping import Float
 from PIL import Image
 from trimesh.visual.texture import TextureVisuals
 
@@ -21,15 +23,27 @@ def texture_side_px(mesh: trimesh.Trimesh) -> int:
     return max(getattr(material, name).size) if name else 0
 
 
-def encode_glb(mesh: trimesh.Trimesh, max_texture_px: int | None = None, *, linear: bool = False) -> bytes:
-    """Returns a mesh as a GLB file in its own axes. Changes the mesh.
+def encode_glb(
+    mesh: trimesh.Trimesh,
+    max_texture_px: int | None = None,
+    *,
+    rotation: Float[np.ndarray, "3 3"] | None = None,
+    linear: bool = False,
+) -> bytes:
+    """Returns a mesh as a GLB file.
 
     glTF has colours of vertices in linear light and textures in sRGB, where other formats have sRGB for both.
 
     Args:
         max_texture_px: longer side of the texture; a larger one is reduced. None leaves the texture as it is.
+        rotation: from the axes of the mesh to those of the file, by default none.
         linear: whether the colours of the vertices are linear already.
     """
+    mesh = mesh.copy()
+    if rotation is not None:
+        turn = np.eye(4)
+        turn[:3, :3] = rotation
+        mesh.apply_transform(turn)
     colors = vertex_colors(mesh)
     if colors is not None and not linear:
         mesh.visual.vertex_colors = to_bytes(to_linear(colors / 255.0))  # type: ignore[union-attr]
