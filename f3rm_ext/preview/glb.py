@@ -48,6 +48,8 @@ def encode_glb(
     if colors is not None and not linear:
         mesh.visual.vertex_colors = to_bytes(to_linear(colors / 255.0))  # type: ignore[union-attr]
     name, material = _texture_place(mesh)
+    if name == "image":
+        material.diffuse = [255] * 4  # else trimesh's own grey, which OBJ readers do not multiply with a texture
     if name and max_texture_px is not None:
         image = getattr(material, name).convert("RGB")
         image.thumbnail((max_texture_px, max_texture_px), Image.Resampling.LANCZOS)
