@@ -25,6 +25,7 @@ GUIDES = {
     "moco": "moco",
     "nerf": "methods",
     "planning": "planning",
+    "preview": "viewer",
     "profiling": "profiling",
     "query": "query",
     "sfm": "sfm",

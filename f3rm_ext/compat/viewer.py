@@ -3,6 +3,8 @@
 import atexit
 import contextlib
 import importlib.metadata
+import io
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from nerfstudio.configs.base_config import ViewerConfig
     from nerfstudio.viewer.viewer import Viewer
     from nerfstudio.viewer.viewer_elements import ViewerControl
-    from viser import ClientHandle
+    from viser import ClientHandle, ViserServer
 
 LOCAL_HOST = "127.0.0.1"
 _ANY_HOST = "0.0.0.0"
@@ -130,24 +132,11 @@ def viewer_start_view(viewer: "Viewer", index: int, c2w: "np.ndarray", fov_rad: 
         fov_rad: vertical field of view.
         distance: from the camera to the point about which the view rotates, scene units.
     """
-    import numpy as np
     from nerfstudio.viewer.viewer import VISER_NERFSTUDIO_SCALE_RATIO
-    from viser.transforms import SO3
-
-    # Viser's cameras look along z, with y down.
-    rotation = SO3.from_matrix(c2w[:3, :3] * np.array([1.0, -1.0, -1.0]))
-    position = c2w[:3, 3] * VISER_NERFSTUDIO_SCALE_RATIO
-    look_at = position - c2w[:3, 2] * distance * VISER_NERFSTUDIO_SCALE_RATIO
 
     def move(client: "ClientHandle") -> None:
-        camera = client.camera
-        if not np.allclose(camera.position, _VISER_START, atol=1e-3):
-            return
-        with client.atomic():
-            camera.position = position
-            camera.wxyz = rotation.wxyz
-            camera.look_at = look_at
-            camera.fov = fov_rad
+        if is_new_page(client):
+            place_page(client, c2w, fov_rad, distance, VISER_NERFSTUDIO_SCALE_RATIO)
 
     draw = viewer.init_scene
 
@@ -158,6 +147,71 @@ def viewer_start_view(viewer: "Viewer", index: int, c2w: "np.ndarray", fov_rad: 
 
     viewer.init_scene = draw_without_the_photo
     viewer.viser_server.on_client_connect(move)
+
+
+def is_new_page(client: "ClientHandle") -> bool:
+    """Returns whether a page is where pages open; one that reconnects is where its user has moved it."""
+    import numpy as np
+
+    return bool(np.allclose(client.camera.position, _VISER_START, atol=1e-3))
+
+
+def place_page(client: "ClientHandle", c2w: "np.ndarray", fov_rad: float, distance: float, scale: float = 1.0) -> None:
+    """Moves a page to the view of a camera.
+
+    Args:
+        c2w: pose of the camera (3, 4), OpenGL axes.
+        fov_rad: vertical field of view.
+        distance: from the camera to the point about which the view rotates.
+        scale: viser's units per unit of the pose and the distance.
+    """
+    import numpy as np
+    from viser.transforms import SO3
+
+    # Viser's cameras look along z, with y down.
+    rotation = SO3.from_matrix(c2w[:3, :3] * np.array([1.0, -1.0, -1.0]))
+    position = c2w[:3, 3] * scale
+    with client.atomic():
+        client.camera.position = position
+        client.camera.wxyz = rotation.wxyz
+        client.camera.look_at = position - c2w[:3, 2] * distance * scale
+        client.camera.fov = fov_rad
+
+
+def open_server(host: str, port: int) -> "ViserServer":
+    """Starts a server of viser's pages, without its messages.
+
+    Raises:
+        OSError: the port is taken or the host is not this machine's; viser itself would take the next free port.
+    """
+    import viser
+
+    with socket.create_server((host, port)):
+        pass
+    release_viewer_locks()
+    with contextlib.redirect_stdout(io.StringIO()):
+        return viser.ViserServer(host=host, port=port, verbose=False)
+
+
+def show_splats(
+    server: "ViserServer",
+    name: str,
+    centers: "np.ndarray",
+    covariances: "np.ndarray",
+    rgbs: "np.ndarray",
+    opacities: "np.ndarray",
+) -> None:
+    """Adds Gaussians to a scene; viser 0.2.7 calls this function experimental.
+
+    Args:
+        centers: (n, 3).
+        covariances: (n, 3, 3).
+        rgbs: (n, 3), bytes.
+        opacities: (n, 1), bytes.
+    """
+    scene = server.scene
+    add = getattr(scene, "add_gaussian_splats", None) or scene._add_gaussian_splats
+    add(name, centers=centers, covariances=covariances, rgbs=rgbs, opacities=opacities)
 
 
 def local_viewer_host(viewer: "ViewerConfig") -> "ViewerConfig":

@@ -90,6 +90,7 @@ GROUPS = {
     "sugar": Group(
         "f3rm_ext.scripts.sugar", "Run", "Make a textured mesh of a capture: splats, mesh, refinement, texture, report."
     ),
+    "view": Group("f3rm_ext.scripts.view", "View", "Show a file of splats, a mesh or points in the browser."),
 }
 
 RENAMED = {f"eval-{kind}": f"eval {kind}" for kind in ("mesh", "query", "scales", "texture")}

@@ -1,6 +1,8 @@
 """Options and steps that several commands share. Imports nothing slow, so that ``--help`` comes at once."""
 
 import json
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from f3rm_ext.errors import ConfigError
 
 if TYPE_CHECKING:
     import trimesh
+    from viser import ViserServer
 
     from f3rm_ext.mesh.texture.photos import PhotoSource
 
@@ -128,6 +131,18 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 
     with replace_file(path) as stream:
         stream.write((json.dumps(record, indent=1) + "\n").encode())
+
+
+def serve_until_interrupt(server: "ViserServer") -> int:
+    """Prints the address of a server, waits for Ctrl-C, stops the server, and returns the exit code."""
+    print(f"Open http://{server.get_host()}:{server.get_port()} in a browser; press Ctrl-C to stop.", flush=True)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+    finally:
+        server.stop()
+    return 0
 
 
 @contextmanager

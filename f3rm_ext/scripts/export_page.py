@@ -26,10 +26,13 @@ class Page(QueryInputs):
       f3rm-ext export page --load-config .../config.yml --out room.html
       f3rm-ext export page --load-config .../config.yml --out room.html --text "blue mug" "plant" --threshold 0.6
       f3rm-ext export page --load-config .../config.yml --out room.html --exemplar "mug=0001.jpg:250,300,80,80"
+      f3rm-ext export page --mesh textured.glb --load-config .../config.yml --out room.html
     """
 
-    load_config: Path
-    """config.yml of a run of sugar-ext."""
+    load_config: Path | None = None
+    """config.yml of a run of sugar-ext. With --mesh it may be left out: only its cameras are taken."""
+    mesh: Path | None = None
+    """Show this textured mesh (.glb, .obj, .ply or .stl) instead of splats; it answers no questions."""
     out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
     """The .html file to write."""
     title: str = ""
@@ -38,7 +41,7 @@ class Page(QueryInputs):
     """Lower the spherical harmonics to this degree, for a smaller page; by default the degree stays."""
     max_mb: Annotated[float | None, Range(0.1)] = None
     """Largest size of the page, MB, 0.1 or more: chooses the SH degree and prunes the Gaussians that contribute least
-    to the training views. The command says what that costs on held-out photos."""
+    to the training views. The command says what that costs on held-out photos. With --mesh it reduces the texture."""
     max_loss_db: Annotated[float | None, Range(0)] = None
     """Make the page as small as possible at this loss of PSNR on held-out photos, dB, 0 or more."""
 
@@ -47,9 +50,51 @@ class Page(QueryInputs):
         check_suffix(self.out, ".html")
         if self.max_mb is not None and self.max_loss_db is not None:
             raise ConfigError("--max-mb and --max-loss-db both choose what is kept: give one of them.")
+        if self.mesh is None and self.load_config is None:
+            raise ConfigError("A page shows the splats of a run or a mesh: give either --load-config or --mesh.")
+        if self.mesh is not None:
+            self._check_mesh_options()
+
+    def _check_mesh_options(self) -> None:
+        given = {
+            "--text": self.text,
+            "--exemplar": self.exemplar,
+            "--vector": self.vector,
+            "--sh-degree": self.sh_degree is not None,
+            "--max-loss-db": self.max_loss_db is not None,
+        }
+        for option, value in given.items():
+            if value:
+                raise ConfigError(f"{option} is for splats, but --mesh asks for a mesh: leave out one of the two.")
 
     def main(self) -> int:
         """Exports. Returns the exit code."""
+        return self._export_splats() if self.mesh is None else self._export_mesh(self.mesh)
+
+    def _export_mesh(self, mesh: Path) -> int:
+        from f3rm_ext.errors import MeshError
+        from f3rm_ext.html.content import capture_name
+        from f3rm_ext.mesh.texture.photos import open_run_capture
+        from f3rm_ext.preview.cameras import source_cameras
+        from f3rm_ext.preview.content import MeshContent, open_content
+        from f3rm_ext.preview.mesh_page import COMMAND, write_mesh_page
+        from f3rm_ext.utils.console import note, say
+
+        require_own_file(self.out, COMMAND)
+        content = open_content(mesh)
+        if not isinstance(content, MeshContent):
+            raise MeshError(f"{mesh} has {content.summary} but no triangles, so it is no mesh: give a mesh to --mesh.")
+        source = None if self.load_config is None else open_run_capture(self.load_config)
+        cameras = [] if source is None else source_cameras(source, content.frame)
+        title = self.title or (mesh.stem if source is None else capture_name(source.data))
+        made = write_mesh_page(self.out, mesh, content, cameras, title, self.max_mb)
+        if made.texture_px < made.given_px:
+            limit = f" for --max-mb {self.max_mb:g}" if self.max_mb is not None else ""
+            note(f"The texture is reduced from {made.given_px} to {made.texture_px} px{limit}.")
+        say(f"{made.triangles} triangles are in {self.out} ({made.size_mib:.1f} MiB): open it in a browser.")
+        return 0
+
+    def _export_splats(self) -> int:
         import torch
 
         from f3rm_ext.capture.frame import CaptureFrame
@@ -62,6 +107,7 @@ class Page(QueryInputs):
         from f3rm_ext.query.run import Run
         from f3rm_ext.utils.console import note, say
 
+        assert self.load_config is not None
         require_own_file(self.out, COMMAND)
         run = load_splat_run(self.load_config)
         photos = Run(run.model, run.manager, run.config, run.checkpoint, run.step)

@@ -1,8 +1,6 @@
 """``f3rm-ext sfm process`` and ``view``: make a capture from photos, and view it."""
 
 import os
-import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ import tyro
 
 from f3rm_ext import events
 from f3rm_ext.errors import DoubtfulPosesError
+from f3rm_ext.scripts.common import serve_until_interrupt
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.utils.console import image_progress
 
@@ -123,14 +122,6 @@ class View:
 
     def main(self) -> int:
         """Serves the page until Ctrl-C and returns the exit code."""
-        from f3rm_ext.sfm.view import HOST, serve
+        from f3rm_ext.sfm.view import serve
 
-        server = serve(self.capture, self.port)
-        print(f"Open http://{HOST}:{server.get_port()} in a browser; press Ctrl-C to stop.", flush=True)
-        try:
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            print(file=sys.stderr)
-        finally:
-            server.stop()
-        return 0
+        return serve_until_interrupt(serve(self.capture, self.port))

@@ -1,8 +1,6 @@
 """A mesh in a page, to turn, and the view from which it is shown at first."""
 
 import base64
-import io
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ MAX_TEXTURE_PX = 2048
 """Side of the texture in the page; larger ones are reduced."""
 MAX_MIB = 64
 """Largest mesh that is put into a page."""
-_JPEG_QUALITY = 88
 
 
 @dataclass(frozen=True)
@@ -69,26 +66,11 @@ def page_mesh(path: Path) -> str:
     Raises:
         MeshError: it cannot be read, or is too large for a page.
     """
-    from PIL import Image
-    from trimesh.transformations import rotation_matrix
-    from trimesh.visual.texture import TextureVisuals
+    from f3rm_ext.capture.frame import Y_UP
+    from f3rm_ext.mesh.mesh_files import read_mesh
+    from f3rm_ext.preview.glb import encode_glb
 
-    from f3rm_ext.mesh.mesh_files import read_mesh, write_mesh
-
-    mesh = read_mesh(path)
-    mesh.apply_transform(rotation_matrix(-np.pi / 2, [1, 0, 0]))  # a copy would not know that its texture is a JPEG
-    if isinstance(mesh.visual, TextureVisuals):
-        material: Any = mesh.visual.material
-        name = "baseColorTexture" if hasattr(material, "baseColorTexture") else "image"
-        image = getattr(material, name).convert("RGB")
-        image.thumbnail((MAX_TEXTURE_PX, MAX_TEXTURE_PX), Image.Resampling.LANCZOS)
-        stream = io.BytesIO()
-        image.save(stream, "JPEG", quality=_JPEG_QUALITY)
-        setattr(material, name, Image.open(stream))  # one that says it is a JPEG is written as such
-    with tempfile.TemporaryDirectory() as folder:
-        small = Path(folder, "page.glb")
-        write_mesh(small, mesh, {"made_by": "f3rm-ext"})
-        content = small.read_bytes()
+    content = encode_glb(read_mesh(path), MAX_TEXTURE_PX, rotation=Y_UP)
     if len(content) > MAX_MIB * 2**20:
         raise MeshError(f"{path.name} is too large for a page ({len(content) / 2**20:.0f} MiB): open the file itself.")
     return base64.b64encode(content).decode("ascii")

@@ -8,7 +8,8 @@ document.querySelectorAll("[data-mesh]").forEach(function (holder) {
     renderer = new THREE.WebGLRenderer({ canvas: canvas, antialias: true, preserveDrawingBuffer: true });
   } catch (error) {
     holder.dataset.state = "failed";
-    say("This browser shows no 3D graphics. The file beside this page opens in Blender and other programs.");
+    say(holder.dataset.refusal
+      || "This browser shows no 3D graphics. The file beside this page opens in Blender and other programs.");
     return;
   }
   var view = JSON.parse(holder.dataset.view), scene = new THREE.Scene(), looks = { texture: [], shape: [] };
@@ -21,7 +22,7 @@ document.querySelectorAll("[data-mesh]").forEach(function (holder) {
   function bytes(text) { return Uint8Array.from(atob(text.trim()), function (c) { return c.charCodeAt(0); }).buffer; }
   function draw() { renderer.render(scene, camera); }
   function fit() {
-    var width = holder.clientWidth, height = Math.round(width * 0.62);
+    var width = holder.clientWidth, height = "fill" in holder.dataset ? holder.clientHeight : Math.round(width * 0.62);
     renderer.setPixelRatio(Math.min(window.devicePixelRatio, 2));
     renderer.setSize(width, height);
     camera.aspect = width / height;
@@ -52,13 +53,15 @@ document.querySelectorAll("[data-mesh]").forEach(function (holder) {
     controls.addEventListener("change", draw);
     controls.update();
   }
-  new THREE.GLTFLoader().parse(bytes(document.getElementById(holder.dataset.mesh).textContent), "", function (gltf) {
+  var file = bytes(document.getElementById(holder.dataset.mesh).textContent);
+  new THREE.GLTFLoader().parse(file, "", function (gltf) {
     var shape = new THREE.MeshLambertMaterial({ color: 0xd8d4cc, flatShading: true, side: THREE.DoubleSide });
-    var textured = 0;
+    var textured = 0, coloured = 0;
     gltf.scene.traverse(function (part) {
       if (!part.isMesh) return;
       var map = part.material.map || null, colored = Boolean(part.geometry.attributes.color);
       textured += map ? 1 : 0;
+      coloured += map || colored ? 1 : 0;
       // As the photos are: light and shadow are in the colours.
       var plain = new THREE.MeshBasicMaterial({ map: map, vertexColors: colored, side: THREE.DoubleSide });
       part.material = plain;
@@ -69,10 +72,12 @@ document.querySelectorAll("[data-mesh]").forEach(function (holder) {
     buttons.forEach(function (b) { b.addEventListener("click", function () { look(b.dataset.look); }); });
     window.addEventListener("resize", fit);
     fit();
-    look("texture");
+    look(coloured ? "texture" : "shape");
     say("");
     holder.dataset.textured = textured;
     holder.dataset.state = "shown";
+    holder.viewer = { camera: camera, canvas: canvas, controls: controls, draw: draw, file: file };
+    holder.dispatchEvent(new Event("shown"));
   }, function (error) {
     holder.dataset.state = "failed";
     say("The mesh cannot be shown: " + error.message);

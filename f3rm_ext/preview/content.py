@@ -1,0 +1,262 @@
+"""What a file of any program holds: splats, a mesh or points, and which of its axes points up."""
+
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypedDict
+
+import numpy as np
+from jaxtyping import Float, UInt8
+
+from f3rm_ext.capture.checks import FARTHEST
+from f3rm_ext.capture.frame import Y_UP
+from f3rm_ext.errors import ConfigError, MeshError, SplatFileError
+from f3rm_ext.mesh.mesh_files import read_mesh
+from f3rm_ext.preview.glb import encode_glb
+from f3rm_ext.splat.files.checks import BadValues
+from f3rm_ext.splat.files.formats import SUFFIXES, WRITE_ONLY, read_splats
+from f3rm_ext.splat.files.packing import importance_order
+from f3rm_ext.splat.files.ply import DC, POSITION, RGB
+from f3rm_ext.splat.files.spz import Axes
+from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
+from f3rm_ext.utils.json_shape import parse_json
+from f3rm_ext.utils.pictures import to_bytes
+from f3rm_ext.utils.ply import PlyTables
+from f3rm_ext.utils.provenance import MADE_BY, read_provenance
+
+Up = Literal["z", "y", "-y"]
+"""Axis that points up."""
+Frame = Literal["capture", "scene"]
+TURNS: dict[Up, np.ndarray] = {"z": np.eye(3), "y": Y_UP.T, "-y": Y_UP}
+"""Rotations that turn each axis into z."""
+MESH_SUFFIXES = (".glb", ".obj", ".ply", ".stl")
+_PACKAGE = "f3rm-ext"
+_Y_UP_SUFFIXES = (".glb", ".obj")
+"""Of meshes of other programs."""
+_SAMPLE = 50_000
+_FAINT = 0.1
+"""Gaussians of a lower opacity do not count for what the view is of."""
+_GREY = 200
+
+
+class _Accessor(TypedDict, total=False):
+    count: int
+    bufferView: int
+
+
+class _GlbTree(TypedDict, total=False):
+    accessors: list[_Accessor]
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of a file, in the coordinates in which its reader gives it."""
+
+    summary: str
+    """How much of what, such as ``44404 Gaussians``."""
+    places: Float[np.ndarray, "n 3"]
+    """Some of its points, from which the view is chosen."""
+    up: Up
+    """Axis of the file that points up, as far as the file tells."""
+    turned: Up = "z"
+    """Axis of the file that its reader has turned into z already."""
+    frame: Frame = "capture"
+    """Whether it lies in the frame of the capture or in that of the scene, as far as the file tells."""
+    remarks: tuple[str, ...] = ()
+    """Sentences on what is not shown as the file has it."""
+
+    def turn_up(self, up: Up | None = None) -> Float[np.ndarray, "3 3"]:
+        """Returns the rotation of the content that makes an axis of the file, :attr:`up` by default, point along z."""
+        return TURNS[up or self.up] @ TURNS[self.turned].T
+
+
+@dataclass(frozen=True)
+class SplatContent(Content):
+    """Splats."""
+
+    gaussians: Gaussians = field(kw_only=True)
+    """On the CPU; SH degree 0."""
+
+
+@dataclass(frozen=True)
+class MeshContent(Content):
+    """A mesh."""
+
+    glb: bytes = field(kw_only=True)
+    """The mesh as a GLB file."""
+    glb_turned: Up = field(kw_only=True)
+    """Axis of the GLB file that the reader of the mesh has turned into z."""
+
+    has_linear_colors: bool = field(kw_only=True)
+    """Whether the colours of its vertices are in linear light, as in GLB files of other programs."""
+
+    def glb_rotation(self) -> Float[np.ndarray, "3 3"]:
+        """Returns the rotation from the GLB file to the content."""
+        return TURNS[self.glb_turned]
+
+
+@dataclass(frozen=True)
+class PointContent(Content):
+    """Points without faces."""
+
+    positions: Float[np.ndarray, "n 3"] = field(kw_only=True)
+    """Finite."""
+    colors: UInt8[np.ndarray, "n 3"] = field(kw_only=True)
+    """Colours."""
+
+
+def open_content(
+    path: Path, *, bad_values: BadValues = "error", spz_axes: Axes = "rub", max_gaussians: int | None = None
+) -> Content:
+    """Reads a file. A PLY file is recognised by its header, others by the ends of their names and their first bytes.
+
+    Args:
+        bad_values: what is done about invalid values of splats.
+        spz_axes: axes of ``.spz`` files.
+        max_gaussians: of more Gaussians, those that are largest and most opaque are kept.
+
+    Raises:
+        ConfigError: there is no such file, it is empty, or its name belongs to no format.
+        SplatFileError, MeshError: it is damaged.
+    """
+    suffix = path.suffix.lower()
+    if not path.exists():
+        raise ConfigError(f"There is no file {path}: give a file of splats, a mesh or points.")
+    if path.is_file() and path.stat().st_size == 0:
+        raise ConfigError(f"{path} is empty: copy or export it again.")
+    if suffix == ".ply" and path.is_file():
+        tables = _open_ply(path)
+        if "vertex" in tables.tables and not _holds_splats(tables):
+            return _read_mesh(path) if _face_count(tables) else _read_points(path, tables)
+    elif suffix in MESH_SUFFIXES and path.is_file():
+        return _read_mesh(path)
+    return _read_splats(path, bad_values, spz_axes, max_gaussians)
+
+
+def _open_ply(path: Path) -> PlyTables:
+    """The header of a PLY file, all of whose counts are possible: every row takes a byte or more."""
+    tables = PlyTables.open(path)
+    size = path.stat().st_size
+    for table in tables.tables.values():
+        if table.count > size:
+            raise MeshError(
+                f"{path} claims {table.count} rows of its element {table.name}, but has only {size} bytes: copy or "
+                "export it again."
+            )
+    return tables
+
+
+def _holds_splats(tables: PlyTables) -> bool:
+    names = tables.tables["vertex"].kinds
+    return DC[0] in names or "scale_0" in names or "packed_position" in names
+
+
+def _face_count(tables: PlyTables) -> int:
+    return sum(tables.tables[name].count for name in ("face", "tristrips") if name in tables.tables)
+
+
+def _read_splats(path: Path, bad_values: BadValues, spz_axes: Axes, most: int | None) -> SplatContent:
+    suffixes = [suffix for suffix, kind in SUFFIXES.items() if kind not in WRITE_ONLY]
+    try:
+        gaussians, info = read_splats(path, bad_values, spz_axes)
+    except SplatFileError as error:
+        if path.is_file() and not path.name.lower().endswith(tuple(suffixes)):
+            known = ", ".join(dict.fromkeys((*suffixes, *MESH_SUFFIXES)))
+            raise ConfigError(f"{path} is neither splats nor a mesh that can be read: give one of {known}.") from error
+        raise
+    remarks, count = list(info.notices), len(gaussians)
+    if most is not None and count > most:
+        gaussians = gaussians[importance_order(gaussians)[:most]]
+        remarks.append(
+            f"Only the {most} largest and most opaque of {count} Gaussians are shown; --max-gaussians sets the number."
+        )
+    if info.sh_degree:
+        remarks.append("Colours are those of SH degree 0: what higher degrees add for each direction is not shown.")
+    if info.render_mode == "mip":
+        remarks.append("The splats were trained with anti-aliasing, which the viewer lacks: small ones look bold.")
+    said = {key: value for key, _, value in (comment.partition(": ") for comment in info.comments)}
+    is_z_up = said.get(MADE_BY, "").startswith(_PACKAGE) or said.get("Vertical Axis") == "z"  # the latter of ns-export
+    means = gaussians.means[gaussians.alphas() > _FAINT] if len(gaussians) > 1 else gaussians.means
+    return SplatContent(
+        f"{count} Gaussians",
+        _sample((means if len(means) else gaussians.means).double().numpy()),
+        "z" if is_z_up else "-y",
+        frame="scene" if said.get("frame") == "scene" else "capture",
+        remarks=tuple(remarks),
+        gaussians=gaussians.to_sh_degree(0),
+    )
+
+
+def splat_colors(gaussians: Gaussians) -> UInt8[np.ndarray, "gaussians 3"]:
+    """Returns the colours of SH degree 0."""
+    return to_bytes(sh_to_rgb(gaussians.features_dc).clamp(0, 1).numpy())
+
+
+def _read_mesh(path: Path) -> MeshContent:
+    is_glb = path.suffix.lower() == ".glb"
+    if is_glb:
+        _check_glb(path)
+    mesh, record = read_mesh(path), read_provenance(path)
+    ours = str(record.get(MADE_BY, "")).startswith(_PACKAGE)
+    turned: Up = "y" if record.get("up") == "y" else "z"
+    up: Up = turned if ours else "y" if path.suffix.lower() in _Y_UP_SUFFIXES else "z"
+    as_it_is = is_glb and not ours  # colours of vertices in GLB files of this package are not linear
+    return MeshContent(
+        f"{len(mesh.faces)} triangles",
+        _sample(np.asarray(mesh.vertices)),
+        up,
+        turned,
+        "scene" if record.get("frame") == "scene" else "capture",
+        has_linear_colors=as_it_is,
+        glb=path.read_bytes() if as_it_is else encode_glb(mesh),
+        glb_turned=turned if as_it_is else "z",
+    )
+
+
+def _check_glb(path: Path) -> None:
+    """Raises MeshError where the header of a GLB file cannot be true; its reader would make zeros of missing data."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as stream:
+            magic, _, length, json_length, _ = struct.unpack("<4sIIII", stream.read(20))
+            if magic != b"glTF" or not json_length <= length <= size:
+                raise ValueError(f"it claims {length} bytes and has {size}")
+            tree = parse_json(stream.read(json_length), _GlbTree)
+        for accessor in tree.get("accessors", []):
+            if accessor.get("count", 0) > size:
+                raise ValueError(f"it claims {accessor.get('count')} values and has {size} bytes")
+    except (struct.error, ValueError) as error:
+        reason = "it has no header" if isinstance(error, struct.error) else error
+        raise MeshError(f"{path} is damaged ({reason}): copy or export it again.") from error
+
+
+def _read_points(path: Path, tables: PlyTables) -> PointContent:
+    table = tables.tables["vertex"]
+    if not set(POSITION) <= set(table.kinds) or not table.count:
+        raise MeshError(f"{path} has no points: its element vertex needs x, y and z and one row or more.")
+    has_colors = set(RGB) <= set(table.kinds)
+    positions, colors = np.empty((table.count, 3)), np.full((table.count, 3), _GREY, np.uint8)
+    for where, rows in tables.rows("vertex", [*POSITION, *(RGB if has_colors else ())]):
+        positions[where] = np.stack([rows[name] for name in POSITION], axis=1)
+        if has_colors:
+            values = np.stack([rows[name] for name in RGB], axis=1)
+            is_share = table.kinds["red"].startswith("f")
+            colors[where] = np.clip(np.nan_to_num(values * 255.0 if is_share else values), 0, 255)
+    finite = (np.abs(positions) <= FARTHEST).all(axis=1)
+    if not finite.any():
+        raise MeshError(f"{path} has no point whose coordinates are numbers up to {FARTHEST:g}: export it again.")
+    left = int((~finite).sum())
+    record = read_provenance(path)
+    return PointContent(
+        f"{table.count} points",
+        _sample(positions[finite]),
+        "z",
+        frame="scene" if record.get("frame") == "scene" else "capture",
+        remarks=(f"{left} points are left out, whose coordinates are NaN or too large.",) * bool(left),
+        positions=positions[finite],
+        colors=colors[finite],
+    )
+
+
+def _sample(places: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
+    return np.asarray(places[:: max(1, len(places) // _SAMPLE)], np.float64)
