@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -14,6 +15,7 @@ from f3rm_ext.splat.files.compressed_ply import is_compressed, read_compressed_p
 from f3rm_ext.splat.files.gltf import write_gltf_splats
 from f3rm_ext.splat.files.info import Format, SplatInfo, find_maker
 from f3rm_ext.splat.files.ply import read_ply, write_ply_splats
+from f3rm_ext.splat.files.sog import ZIP, read_sog, read_sog_comments, write_sog
 from f3rm_ext.splat.files.splat import read_splat, write_splat
 from f3rm_ext.splat.files.spz import (
     GZIP,
@@ -34,6 +36,7 @@ SUFFIXES: dict[str, Format] = {
     ".compressed.ply": "compressed-ply",
     ".ply": "ply",
     ".spz": "spz",
+    ".sog": "sog",
     ".splat": "splat",
     ".glb": "gltf",
     ".usda": "usd",
@@ -83,6 +86,8 @@ def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
     require_known_version(path, head)
     if head.startswith(GZIP):
         return read_spz(path, spz_axes)
+    if head.startswith(ZIP) or path.suffix.lower() == ".json":
+        return read_sog(path)
     if head[:4].rstrip() == b"ply":
         tables = PlyTables.open(path)
         return read_compressed_ply(path, tables) if is_compressed(tables) else read_ply(path, tables)
@@ -124,6 +129,8 @@ def write_splats(
             write_compressed_ply(stream, kept, info)
         elif kind == "spz":
             write_spz(stream, kept, info, spz_axes)
+        elif kind == "sog":
+            write_sog(stream, kept, info)
         elif kind == "gltf":
             write_gltf_splats(stream, kept, info)
         elif kind == "usd":
@@ -135,8 +142,8 @@ def write_splats(
 
 def storage_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians"]:
     """Returns indices in the order in which a format stores Gaussians: unchanged (PLY, SPZ), neighbours together
-    (compressed PLY), or large ones first (``.splat``). Sorting twice changes nothing."""
-    if kind == "compressed-ply":
+    (compressed PLY, SOG), or large ones first (``.splat``). Sorting twice changes nothing."""
+    if kind in ("compressed-ply", "sog"):
         return packing.morton_order(gaussians)
     if kind == "splat":
         return packing.importance_order(gaussians)
@@ -145,4 +152,8 @@ def storage_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians
 
 def require_replaceable(path: Path) -> None:
     """Raises ConfigError if the path exists and no command of :data:`MAKERS` wrote it."""
-    require_ours(path, MAKERS, "name", lambda path: {MADE_BY: find_maker(read_comments(path))} | read_provenance(path))
+
+    def read(path: Path) -> dict[str, Any]:
+        return {MADE_BY: find_maker([*read_comments(path), *read_sog_comments(path)])} | read_provenance(path)
+
+    require_ours(path, MAKERS, "name", read)

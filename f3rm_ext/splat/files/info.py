@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Format = Literal["ply", "compressed-ply", "spz", "splat", "gltf", "usd"]
+Format = Literal["ply", "compressed-ply", "spz", "sog", "splat", "gltf", "usd"]
 RenderMode = Literal["mip", "default"]
 """How to render: with Mip-Splatting's opacity compensation (gsplat's ``antialiased``) or without it (``classic``)."""
 
