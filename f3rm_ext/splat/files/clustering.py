@@ -15,7 +15,7 @@ from torch import Tensor
 
 _BINS = 4096
 _CODEBOOK_STEPS = 30
-_CELL_STEPS, _CLUSTER_STEPS = 8, 8
+_ROUNDS, _STEPS = 4, 6
 _SAMPLES_PER_CELL = 64
 _LARGEST = 1 << 24
 """Distances that are in memory at a time: 64 MiB."""
@@ -72,8 +72,8 @@ def cluster_vectors(
     generator = torch.Generator().manual_seed(0)
     cells = max(1, round(math.sqrt(count)))
     drawn = torch.randperm(len(vectors), generator=generator)[: cells * _SAMPLES_PER_CELL].to(vectors.device)
-    cell_means, _ = _lloyd(vectors[drawn], weights[drawn], cells, _CELL_STEPS, generator)
-    cell_of = _nearest(vectors, cell_means)
+    cell_means, _ = _lloyd(vectors[drawn], weights[drawn], cells, _STEPS, generator)
+    cell_of, _ = _nearest(vectors, cell_means)
     order = torch.argsort(cell_of, stable=True)
     sizes = torch.bincount(cell_of, minlength=cells)
     shares = _shares(sizes, count)
@@ -83,7 +83,7 @@ def cluster_vectors(
     for cell, (size, share) in enumerate(zip(sizes.tolist(), shares.tolist(), strict=True)):
         members = order[row : row + size]
         if size:
-            found, which = _lloyd(vectors[members], weights[members], share, _CLUSTER_STEPS, generator)
+            found, which = _lloyd(vectors[members], weights[members], share, _STEPS, generator)
             means[cluster : cluster + share], labels[members] = found, which + cluster
         row, cluster = row + size, cluster + share
         on_progress(cell + 1, cells)
@@ -109,19 +109,42 @@ def _shares(sizes: Int[Tensor, " cells"], count: int) -> Int[Tensor, " cells"]:
 def _lloyd(
     vectors: Float[Tensor, "n dim"], weights: Float[Tensor, " n"], count: int, steps: int, generator: torch.Generator
 ) -> tuple[Float[Tensor, "count dim"], Int[Tensor, " n"]]:
-    chosen = torch.randperm(len(vectors), generator=generator)[:count].to(vectors.device)
-    means = vectors[chosen]
-    labels = _nearest(vectors, means)
+    """Clusters vectors in steps of Lloyd's algorithm. Empty clusters, as equal vectors leave them, go to the worst
+    ones."""
+    means = _seeds(vectors, weights, count, generator)
+    labels, errors = _nearest(vectors, means)
     for _ in range(steps):
         totals = torch.zeros_like(weights[:count]).index_add_(0, labels, weights)
         sums = torch.zeros_like(means).index_add_(0, labels, vectors * weights[:, None])
-        means = torch.where((totals > 0)[:, None], sums / totals.clamp_min(1e-30)[:, None], means)
-        labels = _nearest(vectors, means)
+        empty = totals == 0
+        means = torch.where(empty[:, None], means, sums / totals[:, None])
+        means[empty] = vectors[(weights * errors).topk(int(empty.sum())).indices]
+        labels, errors = _nearest(vectors, means)
     return means, labels
 
 
-def _nearest(vectors: Float[Tensor, "n dim"], means: Float[Tensor, "count dim"]) -> Int[Tensor, " n"]:
-    """The index of the nearest mean of each vector."""
+def _seeds(
+    vectors: Float[Tensor, "n dim"], weights: Float[Tensor, " n"], count: int, generator: torch.Generator
+) -> Float[Tensor, "count dim"]:
+    """Draws vectors in a few rounds, in proportion to what they lose by the seeds so far (k-means||, Bahmani et al.,
+    2012)."""
+    chance, means = weights, vectors[:0]
+    for number in range(_ROUNDS):
+        share = count * (number + 1) // _ROUNDS - len(means)
+        if share:
+            # Nobody's chance is 0, so that there are enough to draw from.
+            likely = (chance / chance.max().clamp_min(1e-30)).clamp_min(1e-6).cpu()
+            drawn = torch.multinomial(likely, share, generator=generator).to(vectors.device)
+            means = torch.cat([means, vectors[drawn]])
+            chance = weights * _nearest(vectors, means)[1]
+    return means
+
+
+def _nearest(
+    vectors: Float[Tensor, "n dim"], means: Float[Tensor, "count dim"]
+) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
+    """Returns the index of the nearest mean of each vector, and its squared distance."""
     half = (means * means).sum(dim=1) / 2
     rows = max(1, _LARGEST // len(means))
-    return torch.cat([(half - block @ means.T).argmin(dim=1) for block in vectors.split(rows)])
+    labels = torch.cat([(half - block @ means.T).argmin(dim=1) for block in vectors.split(rows)])
+    return labels, (vectors - means[labels]).square().sum(dim=1)
