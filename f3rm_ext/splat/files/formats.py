@@ -17,6 +17,7 @@ from f3rm_ext.splat.files.info import Format, SplatInfo, find_maker
 from f3rm_ext.splat.files.ksplat import read_ksplat
 from f3rm_ext.splat.files.ply import read_ply, write_ply_splats
 from f3rm_ext.splat.files.scores import read_sidecar, sidecar_path, write_sidecar
+from f3rm_ext.splat.files.sog import ZIP, read_sog, read_sog_comments, write_sog
 from f3rm_ext.splat.files.splat import read_splat, write_splat
 from f3rm_ext.splat.files.spz import (
     GZIP,
@@ -38,6 +39,7 @@ SUFFIXES: dict[str, Format] = {
     ".compressed.ply": "compressed-ply",
     ".ply": "ply",
     ".spz": "spz",
+    ".sog": "sog",
     ".splat": "splat",
     ".glb": "gltf",
     ".usda": "usd",
@@ -97,6 +99,8 @@ def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
         return spz4.read_spz4(path, spz_axes)
     if head.startswith(GZIP):
         return read_spz(path, spz_axes)
+    if head.startswith(ZIP) or path.suffix.lower() == ".json":
+        return read_sog(path)
     if head[:4].rstrip() == b"ply":
         tables = PlyTables.open(path)
         return read_compressed_ply(path, tables) if is_compressed(tables) else read_ply(path, tables)
@@ -148,6 +152,8 @@ def write_splats(
             write_compressed_ply(stream, kept, info)
         elif kind == "spz":
             (spz4.write_spz4 if spz_version == spz4.VERSION else write_spz)(stream, kept, info, spz_axes)
+        elif kind == "sog":
+            write_sog(stream, kept, info)
         elif kind == "gltf":
             write_gltf_splats(stream, kept, info)
         elif kind == "usd":
@@ -163,8 +169,8 @@ def write_splats(
 
 def storage_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians"]:
     """Returns indices in the order in which a format stores Gaussians: unchanged (PLY, SPZ), neighbours together
-    (compressed PLY), or large ones first (``.splat``). Sorting twice changes nothing."""
-    if kind == "compressed-ply":
+    (compressed PLY, SOG), or large ones first (``.splat``). Sorting twice changes nothing."""
+    if kind in ("compressed-ply", "sog"):
         return packing.morton_order(gaussians)
     if kind == "splat":
         return packing.importance_order(gaussians)
@@ -179,5 +185,5 @@ def require_replaceable(path: Path, has_scores: bool = False) -> None:
 
 
 def _provenance(path: Path) -> Mapping[str, object]:
-    comments = read_comments(path) or spz4.read_comments(path)
+    comments = [*(read_comments(path) or spz4.read_comments(path)), *read_sog_comments(path)]
     return {MADE_BY: find_maker(comments)} | read_provenance(path)

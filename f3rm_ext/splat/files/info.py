@@ -6,7 +6,7 @@ from typing import Literal
 
 from f3rm_ext.splat.files.scores import GaussianScores
 
-Format = Literal["ply", "compressed-ply", "spz", "splat", "gltf", "usd", "ksplat"]
+Format = Literal["ply", "compressed-ply", "spz", "sog", "splat", "gltf", "usd", "ksplat"]
 RenderMode = Literal["mip", "default"]
 """How to render: with Mip-Splatting's opacity compensation (gsplat's ``antialiased``) or without it (``classic``)."""
 

@@ -40,7 +40,7 @@ def test_files_that_hold_no_splats(tmp_path: Path) -> None:
     (tmp_path / "empty.ply").write_text("")
     (tmp_path / "folder.ply").mkdir()
     for name, message in (
-        ("a.txt", "a.txt .*.compressed.ply, .ply, .spz, .splat"),
+        ("a.txt", "a.txt .*.compressed.ply, .ply, .spz, .sog, .splat"),
         ("empty.ply", "empty.ply "),
         ("folder.ply", "folder.ply .*Is a directory"),
         ("missing.ply", "missing.ply .*No such file"),
