@@ -17,6 +17,7 @@ StageName = Literal[
     "refine",
     "refined-mesh",
     "texture",
+    "page",
     "eval-coarse",
     "eval-refined",
     "eval-mesh",
@@ -24,7 +25,7 @@ StageName = Literal[
 ]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 """In the order in which they run."""
-PASSED_ON = ("sfm", "coarse", "mesh", "refine", "texture")
+PASSED_ON = ("sfm", "coarse", "mesh", "refine", "texture", "page")
 """Stages with options of their own, written ``--STAGE.OPTION``."""
 _TRAININGS = {"coarse", "refine"}
 CAPTURE = "capture"
@@ -71,6 +72,8 @@ class ChainOptions:
     """Skip the refinement and texture the mesh as it was extracted."""
     texture_size: int | None = None
     """Side of the texture in pixels, 64 to 8192. The default is the power of two that fits the photos."""
+    skip_page: bool = False
+    """Skip the page of the splats."""
     skip_eval: bool = False
     """Skip all evaluations."""
     truth: Path | None = None
