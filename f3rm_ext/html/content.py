@@ -74,6 +74,8 @@ class ReportContent:
     """Commands to try next: (purpose, command)."""
     facts: list[tuple[str, str]] = field(default_factory=list)
     """Versions, device and similar facts: (name, value)."""
+    splats_page: str = ""
+    """File of the page of the splats, beside the report; empty where there is none."""
     method: str = "f3rm-ext-lite"
     """The method that was trained."""
 

@@ -9,20 +9,24 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.scripts.switches import parse_command
 from f3rm_ext.workflow.options import ChainOptions, option_words, split_stage_options
 
+_QUESTIONS = ("text", "exemplar", "vector")
+_FEATURES = "pipeline.model.features"
+
 
 @dataclass(kw_only=True)
 class Run(ChainOptions):
-    """Trains splats, extracts a mesh, refines both, textures the mesh, evaluates everything and writes a report.
+    """Trains splats, extracts a mesh, refines both, textures the mesh, makes a page of the splats, evaluates everything
+    and writes a report.
 
     Each stage is a command of its own, which the report lists: f3rm-ext sfm process for photos without poses, ns-train
     sugar-ext, f3rm-ext export mesh, ns-train sugar-ext-refine, f3rm-ext export refined-mesh, f3rm-ext export texture,
-    ns-eval, eval mesh and eval texture. If you run the same command again, it skips finished stages and resumes a
-    training at its last checkpoint, even after a kill. If an option has changed, its stage and those that depend on it
-    are repeated; the command says why.
+    f3rm-ext export page, ns-eval, eval mesh and eval texture. If you run the same command again, it skips finished
+    stages and resumes a training at its last checkpoint, even after a kill. If an option has changed, its stage and
+    those that depend on it are repeated; the command says why.
 
     Options of single stages begin with the stage: --sfm.OPTION for f3rm-ext sfm process, --coarse.OPTION and
-    --refine.OPTION for ns-train, --mesh.OPTION and --texture.OPTION for f3rm-ext export. `f3rm-ext sfm process --help`
-    and the others list them.
+    --refine.OPTION for ns-train, --mesh.OPTION, --texture.OPTION and --page.OPTION for f3rm-ext export. `f3rm-ext sfm
+    process --help` and the others list them.
 
     Typical calls:
       f3rm-ext sugar run --data room --output room-mesh
@@ -31,6 +35,7 @@ class Run(ChainOptions):
       f3rm-ext sugar run --data room --output room-mesh --refinement-time short --vertices 50000
       f3rm-ext sugar run --data room --output room-mesh --coarse.max-num-iterations 7000 --mesh.min-views 3
       f3rm-ext sugar run --data room --output room-mesh --from-stage texture --texture-size 4096
+      f3rm-ext sugar run --data room --output room-mesh --refine.pipeline.model.features clip --page.text mug plant
       f3rm-ext sugar run --data garden --output garden-mesh --skip-coarse --coarse-checkpoint point_cloud.ply \\
         --splats-frame capture
     """
@@ -64,6 +69,7 @@ class Run(ChainOptions):
             SystemExit: from tyro, after an unknown option.
         """
         from f3rm_ext.scripts.export_mesh import Mesh
+        from f3rm_ext.scripts.export_page import Page
         from f3rm_ext.scripts.export_texture import Texture
         from f3rm_ext.scripts.sfm_process import Process
         from f3rm_ext.sfm.estimators import build_estimator
@@ -79,11 +85,25 @@ class Run(ChainOptions):
         size = {"texture-size": (str(self.texture_size),)} if self.texture_size is not None else {}
         mesh = ("--load-config", "config.yml", "--out", "mesh.ply")
         texture = ("--data", "data", "--mesh", "mesh.ply", "--out", "mesh.glb")
+        page = ("--load-config", "config.yml", "--out", "page.html")
         for kind, words, options in (
             (Mesh, mesh, self.stage_options("mesh", {})),
             (Texture, texture, self.stage_options("texture", size)),
+            (Page, page, self.stage_options("page", {})),
         ):
             parse_command(kind, f"f3rm-ext export {kind.__name__.lower()}", [*words, *option_words(options)])
+        self._check_questions()
+
+    def _check_questions(self) -> None:
+        """Raises ConfigError where a page is to answer questions about splats that get no features."""
+        asked = next((name for name in _QUESTIONS if name in self.passed_on.get("page", {})), None)
+        stage = "coarse" if self.skip_refine else "refine"
+        is_trained = not (self.skip_refine and self.skip_coarse)
+        if asked and is_trained and not self.skip_page and _FEATURES not in self.passed_on.get(stage, {}):
+            raise ConfigError(
+                f"--page.{asked} asks the splats of the stage {stage}, which get no features: add "
+                f"--{stage}.{_FEATURES} EXTRACTOR, such as clip, or leave the question out."
+            )
 
     def main(self) -> int:
         """Runs the stages. Returns the exit code."""

@@ -113,7 +113,8 @@ class ChainRun(StageRunner):
         first = self.options.from_stage
         if first is None:
             return
-        omitted = {"sfm"} if self.options.images is None else set()
+        omitted = {"page"}  # nothing is made of it
+        omitted |= {"sfm"} if self.options.images is None else set()
         omitted |= {"coarse", "eval-coarse"} if self.options.skip_coarse else set()
         omitted |= {"refine", "refined-mesh", "eval-refined"} if self.options.skip_refine else set()
         records = self.manifest.stages

@@ -1,4 +1,4 @@
-"""The stages of ``f3rm-ext sugar run``, from photos or a capture to a textured mesh."""
+"""The stages of ``f3rm-ext sugar run``, from photos or a capture to a textured mesh and a page of splats."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.html.content import capture_name
 from f3rm_ext.utils.atomic_files import hash_file
 from f3rm_ext.workflow.manifest import Record, identify
 from f3rm_ext.workflow.options import ChainOptions, StageName, StageOptions, Words
@@ -19,12 +20,13 @@ TITLES: dict[StageName, str] = {
     "refine": "Refined splats",
     "refined-mesh": "Refined mesh",
     "texture": "Texture",
+    "page": "Page of the splats",
     "eval-coarse": "Evaluation of the coarse splats",
     "eval-refined": "Evaluation of the refined splats",
     "eval-mesh": "Evaluation of the mesh",
     "eval-texture": "Evaluation of the texture",
 }
-MESH, REFINED_MESH, TEXTURED = "mesh.ply", "refined-mesh.ply", "textured.glb"
+MESH, REFINED_MESH, TEXTURED, PAGE = "mesh.ply", "refined-mesh.ply", "textured.glb", "page.html"
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class ChainStages:
             self._refine,
             self._refined_mesh,
             self._texture,
+            self._page,
             lambda: self._eval_splats("eval-coarse", "coarse"),
             lambda: self._eval_splats("eval-refined", "refine"),
             self._eval_mesh,
@@ -127,6 +130,23 @@ class ChainStages:
             (*self._data(), "--mesh", str(mesh), "--out", str(self.folder / TEXTURED)),
             {"mesh": self.folder / TEXTURED},
         )
+
+    def _page(self) -> Stage | None:
+        """The page of the refined splats, or of the coarse ones without a refinement; splats of a file get none."""
+        if self.options.skip_page:
+            return None
+        if self.options.skip_refine:
+            words, inputs = self._splats()
+            if words[0] == "--splats":
+                return None
+        else:
+            words = ("--load-config", self._config("refine"))
+            inputs = {"refined splats": self._digest("refine", "checkpoint")}
+        title = {"title": (capture_name(self.options.images or self.options.capture),)}
+        options, program = self.options.stage_options("page", title), ("f3rm-ext", "export", "page")
+        path = self.folder / PAGE
+        words = (*words, "--out", str(path))
+        return Stage("page", TITLES["page"], program, options, self._photos() | inputs, words, {"page": path})
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 

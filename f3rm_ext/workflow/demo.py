@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FIELD, SPLATS = "f3rm-ext-lite", "sugar-ext-lite"
+PAGE = "page.html"
 MOST_PHOTOS_FOR_SPLATS = 20
 """Captures of at most so many photos get splats. At 20 photos of the fox both have the same quality, and splats take
 two thirds of the time (`benchmarks/defaults.py --only photos`)."""
@@ -110,6 +111,8 @@ class DemoRun(StageRunner):
             program = (sys.executable, "-m", "f3rm_ext.workflow.measure")
             words, outputs = ("--load-config", config, "--out", str(measured.parent)), {"measure": measured}
             self.run_stage(Stage("query", "Querying by example", program, exemplar, inputs, words, outputs))
+            if method == SPLATS:
+                self._make_splats_page(config, inputs, read_json(measured))
             return self.write_report(self._page(method, data, run, views.outputs["scores"], measured))
 
     def check_requirements(self) -> list[str]:
@@ -188,23 +191,39 @@ class DemoRun(StageRunner):
         newest = newest_checkpoint(stage.run_folder(self.folder, record))
         return steps_of(newest) if newest else 0
 
+    def _make_splats_page(self, config: str, inputs: dict[str, str], measured: dict[str, Any]) -> None:
+        """Makes a page of the splats that asks what the report asks."""
+        path, options = self.folder / PAGE, {"title": (self._name,)}
+        query = measured.get("query") or {}
+        if "exemplar" in query:
+            name = re.sub(r"[^\w .+-]+", " ", query["object"] or "").strip()
+            options["exemplar"] = (f"{name}={query['exemplar']}" if name else query["exemplar"],)
+        words = ("--load-config", config, "--out", str(path))
+        program = ("f3rm-ext", "export", "page")
+        self.run_stage(Stage("page", "Making a page of the splats", program, options, inputs, words, {"page": path}))
+
     def _scale(self, data: Path) -> float:
         """Returns the factor on the image size: the option, or 1 for the room and about 400 px for captures."""
         return self.options.scale or (1.0 if self.is_synthetic else choose_scale(longest_side_px(data)))
 
+    @property
+    def _name(self) -> str:
+        given = self.options.images or self.options.data
+        return "the room" if given is None else capture_name(given)
+
     def _page(self, method: str, data: Path, run: Path, scores: Path, measured: Path) -> str:
-        name = "the room" if self.is_synthetic else capture_name(self.options.images or data)
         measure: dict[str, Any] = read_json(measured)
         content = ReportContent(
             method=method,
-            title="A room that answers" if self.is_synthetic else f"{name}: a scene that answers",
-            data_name=name,
+            title="A room that answers" if self.is_synthetic else f"{self._name}: a scene that answers",
+            data_name=self._name,
             synthetic=self.is_synthetic,
             measured=measure,
             pictures=measured.parent,
             metrics=read_json(scores).get("results", {}),
             lpips_note=" ".join(self.records["eval-views"].notes),
             coverage=read_json(run / "coverage.json"),
+            splats_page=PAGE if "page" in self.records else "",
             curves=read_scalars(run),
             stages=[self._row(name, record) for name, record in self.records.items()],
             folder=os.path.relpath(self.folder) if self.folder.is_relative_to(Path.cwd()) else self.folder.name,

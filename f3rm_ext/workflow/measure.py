@@ -20,6 +20,7 @@ from torch import Tensor
 
 from f3rm_ext import events
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledObject
+from f3rm_ext.capture.images import image_size
 from f3rm_ext.data.eval_dataloaders import NOTHING_KEPT
 from f3rm_ext.errors import CaptureError, ConfigError, install_excepthook
 from f3rm_ext.model_components.masks import LEFT_OUT_GREY
@@ -301,6 +302,7 @@ class Measure:
         return {
             "head": self.head,
             **examples[0].describe(),
+            "exemplar": str(self._in_file(examples[0].index, examples[0].region)),
             "is_point": examples[0].region.is_point,
             "object": None if thing is None else thing.name,
             "low": low,
@@ -309,6 +311,11 @@ class Measure:
             "mask_cosine": MASK_COSINE,
             "objects": objects,
         }
+
+    def _in_file(self, index: int, region: Region) -> Region:
+        """Returns a region of a training photo in pixels of the image file, as commands take it."""
+        (width_px, height_px), cameras = image_size(self.run.files("train")[index]), self.run.cameras("train")
+        return region.scale(width_px / int(cameras.width[index].item()), height_px / int(cameras.height[index].item()))
 
     def _mask(self, view: View, thing: LabelledObject) -> Bool[np.ndarray, "h w"] | None:
         labels = self.truth.labels(view.file, *view.rgb.shape[:2])

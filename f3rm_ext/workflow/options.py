@@ -17,6 +17,7 @@ StageName = Literal[
     "refine",
     "refined-mesh",
     "texture",
+    "page",
     "eval-coarse",
     "eval-refined",
     "eval-mesh",
@@ -24,7 +25,7 @@ StageName = Literal[
 ]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 """In the order in which they run."""
-PASSED_ON = ("sfm", "coarse", "mesh", "refine", "texture")
+PASSED_ON = ("sfm", "coarse", "mesh", "refine", "texture", "page")
 """Stages with options of their own, written ``--STAGE.OPTION``."""
 _TRAININGS = {"coarse", "refine"}
 CAPTURE = "capture"
@@ -71,6 +72,8 @@ class ChainOptions:
     """Skip the refinement and texture the mesh as it was extracted."""
     texture_size: int | None = None
     """Side of the texture in pixels, 64 to 8192. The default is the power of two that fits the photos."""
+    skip_page: bool = False
+    """Skip the page of the splats."""
     skip_eval: bool = False
     """Skip all evaluations."""
     truth: Path | None = None
@@ -148,9 +151,9 @@ class ChainOptions:
 def split_stage_options(arguments: Sequence[str]) -> tuple[list[str], dict[str, StageOptions]]:
     """Separates options of single stages from a command line.
 
-    >>> split_passed_on(["--data", "room", "--coarse.max-num-iterations", "500", "--mesh.voxel=0.02"])
+    >>> split_stage_options(["--data", "room", "--coarse.max-num-iterations", "500", "--mesh.voxel=0.02"])
     (['--data', 'room'], {'coarse': {'max-num-iterations': ('500',)}, 'mesh': {'voxel': ('0.02',)}})
-    >>> split_passed_on(["--coarse.optimize-memory", "--mesh.unbounded"])
+    >>> split_stage_options(["--coarse.optimize-memory", "--mesh.unbounded"])
     ([], {'coarse': {'optimize-memory': ('True',)}, 'mesh': {'unbounded': ()}})
 
     Raises:
@@ -192,7 +195,7 @@ def split_stage_options(arguments: Sequence[str]) -> tuple[list[str], dict[str, 
 def option_words(options: StageOptions) -> Words:
     """Returns options as words of a command line.
 
-    >>> words_of({"crop-min": ("0", "0", "0")})
+    >>> option_words({"crop-min": ("0", "0", "0")})
     ('--crop-min', '0', '0', '0')
     """
     return tuple(word for name, values in options.items() for word in (f"--{name}", *values))

@@ -12,7 +12,7 @@ from f3rm_ext.html.content import capture_name, machine_facts
 from f3rm_ext.html.page import Picture, duration, plural, render_page
 from f3rm_ext.html.tables import Table
 from f3rm_ext.utils.pictures import read_picture
-from f3rm_ext.workflow.chain_stages import MESH, REFINED_MESH, TEXTURED
+from f3rm_ext.workflow.chain_stages import MESH, PAGE, REFINED_MESH, TEXTURED
 from f3rm_ext.workflow.manifest import Record
 from f3rm_ext.workflow.mesh_viewer import first_photo_view, page_mesh
 from f3rm_ext.workflow.options import ChainOptions
@@ -40,6 +40,7 @@ def write_page(
         lead=_lead(options, capture, records),
         keys=_key_figures(scores, records),
         mesh=_mesh(options, folder, records),
+        splats_page=PAGE if "page" in records else None,
         views=_views(folder, scores),
         figures=_figures(_poses(options), scores),
         stages=_stages(records, kept),

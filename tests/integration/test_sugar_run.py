@@ -47,6 +47,11 @@ def capture(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+def small(capture: Path) -> tuple[object, ...]:
+    """Options of the chain, whose page is asked for a class of the capture."""
+    return *SMALL, "--refine.pipeline.model.features", f"labels:data={capture}", "--page.text", "table"
+
+
 @pytest.fixture(scope="module")
 def chain(
     capture: Path,
@@ -57,7 +62,7 @@ def chain(
     """A chain that was interrupted in one training and killed in the other, and what its first and last call said."""
     out = tmp_path_factory.mktemp("chain") / "out"
     program = Path(sys.executable).parent / "f3rm-ext"
-    words = [str(word) for word in (program, "sugar", "run", "--data", capture, "--output", out, *SMALL)]
+    words = [str(word) for word in (program, "sugar", "run", "--data", capture, "--output", out, *small(capture))]
 
     def saved(stage: str) -> bool:
         return any(out.glob(f"runs/{stage}/*/*/nerfstudio_models/*.ckpt"))
@@ -133,6 +138,7 @@ def test_the_mesh_and_the_report(chain: tuple[Path, str, str]) -> None:
     assert page.count("<figure>") == 3 * 4  # three held-out views: photo, coarse, refined, texture
     for wanted in ("PSNR, refined splats", "Completeness of the mesh", "ns-train sugar-ext-refine", "peak memory"):
         assert wanted in page, wanted
+    assert 'href="page.html"' in page and 'data-question="0"' in (out / "page.html").read_text()
     assert "http://" not in re.sub(r"http://www\.w3\.org/\S+", "", page[:3000])
 
 
@@ -140,15 +146,15 @@ def test_the_same_command_again_runs_nothing_and_a_changed_option_little(
     chain: tuple[Path, str, str], capture: Path, run_command: Run
 ) -> None:
     out = chain[0]
-    words = ("sugar", "run", "--data", capture, "--output", out, *SMALL, "--until-stage", "texture")
+    words = ("sugar", "run", "--data", capture, "--output", out, *small(capture), "--until-stage", "page")
     before = (out / "textured.glb").stat().st_mtime_ns
     done = run_command("f3rm-ext", *words)
-    assert done.code == 0 and done.text.count("done before") == 5, done.text[-3000:]
+    assert done.code == 0 and done.text.count("done before") == 6, done.text[-3000:]
     assert (out / "textured.glb").stat().st_mtime_ns == before
     done = run_command("f3rm-ext", *words, "--texture.padding", 2)
     assert done.code == 0, done.text[-3000:]
     assert "--padding was 1 and is now 2" in done.text
-    assert done.text.count("done before") == 4
+    assert done.text.count("done before") == 5
 
 
 def test_mistakes(

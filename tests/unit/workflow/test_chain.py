@@ -18,6 +18,7 @@ ALL = [
     "ns-train sugar-ext-refine",
     "export refined-mesh",
     "export texture",
+    "export page",
     "ns-eval",
     "ns-eval",
     "eval mesh",
@@ -88,13 +89,36 @@ def test_stages_are_left_out(run_chain: RunChain, player: Any, tmp_path: Path) -
     run_chain(until_stage="mesh")
     assert player.names() == ALL[:2]
     run_chain(skip_refine=True, skip_eval=True)
-    assert player.names() == ["export texture"]
+    assert player.names() == ["export texture", "export page"]
     assert str(tmp_path / "out" / "mesh.ply") in player.ran[0]
     splats = tmp_path / "splats.ply"
     splats.write_bytes(b"ply")
     run_chain(skip_coarse=True, coarse_checkpoint=splats, output=tmp_path / "other", splats_frame="capture")
-    assert player.names() == [*ALL[1:6], *ALL[7:]]
+    assert player.names() == [*ALL[1:7], *ALL[8:]]
     assert player.ran[0][3:5] == ["--splats", str(splats)] and "capture" in player.ran[0]
+
+
+def test_the_page_shows_the_splats_of_the_last_training(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    def shown() -> str:
+        (page,) = (words for words in player.ran if words[1:3] == ["export", "page"])
+        assert page[page.index("--title") + 1] == "room"
+        return Path(page[page.index("--load-config") + 1]).relative_to(tmp_path / "out" / "runs").parts[0]
+
+    asked = {"page": {"text": ("mug", "plant")}}
+    run_chain(passed_on=asked)
+    assert shown() == "refine" and player.ran[ALL.index("export page")][-3:] == ["--text", "mug", "plant"]
+    said = run_chain(passed_on={"page": {"text": ("mug",)}})
+    assert player.names() == ["export page"] and explains(said, "page", "--text was mug plant and is now mug")
+    run_chain(skip_refine=True)
+    assert shown() == "coarse"
+    run_chain(skip_refine=True, skip_page=True, from_stage="texture")
+    assert "export page" not in player.names()
+    run_chain(skip_refine=True, from_stage="page", until_stage="page")
+    assert player.names() == ["export page"]
+    splats = tmp_path / "splats.ply"
+    splats.write_bytes(b"ply")
+    run_chain(skip_coarse=True, coarse_checkpoint=splats, skip_refine=True, output=tmp_path / "file")
+    assert "export page" not in player.names(), "a file is no run"
 
 
 def test_a_run_in_place_of_coarse_splats(run_chain: RunChain, player: Any, tmp_path: Path) -> None:

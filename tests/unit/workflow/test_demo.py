@@ -59,8 +59,12 @@ def test_few_photos_train_splats_which_are_queried_too(
     run: Any, player: Any, tmp_path: Path, photos: int, splats: bool
 ) -> None:
     _, said = run(data=capture_of(tmp_path / "banana", photos))
+    page = run(data=tmp_path / "banana")[0]
+    assert ('href="page.html"' in page) == splats and player.ran == []
+    player.ran = player.all
     if splats:
-        assert player.names() == ["ns-train sugar-ext-lite", "features lift", *ALL[2:]]
+        assert player.names() == ["ns-train sugar-ext-lite", "features lift", *ALL[2:], "export page"]
+        assert value(player.ran[-1], "--title") == "banana"
         assert value(player.ran[1], "--extractors") == "dense-daisy" and f"{photos} photos are few" in said
     else:
         assert player.names() == ALL[1:]
@@ -72,10 +76,19 @@ def test_the_method_is_chosen_on_request(run: Any, player: Any, tmp_path: Path) 
     assert player.names()[1:3] == ["ns-train sugar-ext-lite", "features lift"]
     assert player.ran[2][-3:] == ["--extractors", "clip", "dinov2"] and "clip" not in player.ran[1]
     run(method="sugar-ext-lite", extractors=("dinov2",))
-    assert player.names() == ["features lift", *ALL[2:]]
+    assert player.names() == ["features lift", *ALL[2:], "export page"]
     run(data=capture_of(tmp_path / "banana", 3), method="f3rm-ext-lite", extractors=("clip",), scale=0.5)
     assert value(player.ran[0], "--pipeline.datamanager.features.extractors") == "clip"
     assert value(player.ran[0], "--pipeline.datamanager.camera-res-scale-factor") == "0.5"
+
+
+@pytest.mark.parametrize(
+    ("thing", "asked"), [(None, "a.jpg:3.5,4"), ("mug", "mug=a.jpg:3.5,4"), ("(mug/cup)", "mug cup=a.jpg:3.5,4")]
+)
+def test_the_page_asks_what_the_report_asks(run: Any, player: Any, thing: str | None, asked: str) -> None:
+    player.measured["query"] |= {"object": thing, "exemplar": "a.jpg:3.5,4"}
+    run(method="sugar-ext-lite")
+    assert value(player.ran[-1], "--exemplar") == asked
 
 
 def test_a_checkpoint_that_lifting_rewrites_is_kept(run: Any, player: Any, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """What the report measures of a run, and its queries."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from PIL import Image
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.query.options import Region
 from f3rm_ext.query.run import Run, load_run
 from f3rm_ext.workflow import measure as module
 from f3rm_ext.workflow.measure import Measure
@@ -122,10 +125,19 @@ def test_a_place_of_ones_own(measured: QuerySpec, run: Run) -> None:
     ):
         query = measured(exemplar=text)["query"]
         assert (query["image"], query["x"], query["y"]) == ("frame_00001.png", *middle)
+        assert query["exemplar"] == text
         assert query["is_point"] is is_point
         name = CaptureGroundTruth(run.data).names[labels[int(middle[1]), int(middle[0])]]
         assert query["object"] == (name if name in CaptureGroundTruth(run.data).classes else None)
         assert len(query["objects"]) > 3
+
+
+def test_an_exemplar_is_told_in_pixels_of_its_file(run: Run) -> None:
+    cameras = copy.deepcopy(run.cameras("train"))
+    cameras.rescale_output_resolution(0.5)
+    measure = Measure(load_config=Path("config.yml"), out=Path("out"))
+    measure.run = SimpleNamespace(files=run.files, cameras=lambda split: cameras)  # type: ignore[assignment]
+    assert str(measure._in_file(0, Region.parse("frame_00001.png:10,20,8,4"))) == "frame_00001.png:20,40,16,8"
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,27 @@ def test_the_spellings_of_the_guides() -> None:
         ),
         (("--sfm.max-size", 100), "--sfm.OPTION"),
         (("--mesh.min-views", 0), "--min-views is 0"),
+        (("--page.max-mb", 0), "--max-mb is 0"),
+        (("--page.text", "mug"), r"--page\.text .* --refine\.pipeline\.model\.features"),
+        (("--skip-refine", "--page.text", "mug", "--refine.pipeline.model.features", "clip"), r"--coarse\.pipeline"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(words: tuple[Any, ...], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse(*words)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--page.sh-degree", 0),
+        ("--page.text", "mug", "--refine.pipeline.model.features", "clip"),
+        ("--page.text", "mug", "--skip-page"),
+        ("--page.text", "mug", "--skip-refine", "--skip-coarse", "--coarse-checkpoint", "run/config.yml"),
+    ],
+)
+def test_pages_that_may_work(words: tuple[Any, ...]) -> None:
+    assert parse(*words).passed_on["page"]
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,11 @@ def test_the_page_shows_what_the_stages_wrote(folder: Path) -> None:
     assert f"{folder}/x" not in page and "photos/x" not in page
 
 
+def test_the_page_of_the_splats_is_linked(folder: Path) -> None:
+    assert 'href="page.html"' in written(folder, ("coarse", "mesh", "page"))
+    assert "page.html" not in written(folder, ("coarse", "mesh"))
+
+
 def test_a_mesh_begins_at_the_first_photo(folder: Path) -> None:
     page = written(folder, ("mesh",))
     assert "data-mesh=" in page and "&#34;position&#34;: [5.0, 7.0, -6.0]" in page and "ns-viewer" not in page
