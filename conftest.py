@@ -19,7 +19,7 @@ if CHECKED:
     from jaxtyping import install_import_hook
 
     package = Path(__file__).parent / "f3rm_ext"
-    # The types of other modules are pyright's: checking each of their calls, too, would make some tests ten times slower.
+    # Other modules have pyright: checking each of their calls, too, would make some tests ten times slower.
     shaped = [path for path in package.rglob("*.py") if "from jaxtyping import" in path.read_text(encoding="utf-8")]
     names = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in shaped]
     install_import_hook([name.removesuffix(".__init__") for name in names], "beartype.beartype")
