@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,11 @@ CHECKED = sys.version_info >= (3, 11)
 if CHECKED:
     from jaxtyping import install_import_hook
 
-    install_import_hook("f3rm_ext", "beartype.beartype")
+    package = Path(__file__).parent / "f3rm_ext"
+    # Other modules have pyright: checking each of their calls, too, would make some tests ten times slower.
+    shaped = [path for path in package.rglob("*.py") if "from jaxtyping import" in path.read_text(encoding="utf-8")]
+    names = [".".join(path.relative_to(package.parent).with_suffix("").parts) for path in shaped]
+    install_import_hook([name.removesuffix(".__init__") for name in names], "beartype.beartype")
 
 
 class Watch:
