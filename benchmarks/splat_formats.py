@@ -32,7 +32,7 @@ from f3rm_ext.export.splats import SplatRun, load_splat_run
 from f3rm_ext.splat.files.formats import SUFFIXES, WRITE_ONLY, read_splats, write_splats
 from f3rm_ext.splat.files.info import SplatInfo
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+from f3rm_ext.splat.rendering import SplatScene, render
 
 _CONVERTED = (".compressed.ply", ".spz", ".sog", ".glb")
 """Formats that splat-transform writes."""
@@ -137,19 +137,15 @@ class Judge:
 
     @torch.no_grad()
     def _draw(self, gaussians: Gaussians) -> list[torch.Tensor]:
-        scene = SplatScene(gaussians, gaussians.means.new_zeros(len(gaussians)), self._mip)
-        drawn = (
-            render(scene, view, gaussians.sh_degree, self._background, RenderSettings()).outputs()["rgb"]
-            for view in self._views
-        )
-        return [picture.clamp(0, 1) for picture in drawn]
+        scene = SplatScene(gaussians, self._mip, background=self._background)
+        return [render(scene, view).outputs()["rgb"].clamp(0, 1) for view in self._views]
 
 
 def version_of(program: str) -> str:
     """The version of splat-transform."""
     told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
-    found = re.search(r"v([\d.]+)", told.stdout + told.stderr)
-    return found[1] if found else "unknown"
+    match = re.search(r"v([\d.]+)", told.stdout + told.stderr)
+    return match[1] if match else "unknown"
 
 
 if __name__ == "__main__":

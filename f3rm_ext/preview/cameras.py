@@ -69,7 +69,7 @@ def source_cameras(source: PhotoSource, frame: Literal["capture", "scene"]) -> l
     found: dict[Path, Camera] = {}
     for split in ("train", "test"):
         outputs = source.parser.get_dataparser_outputs(split)
-        frames = CaptureFrame.of_outputs(outputs, source.data) if frame == "capture" else None
+        frames = CaptureFrame.from_outputs(outputs, source.data) if frame == "capture" else None
         views = PinholeCameras.of(outputs.cameras)
         found |= {name: Camera.of(views, i, frames) for i, name in enumerate(outputs.image_filenames)}
     return [NamedCamera(path.name, found[path]) for path in sorted(found)]

@@ -16,7 +16,7 @@ from f3rm_ext.errors import MeshError
 from f3rm_ext.html.page import Picture, render_page
 from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.mesh_files import read_mesh, vertex_colors
-from f3rm_ext.mesh.texture.rendering import MeshRenderer, texture_of
+from f3rm_ext.mesh.texture.rendering import MeshRenderer, get_texture
 from f3rm_ext.preview.cameras import NamedCamera, extent_of, overview
 from f3rm_ext.preview.content import MeshContent
 from f3rm_ext.preview.glb import encode_glb, texture_side_px
@@ -96,7 +96,7 @@ def _draw(
         content={"name": name, "cameras": [_describe(one, mesh) for one in views]},
         glb=base64.b64encode(glb).decode("ascii"),
         poster=Picture.from_array(poster),
-        has_texture=texture_of(mesh) is not None or vertex_colors(mesh) is not None,
+        has_texture=get_texture(mesh) is not None or vertex_colors(mesh) is not None,
         footer=f"f3rm_ext {__version__}: {len(mesh.faces)} triangles.",
     )
     return sign_text(text, COMMAND)
@@ -121,7 +121,7 @@ def _draw_poster(mesh: trimesh.Trimesh, camera: Camera) -> UInt8[np.ndarray, "h 
     scale = min(1.0, _POSTER_PX / max(camera.width, camera.height))
     width, height = (max(1, round(side * scale)) for side in (camera.width, camera.height))
     small = camera._replace(focal=camera.focal * scale, middle=camera.middle * scale, width=width, height=height)
-    if texture_of(mesh) is None and vertex_colors(mesh) is None:
+    if get_texture(mesh) is None and vertex_colors(mesh) is None:
         light = 0.35 + 0.65 * np.abs(mesh.vertex_normals @ camera.rotation[2])
         shades = np.clip(_GREY * light[:, None], 0, 255).astype(np.uint8)
         mesh = trimesh.Trimesh(mesh.vertices, mesh.faces, process=False)
