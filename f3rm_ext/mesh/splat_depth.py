@@ -165,7 +165,9 @@ def _march(starts, ranks, geometry, planes, columns, K, depth):
                 x, y = np.float32(column + 0.5), np.float32(row + 0.5)
                 ray_x, ray_y = (x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1]
                 middle, total, weighted = zero, zero, zero
-                # The first turn finds the first plane, the second the mean around it.
+                # The mean needs to know its window before it begins: the first turn finds the crossing at which the ray
+                # has lost enough light, the second averages the crossings near it. Keeping them instead would take
+                # memory without a bound.
                 for turn in range(2):
                     transmittance = one
                     for k in range(starts[tile], starts[tile + 1]):
@@ -184,6 +186,7 @@ def _march(starts, ranks, geometry, planes, columns, K, depth):
                         weight, transmittance = transmittance * alpha, transmittance_after
                         cosine = planes[rank, 0] * ray_x + planes[rank, 1] * ray_y + planes[rank, 2]
                         center, reach = planes[rank, 4], planes[rank, 5]
+                        # A plane seen edge-on or from behind has no crossing, or one far outside of its Gaussian.
                         crossing = planes[rank, 3] / cosine if cosine < zero else center
                         crossing = min(max(crossing, center - reach), center + reach)
                         if turn == 1:
