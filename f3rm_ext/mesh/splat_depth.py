@@ -97,8 +97,8 @@ def front_plane_depth_by_definition(
     means, quats, sizes, alphas = shapes = _shapes(scene)
     projection = reference.project(means, quats, sizes, camera)
     alphas = alphas * projection.compensations if scene.mip.antialiased else alphas
-    drawn = projection.radii.nonzero().squeeze(1)
-    order = drawn[projection.depths[drawn].argsort(stable=True)]
+    visible = projection.radii.nonzero().squeeze(1)
+    order = visible[projection.depths[visible].argsort(stable=True)]
     rows, columns = torch.meshgrid(torch.arange(camera.height), torch.arange(camera.width), indexing="ij")
     pixels = torch.stack([columns, rows], dim=-1).reshape(-1, 2) + 0.5
     first, stop = reference.tile_bounds(projection.means2d[order], projection.radii[order])
@@ -113,11 +113,11 @@ def front_plane_depth_by_definition(
     facing = cosines < 0
     crossing = torch.where(facing, distances.T / torch.where(facing, cosines, -1.0), centers.T)
     crossing = crossing.clamp((centers - reach).T, (centers + reach).T)
-    gathered = weights.cumsum(dim=1)
-    middle = crossing.gather(1, (gathered >= STOPPED).int().argmax(dim=1, keepdim=True))
+    opacity = weights.cumsum(dim=1)
+    middle = crossing.gather(1, (opacity >= STOPPED).int().argmax(dim=1, keepdim=True))
     near = weights * (-cosines).clamp_min(_LEAST_COSINE) * ((crossing - middle).abs() <= WINDOW * middle)
     depth = (near * crossing).sum(dim=1) / near.sum(dim=1).clamp_min(1e-12)
-    return torch.where(gathered[:, -1] >= STOPPED, depth, 0).reshape(camera.height, camera.width)
+    return torch.where(opacity[:, -1] >= STOPPED, depth, 0).reshape(camera.height, camera.width)
 
 
 def _camera(scene: SplatScene, view: PinholeCameras, settings: RenderSettings) -> Camera:
