@@ -90,8 +90,8 @@ def read_model(data: Path, model_path: Path) -> dict[str, Any]:
         )
     for file, split in _SPLIT_LISTS.items():
         if (data / file).is_file():
-            listed = (data / file).read_text(encoding="utf-8").split("\n")
-            meta[f"{split}_filenames"] = [_join(folder, name.strip()) for name in listed if name.strip()]
+            names_in_list = (data / file).read_text(encoding="utf-8").split("\n")
+            meta[f"{split}_filenames"] = [_join(folder, name.strip()) for name in names_in_list if name.strip()]
     return {**meta, "applied_transform": UNCHANGED.tolist(), MODEL_KEY: str(model_path.relative_to(data))}
 
 

@@ -133,7 +133,7 @@ class CaptureDataParser(Nerfstudio):
                 missing.append(path)
         if not missing:
             return meta
-        listed = f"{len(missing)} of {len(meta['frames'])} images of the capture are not there ({name_some(missing)})"
+        sentence = f"{len(missing)} of {len(meta['frames'])} images of the capture are not there ({name_some(missing)})"
         if not kept and (self.config.downscale_factor or 1) > 1:
             raise CaptureError(
                 f"--downscale-factor {self.config.downscale_factor} reads images that were downscaled beforehand, and "
@@ -142,11 +142,11 @@ class CaptureDataParser(Nerfstudio):
             )
         if not self.config.drop_missing_frames:
             raise CaptureError(
-                f"{listed}: copy them back, or remove their frames from transforms.json; `ns-train` leaves them out "
+                f"{sentence}: copy them back, or remove their frames from transforms.json; `ns-train` leaves them out "
                 "with `f3rm-ext-data --drop-missing-frames True` at its end."
             )
         checks.require_images(min(len(kept), 2), f"{self.config.data} without its missing frames")
-        CONSOLE.log(f"Going on without missing frames: {listed}.", markup=False)
+        CONSOLE.log(f"Going on without missing frames: {sentence}.", markup=False)
         return {**meta, "frames": kept}
 
     def _fit_cameras(self, outputs: DataparserOutputs) -> None:

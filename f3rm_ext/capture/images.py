@@ -23,9 +23,9 @@ def name_some(names: Sequence[object]) -> str:
     >>> name_some(["a.png", "b.png"]), name_some(range(7))
     ('a.png, b.png', '0, 1, 2, 3, 4 and 2 more')
     """
-    listed = ", ".join(str(name) for name in names[:_NAMED])
+    examples = ", ".join(str(name) for name in names[:_NAMED])
     more = len(names) - _NAMED
-    return f"{listed} and {more} more" if more > 0 else listed
+    return f"{examples} and {more} more" if more > 0 else examples
 
 
 def image_size(path: Path, *, mask: bool = False) -> tuple[int, int]:

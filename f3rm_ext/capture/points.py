@@ -122,16 +122,16 @@ def tolerate_unreadable_points(dataparser: Any) -> None:
     if load is None:
         return
 
-    said: set[str] = set()
+    reported: set[str] = set()
 
     def load_or_say(*arguments: Any, **options: Any) -> dict[str, Any]:
         try:
             return load(*arguments, **options) or {}
         except Exception as error:
             reason = reason_of(error)
-            if reason not in said:  # the points are loaded once per split
+            if reason not in reported:  # the points are loaded once per split
                 CONSOLE.log(f"Going on without the capture's points, which cannot be read ({reason}).", markup=False)
-            said.add(reason)
+            reported.add(reason)
             return {}
 
     dataparser._load_3D_points = load_or_say

@@ -156,6 +156,8 @@ class ImageCycle:
         dice = random.Random(f"{self.seed}/{epoch}")
         order = list(range(self.num_images))
         dice.shuffle(order)
+        # The rest follows in the shuffled order, so an epoch still has each image once: that is what keeps the numbers
+        # of windows of any two images within one.
         avoid = set(avoid_first)
         head = [image for image in order if image not in avoid][:first]
         chosen = set(head)

@@ -122,12 +122,12 @@ class PixelStream(WindowStream[LoadedWindow]):
     def _made_now(self, window: LoadedWindow) -> dict[str, Any]:
         """The next batch, made on the CPU."""
         assert self._window_rays is not None
-        drawn, featured = self._draw(window, self.batches, self.num_rays_per_batch)
-        self._window_rays.index_add_(0, drawn.slots, torch.ones_like(drawn.slots))
-        colors = to_colors(window.pixels.pixels.index_select(0, drawn.places))
-        batch: dict[str, Any] = {"image": colors.to(self.device), "indices": drawn.indices.to(self.device)}
+        rays, featured = self._draw(window, self.batches, self.num_rays_per_batch)
+        self._window_rays.index_add_(0, rays.slots, torch.ones_like(rays.slots))
+        colors = to_colors(window.pixels.pixels.index_select(0, rays.places))
+        batch: dict[str, Any] = {"image": colors.to(self.device), "indices": rays.indices.to(self.device)}
         if window.features:
-            slots, yx_px = drawn.slots[:featured], centres_px(drawn.indices[:featured])
+            slots, yx_px = rays.slots[:featured], centres_px(rays.indices[:featured])
             batch["features"] = {
                 name: maps.sample(slots, yx_px).to(self.device) for name, maps in window.features.items()
             }

@@ -151,21 +151,21 @@ class _Builder:
         kind = self._lookup(node, node.tag[len(_OBJECT) :])
         if not (isinstance(kind, type) and dataclasses.is_dataclass(kind) and self._is_config(kind)):
             self._refuse(node)
-        given: dict[str, Node] = {}
+        nodes: dict[str, Node] = {}
         for key, value in node.value:
             name = self._key(key)
             if not isinstance(name, str):
                 raise _Unfit(f"line {_line(key)} is no option")
-            given[name] = value
+            nodes[name] = value
         config = object.__new__(kind)
         for field in dataclasses.fields(kind):
             default = _default(field)
-            if field.name in given:
-                default = self.build(given.pop(field.name), _Place(kind, field.name, default))
+            if field.name in nodes:
+                default = self.build(nodes.pop(field.name), _Place(kind, field.name, default))
             elif default is dataclasses.MISSING:
                 raise _Unfit(f"line {_line(node)} lacks {field.name}")
             object.__setattr__(config, field.name, default)  # frozen ones too
-        for value in given.values():  # options that no longer exist are checked too, and left out
+        for value in nodes.values():  # options that no longer exist are checked too, and left out
             self.build(value)
         return config
 

@@ -86,6 +86,8 @@ class Lifeline:
 
     def _watch(self) -> None:
         all_leave = torch.zeros(1, dtype=torch.int32)
+        # The minimum over ranks is 1 only once every rank leaves. A rank that dies leaves no answer, and gloo raises
+        # in all others: this thread notices it even while the main thread hangs in an operation of NCCL.
         while not all_leave[0]:
             all_leave[0] = self._leaves.is_set()
             try:

@@ -120,19 +120,19 @@ def prepare_features(
                 del extractor
                 _free_memory(device)
                 head.derive(device)
-        opened = head.open()
-        if opened is None:
+        stores = head.open()
+        if stores is None:
             raise FeatureStoreError(
                 f"The features in {head.root} were changed while they were being made: run the same command again."
             )
-        return opened
+        return stores
 
-    opened = []
+    stores = []
     for text, name in zip(options.extractors, head_names(options.extractors), strict=True):
-        opened.append(prepare(text, name))
+        stores.append(prepare(text, name))
         _free_memory(device)
-    keys = [image_set.keys() if opened else [""] * len(image_set) for image_set in sets]
-    return _sources(opened, keys)
+    keys = [image_set.keys() if stores else [""] * len(image_set) for image_set in sets]
+    return _sources(stores, keys)
 
 
 def open_features(
@@ -149,15 +149,15 @@ def open_features(
     index = ImageIndex(cache / INDEX_NAME)
     sets = [ImageSet(dataset, index) for dataset in datasets]
     keys = [image_set.keys() for image_set in sets]
-    opened = []
+    stores = []
     for spec in specs:
         codes, dim = (0, spec.dim) if spec.code_basis is None else spec.code_basis.shape
         head = StoredHead(spec.extractor, spec.name, ExtractorIdentity(**spec.identity), dim, codes, cache, sets)
         store = head.open() if (head.root / MANIFEST_NAME).is_file() else None
         if store is None:
             return None
-        opened.append(store)
-    return _sources(opened, keys)
+        stores.append(store)
+    return _sources(stores, keys)
 
 
 def _sources(opened: Sequence[tuple[FeatureSpec, FeatureStore]], keys: Sequence[Sequence[str]]) -> list[FeatureSource]:

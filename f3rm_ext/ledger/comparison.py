@@ -100,17 +100,17 @@ def _remarks(base: Entry, new: Entry, unknown: set[str], sessions: set[str]) -> 
 
 def _row(metric: Metric, base: Entry, new: Entry, tolerance: float, unknown: set[str], sessions: set[str]) -> Row:
     samples = base.values(metric.key), new.values(metric.key)
-    shown = [quartiles(values) if values and all(map(math.isfinite, values)) else None for values in samples]
+    spreads = [quartiles(values) if values and all(map(math.isfinite, values)) else None for values in samples]
 
     def row(verdict: Verdict, reason: str = "", change: Change | None = None) -> Row:
-        return Row(metric, shown[0], shown[1], change, verdict, reason)
+        return Row(metric, spreads[0], spreads[1], change, verdict, reason)
 
     if not all(samples):
         names = " and ".join(entry.name for entry, values in zip((base, new), samples, strict=True) if not values)
         return row("not judged", f"not measured of {names}")
-    if shown[0] is not None and shown[1] is None:
+    if spreads[0] is not None and spreads[1] is None:
         return row("worse", "not finite")
-    if shown[0] is None or any(value <= 0 for values in samples for value in values):
+    if spreads[0] is None or any(value <= 0 for values in samples for value in values):
         return row("not judged", "not a positive number")
     is_quality = metric.judged == "quality"
     change = _change(metric, base, new, by_seed=is_quality, sessions=sessions)

@@ -74,9 +74,9 @@ def config_digest(config: "TrainerConfig") -> str:
 def capture_conditions(pipeline: Any) -> dict[str, Any]:
     """Returns the name, split and sizes of the capture that a pipeline of nerfstudio has loaded."""
     manager = pipeline.datamanager
-    train, held = manager.train_dataset, manager.eval_dataset
+    train, eval_set = manager.train_dataset, manager.eval_dataset
     data = getattr(manager.config, "data", None) or getattr(getattr(manager.config, "dataparser", None), "data", None)
-    names = [sorted(Path(file).name for file in dataset.image_filenames) for dataset in (train, held)]
+    names = [sorted(Path(file).name for file in dataset.image_filenames) for dataset in (train, eval_set)]
     cameras = train.cameras
     return {
         **({} if data is None else {"capture": Path(data).resolve().name}),

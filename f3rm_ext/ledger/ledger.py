@@ -326,13 +326,13 @@ def throughput(
     source = Ledger(ledger)
     if not source.path.is_file():
         return None
-    wanted = {**(conditions or {}), "hardware": hardware}
+    filters = {**(conditions or {}), "hardware": hardware}
     chosen = [
         entry
         for entry in source.entries()
         if entry.method == method
         and entry.status != "failed"
-        and all(entry.conditions.get(key) == value for key, value in wanted.items())
+        and all(entry.conditions.get(key) == value for key, value in filters.items())
         and (rays_per_step is None or rays_per_step in entry.values("rays_per_step"))
         and entry.values("it_per_s")
     ]

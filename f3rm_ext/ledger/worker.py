@@ -313,9 +313,9 @@ def _train_views(manager: Any, count: int) -> Iterator[tuple[Any, dict[str, Any]
 
     last = len(manager.train_dataset) - 1
     chosen = np.unique(np.linspace(0, last, min(count, last + 1)).round().astype(int)).tolist()
-    held = manager.fixed_indices_eval_dataloader
-    if isinstance(held, EvalLoader):
-        loader = type(held)(manager.train_dataset, manager.device, lambda: None)
+    dataloader = manager.fixed_indices_eval_dataloader
+    if isinstance(dataloader, EvalLoader):
+        loader = type(dataloader)(manager.train_dataset, manager.device, lambda: None)
         yield from (loader.get_camera(index) for index in chosen)
     elif isinstance(manager, FullImageDatamanager):
         pictures = manager.cached_train  # this changes the cameras, because it undistorts

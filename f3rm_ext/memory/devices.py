@@ -129,9 +129,9 @@ def find_card(name: str) -> Card:
     Raises:
         ConfigError: no card has such a name, or several have.
     """
-    wanted = _words(name)
+    words = _words(name)
     matches = sorted(
-        (card for card in CARDS if wanted and wanted <= _words(card.name)), key=lambda card: len(_words(card.name))
+        (card for card in CARDS if words and words <= _words(card.name)), key=lambda card: len(_words(card.name))
     )
     if not matches:
         raise ConfigError(

@@ -89,11 +89,11 @@ def mapped_bytes(*packages: str) -> int:
         lines = Path("/proc/self/smaps").read_text().splitlines()
     except OSError:
         return 0
-    total_kib, wanted = 0, False
+    total_kib, is_counted = 0, False
     for line in lines:
         name, *values = line.split()
         if name == "Rss:":
-            total_kib += wanted * int(values[0])
+            total_kib += is_counted * int(values[0])
         elif not name.endswith(":"):  # a new mapping: its addresses, and its file at the end
-            wanted = len(values) > 4 and not set(packages).isdisjoint(Path(" ".join(values[4:])).parts)
+            is_counted = len(values) > 4 and not set(packages).isdisjoint(Path(" ".join(values[4:])).parts)
     return total_kib << 10

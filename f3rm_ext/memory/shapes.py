@@ -157,19 +157,19 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             return _run(function, args, kwargs)
     wrapped: dict[int, Tensor] = {}
     placed = _unwrap(args, wrapped)
-    named = {name: _unwrap(value, wrapped) for name, value in kwargs.items()}
+    keywords = {name: _unwrap(value, wrapped) for name, value in kwargs.items()}
     if not wrapped:
         if function.namespace != "aten":
             return function(*args, **kwargs)  # such as the profiler's marks
-        named["device"] = META
-    if "generator" in named:
-        named["generator"] = None
+        keywords["device"] = META
+    if "generator" in keywords:
+        keywords["generator"] = None
     if not _makes_one(function):
-        return _wrap(function(*placed, **named), wrapped)
+        return _wrap(function(*placed, **keywords), wrapped)
     # Many of torch's shape functions are in Python, and a step calls them with the same shapes as the step before.
-    key = (function, _key(placed), _key(list(named.items())))
+    key = (function, _key(placed), _key(list(keywords.items())))
     if key not in _results:
-        result = function(*placed, **named)
+        result = function(*placed, **keywords)
         if any(_storage(result) == _storage(tensor) for tensor in wrapped.values()):
             return _wrap(result, wrapped)  # some operators share memory, and their schema does not say so
         _results[key] = result.shape, result.stride(), result.dtype

@@ -35,12 +35,12 @@ def shortage_error(
         restart: what to do without such a command.
         form: writes an option as it is typed.
     """
-    listed, action = sorted(options, key=lambda option: option.quality_impact), restart
+    advice, action = sorted(options, key=lambda option: option.quality_impact), restart
     if resume is not None:
         action = f"the last checkpoint is intact, so continue by running `{resume}`"
-        listed = [option for option in listed if option.quality_impact < QualityImpact.RESTART]
-    end = f"with one or more of these options, the least harmful first: {', '.join(map(form, listed))}"
-    if not listed:
+        advice = [option for option in advice if option.quality_impact < QualityImpact.RESTART]
+    end = f"with one or more of these options, the least harmful first: {', '.join(map(form, advice))}"
+    if not advice:
         end = "where there is more memory"
     return MemoryShortageError(f"Memory ran out in training step {step} on {device}: {action} {end}.")
 

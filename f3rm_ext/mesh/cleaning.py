@@ -82,8 +82,8 @@ def close_holes(mesh: trimesh.Trimesh, radius: float) -> trimesh.Trimesh:
     if radius == 0:
         return mesh
     # Only faces are new. Open3D's result points into the memory of its input, which a name has to keep alive.
-    given = open3d().t.geometry.TriangleMesh.from_legacy(to_open3d(mesh))
-    faces = given.fill_holes(radius).triangle.indices.numpy().astype(np.int64)
+    source = open3d().t.geometry.TriangleMesh.from_legacy(to_open3d(mesh))
+    faces = source.fill_holes(radius).triangle.indices.numpy().astype(np.int64)
     return trimesh.Trimesh(mesh.vertices, faces, vertex_colors=vertex_colors(mesh), process=False)
 
 

@@ -138,9 +138,9 @@ def _fuse_slab(
 ) -> trimesh.Trimesh:
     o3d = open3d()
     # The cubes of the last layer reach into the first voxels of the next one.
-    wanted = np.unique(blocks[(blocks[:, axis] >= low) & (blocks[:, axis] <= high)], axis=0)
-    keys = {tuple(block) for block in wanted.tolist()}
-    grid = _grid(voxel, len(wanted))
+    slab_blocks = np.unique(blocks[(blocks[:, axis] >= low) & (blocks[:, axis] <= high)], axis=0)
+    keys = {tuple(block) for block in slab_blocks.tolist()}
+    grid = _grid(voxel, len(slab_blocks))
     for index in range(len(stored)):
         if (np.asarray(stored.depth(index)) > 0).any():
             depth, K, pose = _frame(stored, index)

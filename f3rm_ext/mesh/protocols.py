@@ -93,7 +93,7 @@ def plain_comparison(
             the few points that fall on them.
         low: lowest corner of the box in which points count; None for no limit.
     """
-    nearby, counted = [], []
+    nearby, eligible = [], []
     for seed, part in enumerate((surface, truth)):
         points = inside = part if isinstance(part, SurfacePoints) else sample_mesh(part, count, seed)
         if isinstance(part, trimesh.Trimesh) and (low or high):
@@ -102,8 +102,8 @@ def plain_comparison(
                 inside = sample_mesh(within, count, seed + 2)
                 points = _join(points, inside)
         nearby.append(points)
-        counted.append(inside.take(box_mask(inside.positions, low, high)))
-    return Comparison(counted[0], counted[1], nearby[0], nearby[1])
+        eligible.append(inside.take(box_mask(inside.positions, low, high)))
+    return Comparison(eligible[0], eligible[1], nearby[0], nearby[1])
 
 
 def _faces_in_box(mesh: trimesh.Trimesh, low: Corner, high: Corner) -> Int[np.ndarray, " faces"]:

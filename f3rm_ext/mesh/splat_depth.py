@@ -91,8 +91,8 @@ def front_plane_depth_by_definition(scene: SplatScene, view: PinholeCameras) -> 
     """Does the same as :func:`front_plane_depth`, written for readability; for tests, and small images."""
     camera, shapes = scene.camera(view.to("cpu")), _shapes(scene)
     projection = reference.project(shapes, camera)
-    drawn = projection.radii.nonzero().squeeze(1)
-    order = drawn[projection.depths[drawn].argsort(stable=True)]
+    visible = projection.radii.nonzero().squeeze(1)
+    order = visible[projection.depths[visible].argsort(stable=True)]
     rows, columns = torch.meshgrid(torch.arange(camera.height), torch.arange(camera.width), indexing="ij")
     pixels = torch.stack([columns, rows], dim=-1).reshape(-1, 2) + 0.5
     first, stop = reference.tile_bounds(projection.means2d[order], projection.radii[order])
@@ -107,11 +107,11 @@ def front_plane_depth_by_definition(scene: SplatScene, view: PinholeCameras) -> 
     facing = cosines < 0
     crossing = torch.where(facing, distances.T / torch.where(facing, cosines, -1.0), centers.T)
     crossing = crossing.clamp((centers - reach).T, (centers + reach).T)
-    gathered = weights.cumsum(dim=1)
-    middle = crossing.gather(1, (gathered >= STOPPED).int().argmax(dim=1, keepdim=True))
+    opacity = weights.cumsum(dim=1)
+    middle = crossing.gather(1, (opacity >= STOPPED).int().argmax(dim=1, keepdim=True))
     near = weights * (-cosines).clamp_min(_LEAST_COSINE) * ((crossing - middle).abs() <= WINDOW * middle)
     depth = (near * crossing).sum(dim=1) / near.sum(dim=1).clamp_min(1e-12)
-    return torch.where(gathered[:, -1] >= STOPPED, depth, 0).reshape(camera.height, camera.width)
+    return torch.where(opacity[:, -1] >= STOPPED, depth, 0).reshape(camera.height, camera.width)
 
 
 def _shapes(scene: SplatScene) -> Ellipsoids:
@@ -151,7 +151,9 @@ def _march(starts, ranks, geometry, planes, columns, K, depth):
                 x, y = np.float32(column + 0.5), np.float32(row + 0.5)
                 ray_x, ray_y = (x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1]
                 middle, total, weighted = zero, zero, zero
-                # The first turn finds the first plane, the second the mean around it.
+                # The mean needs to know its window before it begins: the first turn finds the crossing at which the ray
+                # has lost enough light, the second averages the crossings near it. Keeping them instead would take
+                # memory without a bound.
                 for turn in range(2):
                     transmittance = one
                     for k in range(starts[tile], starts[tile + 1]):
@@ -170,6 +172,7 @@ def _march(starts, ranks, geometry, planes, columns, K, depth):
                         weight, transmittance = transmittance * alpha, transmittance_after
                         cosine = planes[rank, 0] * ray_x + planes[rank, 1] * ray_y + planes[rank, 2]
                         center, reach = planes[rank, 4], planes[rank, 5]
+                        # A plane seen edge-on or from behind has no crossing, or one far outside of its Gaussian.
                         crossing = planes[rank, 3] / cosine if cosine < zero else center
                         crossing = min(max(crossing, center - reach), center + reach)
                         if turn == 1:

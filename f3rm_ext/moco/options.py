@@ -152,11 +152,11 @@ class Plan:
     def record(self) -> dict[str, Any]:
         """Returns the plain values by which a checkpoint and a resumed run are compared."""
         names = ("algorithm", "architecture", "use_amp", "image_size", "mask_same_image", "batch_negatives")
-        given = {name: getattr(self.config, name) for name in (*names, "color_jitter", "seed")}
+        options = {name: getattr(self.config, name) for name in (*names, "color_jitter", "seed")}
         own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "temperature": self.temperature}
         own |= {"optimizer": self.optimizer, "weight_decay": self.weight_decay, "warmup_steps": self.warmup_steps}
         numbers = ("batch_size", "queue_size", "gradient_accumulation_steps", "epochs", "images", "processes")
-        return {**given, **own, **{name: getattr(self.pair, name) for name in numbers}}
+        return {**options, **own, **{name: getattr(self.pair, name) for name in numbers}}
 
     def announcement(self) -> list[str]:
         """Returns the lines to print before the first step."""

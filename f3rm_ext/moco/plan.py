@@ -81,9 +81,9 @@ class MemoryPlan:
     def compare_first_pass(self, live_bytes: int) -> list[str]:
         """Returns sentences that compare the plan with the memory that the first pass took."""
         lines = [f"Memory of the first pass: {live_bytes / GIB:.2f} GiB, planned {self.peak_bytes / GIB:.2f} GiB."]
-        held = live_bytes + self.context_bytes
-        if held > self.limit_bytes:
-            room = int(self.plan.pair.batch_size * self.limit_bytes / held)
+        total = live_bytes + self.context_bytes
+        if total > self.limit_bytes:
+            room = int(self.plan.pair.batch_size * self.limit_bytes / total)
             lines.append(
                 f"Warning: that is above {self.limit_bytes / GIB:.1f} GiB: use {smaller_options(self.plan, room)}."
             )

@@ -68,6 +68,7 @@ def restore_queue(state: dict[str, Tensor], size: int) -> KeyQueue:
     if queue.size == size:
         return queue
     other = KeyQueue(size, queue.keys.shape[1])
+    # A full ring overwrites its oldest key next; one that has never been full begins at 0.
     oldest = queue._pointer if len(queue) == queue.size else 0
     order = (oldest + torch.arange(len(queue))) % queue.size
     other.enqueue(queue.keys[order], queue.image_ids[order])

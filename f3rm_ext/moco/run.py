@@ -162,11 +162,11 @@ class TrainingRun:
                         result = training.train_step(batches)
                     progress.update(task, advance=images)
                     if training.step <= first_pass:
-                        held = peak_bytes(training.device) - before
+                        peak = peak_bytes(training.device) - before
                         if events is not None:
-                            events.add_scalar("MoCo/peak_memory_mib", held / MIB, training.step)
+                            events.add_scalar("MoCo/peak_memory_mib", peak / MIB, training.step)
                         if training.step == first_pass:
-                            self._say(*memory.compare_first_pass(held))
+                            self._say(*memory.compare_first_pass(peak))
                     if training.step % _LOG_EVERY == 0 or training.step == plan.steps:
                         rate = (training.step - first) * images / (time.monotonic() - started)
                         self._log(events, training, result, rate)
@@ -245,9 +245,9 @@ class TrainingRun:
             )
             progress.update(task, completed=len(tiles), total=len(tiles))
         if tiles.skipped:
-            named = "; ".join(f"{name} ({reason})" for name, reason in list(tiles.skipped.items())[:_MAX_NAMED])
+            examples = "; ".join(f"{name} ({reason})" for name, reason in list(tiles.skipped.items())[:_MAX_NAMED])
             more = f"; {tiles.array.with_suffix('.json')} lists all" if len(tiles.skipped) > _MAX_NAMED else ""
-            self._say(f"Skipped {len(tiles.skipped)} files that cannot be read: {named}{more}.")
+            self._say(f"Skipped {len(tiles.skipped)} files that cannot be read: {examples}{more}.")
 
     def _resume_command(self) -> str:
         """Returns the typed command line with --resume."""

@@ -152,10 +152,10 @@ def _say_once(text: str) -> None:
 @functools.cache
 def find_lpips(weights: Path | None, may_download: bool = True) -> Lpips | str:
     """Returns LPIPS, or a sentence that says why it is not available; tries once per process."""
-    wanted = Weights("AlexNet", "--pipeline.model.lpips-weights", weights, urls=(ALEXNET_URL,))
-    state = status(wanted)
+    source = Weights("AlexNet", "--pipeline.model.lpips-weights", weights, urls=(ALEXNET_URL,))
+    state = status(source)
     try:
-        return f"LPIPS is left out: {state.advice}" if state.missing and not may_download else _read(resolve(wanted))
+        return f"LPIPS is left out: {state.advice}" if state.missing and not may_download else _read(resolve(source))
     except WeightsNotFoundError as error:
         return f"LPIPS is left out: {error}"
 

@@ -46,8 +46,8 @@ def feature_images(model: Any, outputs: dict[str, Tensor], batch: Mapping[str, A
     for index, name in enumerate(model.query_heads()):
         key = f"feature_pca_{name}" if index else "feature_pca"
         if name in maps and key in outputs:
-            wanted = display_map(model, name, maps[name], outputs[key].shape[0], outputs[key].shape[1])
-            images[key] = torch.cat([wanted, outputs[key]], dim=1)
+            reference = display_map(model, name, maps[name], outputs[key].shape[0], outputs[key].shape[1])
+            images[key] = torch.cat([reference, outputs[key]], dim=1)
     return images
 
 

@@ -44,10 +44,10 @@ def feature_metrics(model: QueryableField, batch: dict[str, Any]) -> dict[str, f
         similarity, squared = 0.0, 0.0
         for start in range(0, len(target), chunk):
             part = slice(start, start + chunk)
-            wanted, share = target[part].to(model.device), shares[part].to(model.device)
+            truth, share = target[part].to(model.device), shares[part].to(model.device)
             rendered = render_pixels(model, batch["camera"], centres[part])[name]
-            similarity += float((cosine(rendered, wanted) * share).sum())
-            squared += float(((rendered - wanted).square().mean(dim=-1) * share).sum())
+            similarity += float((cosine(rendered, truth) * share).sum())
+            squared += float(((rendered - truth).square().mean(dim=-1) * share).sum())
         metrics[f"feature_cosine_{name}"] = similarity / float(shares.sum())
         metrics[f"feature_mse_{name}"] = squared / float(shares.sum())
     return metrics

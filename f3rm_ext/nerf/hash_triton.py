@@ -62,6 +62,7 @@ def _numbers(rows, level):
 @triton.jit
 def _row(x, y, z, mx, my, mz, first, size, hashed, corner: tl.constexpr):
     """Row of the table at corner 4 z + 2 y + x of a cell."""
+    # Unsigned products wrap around at 32 bits, as the hash of Instant NGP demands; in dense levels they never do.
     x = (x + (corner & 1)) * mx
     y = (y + ((corner >> 1) & 1)) * my
     z = (z + (corner >> 2)) * mz
@@ -125,11 +126,14 @@ def _backward(
         if FOR_TABLE:
             tl.atomic_add(by_table + at, (wx * wy * wz)[:, None] * upstream, mask=valid[:, None], sem="relaxed")
         if FOR_POINTS:
+            # A trilinear weight changes along an axis by the product of the other two factors, up at the upper vertex
+            # and down at the lower one.
             by_weight = tl.sum(tl.load(table + at, mask=valid[:, None], other=0.0) * upstream, axis=1)
             gx += by_weight * wy * wz * (2.0 * (corner & 1) - 1.0)
             gy += by_weight * wx * wz * (2.0 * ((corner >> 1) & 1) - 1.0)
             gz += by_weight * wx * wy * (2.0 * (corner >> 2) - 1.0)
     if FOR_POINTS:
+        # Every level is a program of its own and adds to the same points.
         tl.atomic_add(by_points + index * 3, gx * scale, mask=valid, sem="relaxed")
         tl.atomic_add(by_points + index * 3 + 1, gy * scale, mask=valid, sem="relaxed")
         tl.atomic_add(by_points + index * 3 + 2, gz * scale, mask=valid, sem="relaxed")

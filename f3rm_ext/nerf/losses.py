@@ -49,11 +49,11 @@ def feature_pairs(
         if name not in targets:
             continue
         count = min(len(rendered[name]), len(targets[name]))
-        some, wanted = rendered[name][:count], targets[name][:count].to(rendered[name].device, torch.float32)
+        some, truth = rendered[name][:count], targets[name][:count].to(rendered[name].device, torch.float32)
         if kept is not None:
-            some, wanted = some[kept[:count, 0]], wanted[kept[:count, 0]]
+            some, truth = some[kept[:count, 0]], truth[kept[:count, 0]]
         if len(some):
-            yield name, some, wanted
+            yield name, some, truth
 
 
 def cosine(a: Float[Tensor, "*batch feat"], b: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch"]:

@@ -58,8 +58,8 @@ def has_capture(config: F3rmTrainerConfig) -> bool:
     """Returns whether the options name a capture."""
     manager = config.pipeline.datamanager
     parser: Any = getattr(manager, "dataparser", None)
-    given = parser is not None and Path(parser.data) != Path(type(parser)().data)
-    return manager.data is not None or given
+    has_data = parser is not None and Path(parser.data) != Path(type(parser)().data)
+    return manager.data is not None or has_data
 
 
 def split_arguments(arguments: Sequence[str], own: dict[str, bool]) -> tuple[list[str], list[str]]:

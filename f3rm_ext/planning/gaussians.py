@@ -66,8 +66,8 @@ def _mesh_source(request: PlanRequest) -> str:
         return "as given by --gaussians"
     if request.start is not None:
         return f"{request.start.triangles:,} triangles, divided where splats are dense; {request.start.free:,} are free"
-    given = request.config.pipeline.model.start_from is not None  # type: ignore[attr-defined]
-    return "on the triangles of the mesh" + (" as it is: give --data to count what splats add" if given else "")
+    has_start = request.config.pipeline.model.start_from is not None  # type: ignore[attr-defined]
+    return "on the triangles of the mesh" + (" as it is: give --data to count what splats add" if has_start else "")
 
 
 def starting_gaussians(request: PlanRequest) -> int:

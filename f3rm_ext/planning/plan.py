@@ -155,7 +155,7 @@ class Plan:
         estimate, device, advice = self.estimate, self.request.device, self.advice
         peaks: tuple[Peak, ...] = ("training", "pictures")
         coverage, speed = self.coverage, self.throughput
-        wanted = None if self.wanted_epochs is None else coverage.epochs_to_steps(self.wanted_epochs)
+        goal = None if self.wanted_epochs is None else coverage.epochs_to_steps(self.wanted_epochs)
         return {
             "method": self.question.method,
             "command": shlex.join(self.question.command()),
@@ -178,7 +178,7 @@ class Plan:
                 "steps_per_epoch": coverage.steps_per_epoch,
                 "coverage": coverage.coverage,
                 "wanted_epochs": self.wanted_epochs,
-                "steps_for_wanted_epochs": wanted,
+                "steps_for_wanted_epochs": goal,
             },
             "time": None if speed is None else {**dataclasses.asdict(speed), "eta_s": speed.duration_s(coverage.steps)},
             "advice": {

@@ -141,12 +141,12 @@ def sentences(plan: Plan) -> Iterator[str]:
 
 def _learning_rates(plan: Plan) -> Iterator[str]:
     """Yields the usual learning rates for a field whose batch differs from its method's; none if they were set."""
-    given, own = plan.request.config, methods()[plan.question.method]
+    config, own = plan.request.config, methods()[plan.question.method]
     batch = getattr(own.pipeline.datamanager, "train_num_rays_per_batch", None)
     ratio = plan.coverage.rays_per_step / batch if batch and not plan.coverage.images_per_step else 1.0
     rates = {
         name: (parts["optimizer"].lr, own.optimizers[name]["optimizer"].lr)
-        for name, parts in given.optimizers.items()
+        for name, parts in config.optimizers.items()
         if name in own.optimizers and name != "camera_opt"
     }
     if abs(ratio - 1) < 0.01 or any(now != before for now, before in rates.values()):

@@ -114,8 +114,8 @@ def _share_sentence(last: Snapshot) -> str:
     shares = sorted(((size, name) for name, size in last.categories.items() if size), reverse=True)
     if not shares:
         return ""
-    listed = ", ".join(f"{name} {100 * size / last.total:.0f} %" for size, name in shares[:3])
-    text = f"Between steps, tensors take {readable(last.total)}: {listed}"
+    largest = ", ".join(f"{name} {100 * size / last.total:.0f} %" for size, name in shares[:3])
+    text = f"Between steps, tensors take {readable(last.total)}: {largest}"
     groups = {name: sum(parts.values()) for name, parts in last.named.items()}
     if groups:
         name = max(groups, key=lambda one: groups[one])

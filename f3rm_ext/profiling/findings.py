@@ -108,16 +108,16 @@ def _large(snapshots: Sequence[Snapshot]) -> Finding | None:
     strays = [one for one in strays if one["bytes"] >= max(16 * MIB, 0.05 * snapshots[-1].total)]
     if not strays:
         return None
-    listed = ", ".join(f"{one['name']} ({readable(one['bytes'])})" for one in strays[:3])
-    return Finding("large", f"Large tensors that no part of the run owns: {listed}.")
+    examples = ", ".join(f"{one['name']} ({readable(one['bytes'])})" for one in strays[:3])
+    return Finding("large", f"Large tensors that no part of the run owns: {examples}.")
 
 
 def _suspect(snapshots: Sequence[Snapshot]) -> Finding | None:
     doubts = {text: one.step for one in reversed(snapshots) for text in one.suspect}
     if not doubts:
         return None
-    listed = "; ".join(f"{text} (step {step})" for text, step in doubts.items())
-    return Finding("suspect", f"Some figures cannot be right: {listed}.")
+    examples = "; ".join(f"{text} (step {step})" for text, step in doubts.items())
+    return Finding("suspect", f"Some figures cannot be right: {examples}.")
 
 
 def doubts(snapshot: Snapshot, on_cuda: bool) -> list[str]:

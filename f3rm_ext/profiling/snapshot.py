@@ -92,13 +92,13 @@ def tensor_totals(storages: Iterable[TensorStorage], device: str) -> dict[str, A
     """Sums up tensors, as the entries of a :class:`Snapshot`."""
     everything = list(storages)
     here = [one for one in everything if one.device == device]
-    named: dict[str, dict[str, int]] = {}
+    by_name: dict[str, dict[str, int]] = {}
     dtypes: dict[str, int] = {}
     groups: dict[str, list[int]] = {}
     for one in here:
         dtypes[one.dtype] = dtypes.get(one.dtype, 0) + one.bytes
         if one.category in ("parameters", "gradients", "optimizer"):
-            group = named.setdefault(one.kind, {})
+            group = by_name.setdefault(one.kind, {})
             group[one.category] = group.get(one.category, 0) + one.bytes
         elif one.category in ("buffers", "other"):
             entry = groups.setdefault(_group_name(one.name), [0, 0])
@@ -109,7 +109,7 @@ def tensor_totals(storages: Iterable[TensorStorage], device: str) -> dict[str, A
     return {
         "categories": _sum_categories(here),
         "host": {} if device == "cpu" else _sum_categories(one for one in everything if one.device == "cpu"),
-        "named": named,
+        "named": by_name,
         "dtypes": dtypes,
         "largest": [
             {"name": one.name, "category": one.category, "dtype": one.dtype, "shape": list(one.shape)}

@@ -119,8 +119,8 @@ class Scorer:
                         f"{head.name!r} has {head.dim}: take it from features of the same extractor and number of "
                         "codes."
                     )
-        named = [replace(query, head=get_head(heads, query.head).name) for query in queries]
-        return cls(named, {name: heads[name].space() for name in {query.head for query in named}}, model.device)
+        resolved = [replace(query, head=get_head(heads, query.head).name) for query in queries]
+        return cls(resolved, {name: heads[name].space() for name in {query.head for query in resolved}}, model.device)
 
     @property
     def heads(self) -> tuple[str, ...]:

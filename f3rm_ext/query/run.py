@@ -172,14 +172,14 @@ def load_run(load_config: Path) -> Run:
     from f3rm_ext.data.image_datamanager import ImageDataManager
     from f3rm_ext.engine.opening import open_run
 
-    opened = open_run(
+    run = open_run(
         load_config,
         lambda config: issubclass(config.pipeline.datamanager._target, F3rmDataManager | ImageDataManager),
         "which distils no features: give a run of f3rm-ext or sugar-ext",
     )
-    model, manager = opened.pipeline.model, opened.pipeline.datamanager
+    model, manager = run.pipeline.model, run.pipeline.datamanager
     assert isinstance(model, Queryable) and isinstance(manager, F3rmDataManager | ImageDataManager)
-    return Run(model, manager, opened.config, opened.checkpoint, opened.step)
+    return Run(model, manager, run.config, run.checkpoint, run.step)
 
 
 # --- views -----------------------------------------------------------------------------------------------------------

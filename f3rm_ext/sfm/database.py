@@ -172,9 +172,9 @@ class FeatureDatabase:
         options = pycolmap.FeatureMatchingOptions(num_threads=threads.usable_cores(), use_gpu=_has_gpu())
         for some in _batches(todo, _PAIRS_AT_ONCE, len(pairs), count):
             with tempfile.TemporaryDirectory() as folder, translate_errors("matching photos", self.path.parent):
-                listed = Path(folder, "pairs.txt")
-                listed.write_text("".join(f"{a} {b}\n" for a, b in some), encoding="utf-8")
-                pairing = pycolmap.ImportedPairingOptions(match_list_path=listed)
+                pair_file = Path(folder, "pairs.txt")
+                pair_file.write_text("".join(f"{a} {b}\n" for a, b in some), encoding="utf-8")
+                pairing = pycolmap.ImportedPairingOptions(match_list_path=pair_file)
                 pycolmap.match_image_pairs(self.path, options, pairing)
 
     def num_features(self) -> dict[str, int]:

@@ -183,6 +183,6 @@ def chamfer_distance(predicted: Float[np.ndarray, "points 3"], true: Float[np.nd
     point are averaged, and the averages of both directions are added.
     """
     size = float(np.linalg.norm(true - true.mean(axis=0), axis=1).mean())
-    moved, target = (points / max(size, 1e-15) for points in (align(predicted, true)(predicted), true))
-    there, back = KDTree(target).query(moved)[0], KDTree(moved).query(target)[0]
+    aligned, target = (points / max(size, 1e-15) for points in (align(predicted, true)(predicted), true))
+    there, back = KDTree(target).query(aligned)[0], KDTree(aligned).query(target)[0]
     return float((there**2).mean() + (back**2).mean())

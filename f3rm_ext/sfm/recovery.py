@@ -96,11 +96,13 @@ def fit_homography(pixels: Float[Tensor, "rays 3"], world: Float[Tensor, "rays 3
         order = torch.rand(_HYPOTHESES, _JUDGES, generator=generator)
     else:
         some_pixels, some_world = pixels, world
+    # The places of the largest of random numbers: each hypothesis draws rays without replacement.
     picked = order.topk(_RAYS_PER_HYPOTHESIS, dim=1).indices.to(pixels.device)
     candidates = _least_squares(some_pixels[picked], some_world[picked])
     candidates = torch.cat([candidates, _least_squares(some_pixels[None], some_world[None])])
     medians = _sines(candidates, some_pixels, some_world).square().median(dim=1).values
     best = int(medians.argmin())
+    # Least median of squares (Rousseeuw and Leroy 1987), whose scale is corrected for few rays.
     sigma = _SIGMAS_PER_MEDIAN * medians[best].sqrt() * (1 + 5 / max(len(some_pixels) - _RAYS_PER_HYPOTHESIS, 1))
     inliers: Bool[Tensor, " rays"] = _sines(candidates[best : best + 1], pixels, world)[0] <= _INLIER_SIGMAS * sigma
     if int(inliers.sum()) > _RAYS_PER_HYPOTHESIS:

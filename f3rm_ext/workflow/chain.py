@@ -98,15 +98,15 @@ class ChainRun(StageRunner):
             return 0
         from f3rm_ext.mesh.bound.model import STEPS
 
-        given = options.passed_on.get("refine", {}).get("max-num-iterations")
-        return int(given[0]) if given and given[0].isdigit() else STEPS[options.refinement_time or "long"]
+        value = options.passed_on.get("refine", {}).get("max-num-iterations")
+        return int(value[0]) if value and value[0].isdigit() else STEPS[options.refinement_time or "long"]
 
     def _take_defaults(self) -> None:
         """Takes what an earlier call has chosen, or chooses for this machine, and says so."""
         if not self.manifest.defaults:
             self.manifest.defaults = choose_defaults(self.options)  # type: ignore[assignment]
-        given, self.options = self.options, apply_defaults(self.options, self.manifest.defaults)
-        self.say(describe_defaults(given, self.options))
+        previous, self.options = self.options, apply_defaults(self.options, self.manifest.defaults)
+        self.say(describe_defaults(previous, self.options))
 
     def _require_earlier_stages(self) -> None:
         """Raises ConfigError unless all stages before --from-stage are finished."""
@@ -129,8 +129,8 @@ class ChainRun(StageRunner):
     def _check_texture(self) -> None:
         """Raises ConfigError where the texture is too small for the mesh, which its command would find out last."""
         options = self.options
-        given = options.stage_options("texture", {"texture-size": (str(options.texture_size or 0),)})["texture-size"]
-        size = int(" ".join(given))
+        value = options.stage_options("texture", {"texture-size": (str(options.texture_size or 0),)})["texture-size"]
+        size = int(" ".join(value))
         vertices = int(" ".join(options.stage_options("mesh", {"vertices": (str(options.vertices or 0),)})["vertices"]))
         if 0 < size**2 < vertices:
             least = 1 << math.ceil(math.log2(vertices) / 2)

@@ -29,8 +29,8 @@ def choose_defaults(options: ChainOptions) -> dict[str, Any]:
     Args:
         options: as given; the capture or the photos are looked at on a CPU.
     """
-    given = options.passed_on.get("coarse", {}).get("machine.device-type")
-    device_type = " ".join(given) if given else compat.default_device_type()
+    device = options.passed_on.get("coarse", {}).get("machine.device-type")
+    device_type = " ".join(device) if device else compat.default_device_type()
     if device_type != "cpu":
         return dict(ON_GPU)
     longest_px = longest_side_px(options.capture) if options.images is None else _longest_photo_px(options.images)

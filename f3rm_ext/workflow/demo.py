@@ -171,21 +171,21 @@ class DemoRun(StageRunner):
         stage = Stage("train", "Training", ("ns-train", method), decided, {"capture": digest}, words, is_rewritten=True)
         stage = replace(stage, experiment=re.sub(r"[^A-Za-z0-9_-]+", "_", name) or "capture")
         record = self.manifest.get_record("train", stage.decided, stage.inputs)
-        done = self._steps_done(stage, record)
+        step = self._steps_done(stage, record)
         left_s = 60 * minutes - record.working_s
-        if not done or (done < steps and left_s >= 1):
-            stage = replace(stage, limit_s=max(1.0, left_s), remainder=f"{done} of {steps} steps are done")
+        if not step or (step < steps and left_s >= 1):
+            stage = replace(stage, limit_s=max(1.0, left_s), remainder=f"{step} of {steps} steps are done")
         record = self.run_stage(stage)
-        done = self._steps_done(stage, record)
-        if not done:
+        step = self._steps_done(stage, record)
+        if not step:
             raise ConfigError(
                 f"Training was stopped after {minutes:g} min, before it saved a checkpoint: give it more time with "
                 "--minutes."
             )
-        self.run_note = f"{done} steps"
-        if done < steps:
+        self.run_note = f"{step} steps"
+        if step < steps:
             self.run_note += f" of {steps}: stopped at the limit of {minutes:g} min"
-        return stage.run_folder(self.folder, record), {"training": f"{record.key}, {done} steps"}
+        return stage.run_folder(self.folder, record), {"training": f"{record.key}, {step} steps"}
 
     def _steps_done(self, stage: Stage, record: Record) -> int:
         newest = newest_checkpoint(stage.run_folder(self.folder, record))

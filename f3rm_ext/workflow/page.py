@@ -58,8 +58,8 @@ def _scores(folder: Path, name: str) -> dict[str, Any]:
 def _lead(options: ChainOptions, capture: Mapping[str, Any], records: Mapping[str, Record]) -> str:
     titles = [record.title.lower() for name, record in records.items() if not name.startswith("eval-")]
     if options.images is not None:
-        given = _poses(options).get("photos", capture["photos"])
-        return f"From {plural(given, 'photo')} without poses in {len(titles)} stages: {', '.join(titles)}."
+        photo_count = _poses(options).get("photos", capture["photos"])
+        return f"From {plural(photo_count, 'photo')} without poses in {len(titles)} stages: {', '.join(titles)}."
     start = f" Coarse splats came from {options.coarse_checkpoint}." if options.coarse_checkpoint else ""
     return f"From {plural(capture['photos'], 'photo')} in {len(titles)} stages: {', '.join(titles)}.{start}"
 
@@ -117,9 +117,9 @@ def _pairs(folder: Path, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]]) -> Table:
     rows: list[tuple[str, str, str]] = []
     if poses:
-        posed, given = poses["registered"], poses["photos"]
-        note = "reasons in sfm_report.html" if posed < given else "all of them"
-        rows.append(("Photos with a pose", f"{posed} of {given}", note))
+        posed, photo_count = poses["registered"], poses["photos"]
+        note = "reasons in sfm_report.html" if posed < photo_count else "all of them"
+        rows.append(("Photos with a pose", f"{posed} of {photo_count}", note))
         error = f"mean of {poses['points']:,} points"
         rows.append(("Reprojection error", f"{poses['reprojection_error_px']:.2f} px", error))
     for name, label in _SPLATS.items():
@@ -145,11 +145,11 @@ def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]]) 
 
 
 def _stages(records: Mapping[str, Record], kept: set[str]) -> Table:
-    rows, said = [], set[str]()
+    rows, sentences = [], set[str]()
     for name, record in records.items():
         size = sum(output.size for output in record.outputs.values())
-        notes = [note.rstrip(".") for note in record.notes if note not in said]
-        said.update(record.notes)
+        notes = [note.rstrip(".") for note in record.notes if note not in sentences]
+        sentences.update(record.notes)
         notes += [plural(record.runs, "run")] if record.runs > 1 else []
         notes += ["done before"] if name in kept else []
         bytes_text = f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} kB"

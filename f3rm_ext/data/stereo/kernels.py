@@ -11,7 +11,7 @@ STRIP_ROWS = 24
 
 @no_type_check
 @numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")
-def _cut(low, high, start, slope):
+def _clip_range(low, high, start, slope):
     """The part of the range from ``low`` to ``high`` where ``start + slope · x`` is not negative."""
     if slope > 0:
         return max(low, -start / slope), high
@@ -32,19 +32,19 @@ def _warp(photo, height, width, warp, first, out):
         u, v, w = warp[0, 1] * y + warp[0, 2], warp[1, 1] * y + warp[1, 2], warp[2, 1] * y + warp[2, 2]
         # What is inside is one piece of the row, so that the loop over it needs no branches.
         low, high = np.float32(0), np.float32(out.shape[1] - 1)
-        low, high = _cut(low, high, w - np.float32(1e-6), c)
-        low, high = _cut(low, high, u, a)
-        low, high = _cut(low, high, right * w - u, right * c - a)
-        low, high = _cut(low, high, v, b)
-        low, high = _cut(low, high, bottom * w - v, bottom * c - b)
+        low, high = _clip_range(low, high, w - np.float32(1e-6), c)
+        low, high = _clip_range(low, high, u, a)
+        low, high = _clip_range(low, high, right * w - u, right * c - a)
+        low, high = _clip_range(low, high, v, b)
+        low, high = _clip_range(low, high, bottom * w - v, bottom * c - b)
         begin, stop = int(np.ceil(low)), int(np.floor(high)) + 1
         out[row, : max(begin, 0)] = np.nan
         out[row, max(begin, stop, 0) :] = np.nan
         for x in range(begin, stop):
-            at = np.float32(x)
-            scale = np.float32(1) / (w + c * at)
-            px = min(max((u + a * at) * scale, np.float32(0)), right)
-            py = min(max((v + b * at) * scale, np.float32(0)), bottom)
+            column = np.float32(x)
+            scale = np.float32(1) / (w + c * column)
+            px = min(max((u + a * column) * scale, np.float32(0)), right)
+            py = min(max((v + b * column) * scale, np.float32(0)), bottom)
             left, top = min(np.int32(px), np.int32(width - 2)), min(np.int32(py), np.int32(height - 2))
             share_x, share_y = px - np.float32(left), py - np.float32(top)
             place = top * stride + left
@@ -62,6 +62,7 @@ def _box(values, side, columns, out):
     width = values.shape[1] - side + 1
     for row in range(out.shape[0]):
         columns[:] = values[row]
+        # Sums of columns come first, so that a mean takes 2 · side additions instead of side².
         for below in range(1, side):
             for x in range(values.shape[1]):
                 columns[x] += values[row + below, x]

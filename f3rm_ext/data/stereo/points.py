@@ -167,8 +167,8 @@ def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -
         kept = np.random.default_rng(0).permutation(len(points.xyz))[:missing]
         points = DensePoints(points.xyz[kept], points.rgb[kept])
     besides = f", besides {own} of the capture" if own else ""
-    said = f"{len(points.xyz)} dense points {origin}{besides}; --dense-points never leaves them out."
-    console().log(said, markup=False)
+    sentence = f"{len(points.xyz)} dense points {origin}{besides}; --dense-points never leaves them out."
+    console().log(sentence, markup=False)
     xyz, rgb = torch.from_numpy(points.xyz), torch.from_numpy(points.rgb)
     if own:
         xyz = torch.cat([outputs.metadata[XYZ].float(), xyz])

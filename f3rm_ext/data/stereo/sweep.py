@@ -249,8 +249,8 @@ def best_plane_reference(
     low, peak, high = at(best - 1), at(best), at(best + 1)
     shift = np.clip((low - high) / (2 * np.minimum(low - 2 * peak + high, -1e-9)), -0.5, 0.5)
     place = best + np.where((best > 0) & (best < len(total) - 1), shift, 0)
-    counted = np.zeros(own.shape, bool)
+    valid = np.zeros(own.shape, bool)
     edge = window_px // 2
-    counted[edge : own.shape[0] - edge, edge : own.shape[1] - edge] = True
-    counted[: sweep.rows.start] = counted[sweep.rows.stop :] = False
-    return np.where(counted, peak, -1).astype(np.float32), np.where(counted, place, 0).astype(np.float32)
+    valid[edge : own.shape[0] - edge, edge : own.shape[1] - edge] = True
+    valid[: sweep.rows.start] = valid[sweep.rows.stop :] = False
+    return np.where(valid, peak, -1).astype(np.float32), np.where(valid, place, 0).astype(np.float32)

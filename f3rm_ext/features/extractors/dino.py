@@ -110,12 +110,12 @@ class _VitExtractor(preprocess.PatchExtractor):
             extractor = cls(config, device=torch.device("cpu"))
             grid = extractor.patch_grid(height_px, width_px)
             return FeatureSize(grid.rows, grid.cols, extractor.dim)
-        named = _PUBLISHED.match(config.model)
-        assert named is not None
-        patch = int(named[2])
+        match = _PUBLISHED.match(config.model)
+        assert match is not None
+        patch = int(match[2])
         stride = config.stride_px or patch
         height, width = preprocess.whole_patches(height_px, width_px, config.short_side_px, patch)
-        return FeatureSize((height - patch) // stride + 1, (width - patch) // stride + 1, _WIDTHS[named[1]])
+        return FeatureSize((height - patch) // stride + 1, (width - patch) // stride + 1, _WIDTHS[match[1]])
 
     @property
     def identity(self) -> ExtractorIdentity:

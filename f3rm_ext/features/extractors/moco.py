@@ -130,8 +130,8 @@ def _network(path: Path) -> "tuple[str, ResNet | VisionTransformer]":
     name = None if last is None else _NETWORKS.get(len(last))
     if name is not None:
         network = cast("ResNet", get_model(name, weights=None))
-        wanted = {key: value.shape for key, value in network.state_dict().items() if not key.startswith("fc.")}
-        if wanted == {key: value.shape for key, value in state.items()}:
+        shapes = {key: value.shape for key, value in network.state_dict().items() if not key.startswith("fc.")}
+        if shapes == {key: value.shape for key, value in state.items()}:
             network.load_state_dict(state, strict=False)
             return name, network
     raise ExtractorError(

@@ -197,9 +197,9 @@ class VisionTransformer(nn.Module):
         misfits = [name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape]
         for names, problem in ((missing, "lack"), (unexpected, "hold unknown"), (misfits, "hold ill-fitting")):
             if names:
-                shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+                examples = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
                 raise ExtractorError(
-                    f"The weights {problem} parameters ({shown}): this is no plain ViT as in DINO, DINOv2 or timm."
+                    f"The weights {problem} parameters ({examples}): this is no plain ViT as in DINO, DINOv2 or timm."
                 )
         model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
         return model.eval().requires_grad_(False)
@@ -245,17 +245,17 @@ class VisionTransformer(nn.Module):
                 trained for earlier blocks, whose tokens pass a LayerNorm without weights.
             stride_px: Distance between patches, by default the patch size. Patches overlap if it is smaller.
         """
-        wanted = [layer % self.depth for layer in layers]
+        indices = [layer % self.depth for layer in layers]
         x, rows, cols = self.embed(pixels, stride_px or self.patch_px)
         blocks: dict[int, Tensor] = {}
-        for index, block in enumerate(self.blocks[: max(wanted) + 1]):
+        for index, block in enumerate(self.blocks[: max(indices) + 1]):
             assert isinstance(block, Block)
-            if facet != "token" and index in wanted:
+            if facet != "token" and index in indices:
                 blocks[index] = block.attn.facets(block.norm1(x))[("query", "key", "value").index(facet)]
             x = block(x)
-            if facet == "token" and index in wanted:
+            if facet == "token" and index in indices:
                 blocks[index] = self._normalize(x, index) if normed else x
-        return [blocks[index][:, -rows * cols :].unflatten(1, (rows, cols)) for index in wanted]
+        return [blocks[index][:, -rows * cols :].unflatten(1, (rows, cols)) for index in indices]
 
 
 def block_count(state: Mapping[str, Tensor]) -> int:

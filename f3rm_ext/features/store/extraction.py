@@ -215,12 +215,12 @@ def _check_space(folder: Path, needed_bytes: int) -> None:
 
 def say_waiting(root: Path, what: str) -> Callable[[float], None]:
     """Returns a callback that takes the seconds waited for ``what`` so far and says so every 30 seconds."""
-    said = -_WAIT_LOG_S
+    log_s = -_WAIT_LOG_S
 
     def say(waited_s: float) -> None:
-        nonlocal said
-        if waited_s - said >= _WAIT_LOG_S:
-            said = waited_s
+        nonlocal log_s
+        if waited_s - log_s >= _WAIT_LOG_S:
+            log_s = waited_s
             console().print(f"Waiting for {what} to finish the features in {root} ({waited_s:.0f} s).", highlight=False)
 
     return say
@@ -246,12 +246,12 @@ def wait_until(
     Raises:
         FeatureStoreError: No process is working on the store.
     """
-    start = held = time.monotonic()
+    start = alive_s = time.monotonic()
     while not complete():
         now = time.monotonic()
         if lock.is_held():
-            held = now
-        elif now - held > abandoned_s:
+            alive_s = now
+        elif now - alive_s > abandoned_s:
             raise FeatureStoreError(
                 f"The features in {lock.path.parent} are not complete and nobody has worked on them for "
                 f"{abandoned_s:.0f} s: the process of rank 0 has failed (see its message); {EXTRACT} "

@@ -124,17 +124,17 @@ class FeatureStore:
 
         A process killed meanwhile leaves two stores that open; shards that had been moved are made again.
         """
-        taken = 0
+        size = 0
         for key, entry in other.manifest.images.items():
             if key not in self.manifest.images and other.state(key) == "present":
                 self.path(key).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(other.path(key), self.path(key))
                 self.manifest.images[key] = entry
                 self._verified.discard(key)
-                taken += 1
-        if taken:
+                size += 1
+        if size:
             self.commit()
-        return taken
+        return size
 
     def put(
         self, key: str, values: Float16[np.ndarray, "rows cols channels"], grid: PatchGrid, image_hw: tuple[int, int]

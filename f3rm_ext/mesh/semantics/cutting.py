@@ -45,12 +45,12 @@ def cut_at_level(mesh: trimesh.Trimesh, scores: Float[np.ndarray, " verts"], lev
     ab, ac, ed, fd = np.split(numbers, np.cumsum([len(a), len(a), len(d)]))
     added = _OnEdges.at(scores, edges, level)
     tips, quads = np.stack([a, ab, ac], axis=1), np.concatenate([np.stack([e, f, fd], 1), np.stack([e, fd, ed], 1)])
-    made = np.concatenate([faces[count == 3], tips, quads])
+    triangles = np.concatenate([faces[count == 3], tips, quads])
     # A vertex on the level is its own cut: triangles without area remain beside it.
-    made = made[(made != np.roll(made, 1, axis=1)).all(axis=1)]
-    if not len(made):
+    triangles = triangles[(triangles != np.roll(triangles, 1, axis=1)).all(axis=1)]
+    if not len(triangles):
         raise MeshError(f"Only single vertices reach the score {level:g}: lower --threshold.")
-    part = trimesh.Trimesh(added.append_to(np.asarray(mesh.vertices)), made, process=False)
+    part = trimesh.Trimesh(added.append_to(np.asarray(mesh.vertices)), triangles, process=False)
     visual, colors = mesh.visual, vertex_colors(mesh)
     if isinstance(visual, TextureVisuals) and visual.uv is not None:
         part.visual = TextureVisuals(uv=added.append_to(np.asarray(visual.uv)), material=visual.material)
@@ -122,12 +122,12 @@ def _close(part: trimesh.Trimesh, size: float) -> trimesh.Trimesh:
     lid_of = trimesh.graph.connected_component_labels(trimesh.graph.face_adjacency(lids), node_count=len(lids))
     rim = corners[np.unique(lid_of, return_index=True)[1][lid_of], 0]
     added = len(vertices) + np.arange(3 * len(lids)).reshape(-1, 3)
-    made = trimesh.Trimesh(
+    result = trimesh.Trimesh(
         np.concatenate([vertices, vertices[corners.reshape(-1)]]), np.concatenate([part.faces, added]), process=False
     )
     uv = np.asarray(visual.uv)
-    made.visual = TextureVisuals(uv=np.concatenate([uv, np.repeat(uv[rim], 3, axis=0)]), material=visual.material)
-    return made
+    result.visual = TextureVisuals(uv=np.concatenate([uv, np.repeat(uv[rim], 3, axis=0)]), material=visual.material)
+    return result
 
 
 def _is_manifold(mesh: trimesh.Trimesh) -> bool:

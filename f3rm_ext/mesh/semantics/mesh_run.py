@@ -166,7 +166,7 @@ def same_frame(said: dict[str, Any], frame: CaptureFrame) -> bool:
             value = np.array(parse_json(there, Any) if isinstance(there, str) else there, dtype=np.float64)
         except (ValueError, TypeError, OverflowError):
             return False
-        wanted = np.asarray(here[key])
-        if value.shape != wanted.shape or not np.allclose(value, wanted, atol=_SAME_FRAME):
+        values = np.asarray(here[key])
+        if value.shape != values.shape or not np.allclose(value, values, atol=_SAME_FRAME):
             return False
     return True

@@ -109,13 +109,13 @@ def _fill(points: np.ndarray, colors: np.ndarray, seen: np.ndarray, on_progress:
         anchors = np.random.default_rng(0).choice(anchors, _ANCHORS, replace=False)
     tree = KDTree(points[anchors])
     count = min(_NEAREST, len(anchors))
-    done = 0
+    finished = 0
     for part in np.array_split(unseen, len(unseen) // CHUNK + 1):
         away, nearest = tree.query(points[part], k=[*range(1, count + 1)], workers=-1)  # type: ignore[arg-type]
         share = 1 / np.maximum(away, 1e-9)
         colors[part] = (colors[anchors[nearest]] * (share / share.sum(axis=1, keepdims=True))[..., None]).sum(axis=1)
-        done += len(part)
-        on_progress("Unseen texels", done, len(unseen))
+        finished += len(part)
+        on_progress("Unseen texels", finished, len(unseen))
 
 
 def _chunks(count: int) -> list[slice]:

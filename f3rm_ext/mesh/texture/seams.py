@@ -34,10 +34,12 @@ def level_seams(atlas: Atlas, texels: Texels, colors: Float[np.ndarray, "texels 
     index, share = index[whole], share[whole]
     involved, column = np.unique(index, return_inverse=True)
     rows = np.repeat(np.arange(len(index)), 8)
-    between = csr_matrix((share.ravel(), (rows, column.ravel())), shape=(len(index), len(involved)))
-    system = between.T @ between + _KEEP * eye_array(len(involved), format="csr")
+    # A row of `difference` is the colour on one side of a cut less that on the other. The least change of all colours
+    # that closes the gaps solves normal equations, in which _KEEP says what a change costs beside a gap.
+    difference = csr_matrix((share.ravel(), (rows, column.ravel())), shape=(len(index), len(involved)))
+    system = difference.T @ difference + _KEEP * eye_array(len(involved), format="csr")
     for channel in range(3):
-        right = -(between.T @ (between @ colors[involved, channel]))
+        right = -(difference.T @ (difference @ colors[involved, channel]))
         change, _ = cg(system, right, rtol=1e-3, maxiter=100)
         colors[involved, channel] += change
     colors[involved] = np.clip(colors[involved], 0, 255)

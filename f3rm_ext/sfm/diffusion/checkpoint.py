@@ -138,9 +138,9 @@ def load_exactly(model: RayDiffuser, state: Mapping[str, Tensor]) -> None:
     misfits = [name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape]
     for names, problem in ((missing, "lacks"), (unknown, "holds unknown"), (misfits, "holds ill-fitting")):
         if names:
-            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            examples = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             raise CheckpointError(
-                f"The checkpoint {problem} parameters ({shown}): it belongs to another model or version."
+                f"The checkpoint {problem} parameters ({examples}): it belongs to another model or version."
             )
     model.load_state_dict({name: tensor.to(expected[name].dtype) for name, tensor in state.items()}, assign=True)
 

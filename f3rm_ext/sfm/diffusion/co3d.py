@@ -238,11 +238,11 @@ def find_categories(root: Path, wanted: Sequence[str], split: Split) -> list[str
             f"There are no lists of CO3D in {root / ANNOTATIONS}: give the folder with dataset.path, or make one of a "
             "capture with `f3rm-ext sfm prepare`."
         )
-    named = [category for category in there if category not in UNSEEN] if "all_train" in wanted else sorted(wanted)
-    missing = [category for category in named if category not in there]
+    categories = [category for category in there if category not in UNSEEN] if "all_train" in wanted else sorted(wanted)
+    missing = [category for category in categories if category not in there]
     if missing:
         raise CaptureError(f"CO3D's {', '.join(missing)} is not in {root / ANNOTATIONS}, which has {', '.join(there)}.")
-    return named
+    return categories
 
 
 def _has_sane_cameras(frames: Sequence[dict[str, Any]]) -> bool:
