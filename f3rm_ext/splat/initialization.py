@@ -138,8 +138,7 @@ def _count_views(points: Tensor, views: PinholeCameras) -> Float[Tensor, " point
     """Counts the cameras that see each point."""
     seen = torch.zeros(len(points))
     for index in range(len(views.viewmats)):
-        one = PinholeCameras(*(part[index : index + 1] for part in views))
-        seen += sampling_intervals(points, one, near=1e-3, margin=0.0)[1]
+        seen += sampling_intervals(points, views.take(slice(index, index + 1)), near=1e-3, margin=0.0)[1]
     return seen
 
 

@@ -1,5 +1,6 @@
 """3DGS's densification as gsplat implements it, on any device and with a limit on the number of Gaussians."""
 
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -144,14 +145,10 @@ class DefaultDensifier(Densifier):
     ) -> Change:
         count = len(params["means"])
         if step >= self.strategy.refine_stop_iter:
-            for name in STATISTICS:  # no longer needed
-                if self.statistics.get(name) is not None:
-                    self.statistics[name] = None
+            self._replace_statistics(lambda value: None)  # no longer needed
             return Change(count)
         device = params["means"].device
-        for name in STATISTICS:  # a checkpoint is loaded to the CPU
-            if self.statistics.get(name) is not None:
-                self.statistics[name] = self.statistics[name].to(device)
+        self._replace_statistics(lambda value: value.to(device))  # a checkpoint is loaded to the CPU
         info = _info(rasterization, self.absgrad)
         resets = step > 0 and step % self.strategy.reset_every == 0
         if step == 0 or (step % self.strategy.refine_every and not resets):
@@ -198,18 +195,16 @@ class DefaultDensifier(Densifier):
             return
         _add_up(self.statistics)
         if not is_first():
-            self._clear_sums()
+            self._replace_statistics(Tensor.zero_, SUMS)
 
-    def _clear_sums(self) -> None:
-        for name in SUMS:
+    def _replace_statistics(self, change: Callable[[Tensor], Tensor | None], names: Iterable[str] = STATISTICS) -> None:
+        for name in names:
             if self.statistics.get(name) is not None:
-                self.statistics[name].zero_()
+                self.statistics[name] = change(self.statistics[name])
 
     def follow(self, change: Change) -> None:
         if change.rows_changed:
-            for name in STATISTICS:
-                if self.statistics.get(name) is not None:
-                    self.statistics[name] = change.carry(self.statistics[name])
+            self._replace_statistics(change.carry)
 
     def state_dict(self) -> dict[str, Any]:
         kept = {name: value for name in STATISTICS if (value := self.statistics.get(name)) is not None}
@@ -221,7 +216,7 @@ class DefaultDensifier(Densifier):
             if name in self.statistics:
                 self.statistics[name] = state.get(name)
         if not self.sharded and not is_first():  # what the checkpoint holds was added up over all ranks
-            self._clear_sums()
+            self._replace_statistics(Tensor.zero_, SUMS)
 
 
 def _info(rasterization: Rasterization, absgrad: bool) -> dict[str, Any]:

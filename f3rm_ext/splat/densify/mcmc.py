@@ -1,6 +1,7 @@
 """3DGS-MCMC: densification by relocation and noise, in torch on any device."""
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
@@ -32,8 +33,7 @@ class MCMCDensifier(Densifier):
                 change = self._round(params, optimizers)
             rate = optimizers_by_name(optimizers)["means"].param_groups[0]["lr"]
             if options.mcmc_noise > 0:
-                geometry = (params[name].detach() for name in ("means", "scales", "quats", "opacities"))
-                add_noise(*geometry, scale=rate * options.mcmc_noise)
+                add_noise(params, rate * options.mcmc_noise)
         return change
 
     @torch.no_grad()
@@ -148,19 +148,13 @@ def sample_rows(weights: Float[Tensor, " gaussians"], count: int) -> Int[Tensor,
 
 
 @torch.no_grad()
-def add_noise(
-    means: Float[Tensor, "gaussians 3"],
-    scales: Float[Tensor, "gaussians 3"],
-    quats: Float[Tensor, "gaussians 4"],
-    opacities: Float[Tensor, "gaussians 1"],
-    scale: float,
-) -> None:
-    """Adds Σ η · sigmoid(100 ((1 − α) − 0.995)) · scale to the centres, η ~ N(0, I) (eq. 8 of the paper).
+def add_noise(params: Mapping[str, Tensor] | torch.nn.ParameterDict, scale: float) -> None:
+    """Adds Σ η · sigmoid(100 ((1 − α) − 0.995)) · scale to the centres, in place, η ~ N(0, I) (eq. 8 of the paper).
 
     Args:
-        means: centres, changed in place.
         scale: learning rate of the centres times the strength of the noise.
     """
+    means, scales, quats, opacities = (params[name].detach() for name in ("means", "scales", "quats", "opacities"))
     for start in range(0, len(means), _CHUNK):
         rows = slice(start, start + _CHUNK)
         gate = torch.sigmoid(NOISE_STEEPNESS * (1 - opacities[rows].sigmoid() - NOISE_CENTRE))

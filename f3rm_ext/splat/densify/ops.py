@@ -126,7 +126,8 @@ def rebind(name: str, old: Parameter, new: Parameter, optimizers: RunOptimizers,
     state = optimizer.state.pop(old, None)
     if state:
         if change is not None:
-            _carry_state(state, change)
+            for key, value in _row_tensors(state, change.old_count).items():
+                state[key] = change.carry(value, fresh=0)
         optimizer.state[new] = state
 
 
@@ -143,8 +144,3 @@ def _row_tensors(state: Mapping[str, Any], count: int) -> dict[str, Tensor]:
         for key, value in state.items()
         if isinstance(value, Tensor) and value.dim() > 0 and len(value) == count and key != "step"
     }
-
-
-def _carry_state(state: dict[str, Any], change: Change) -> None:
-    for key, value in _row_tensors(state, change.old_count).items():
-        state[key] = change.carry(value, fresh=0)

@@ -102,7 +102,9 @@ def _backward(degree, count, directions, rest, upstream, g_directions, g_rest):
             g_directions[i, 2] = (gz - z * along) / length
 
 
-class _Harmonics(torch.autograd.Function):
+class NumbaHarmonics(torch.autograd.Function):
+    """Colours, ½ + harmonics, up to a degree from 1 to 3; not clamped; float32, on the CPU."""
+
     @staticmethod
     def forward(ctx: Any, degree: int, directions: Tensor, dc: Tensor, rest: Tensor) -> Tensor:
         directions, dc, rest = (value.detach().contiguous() for value in (directions, dc, rest))
@@ -124,8 +126,3 @@ class _Harmonics(torch.autograd.Function):
         )  # fmt: skip
         _, by_direction, _, by_rest = ctx.needs_input_grad
         return None, g_directions if by_direction else None, SH_C0 * upstream, g_rest if by_rest else None
-
-
-def harmonics_numba(degree: int, directions: Tensor, dc: Tensor, rest: Tensor) -> Tensor:
-    """Evaluates colours, ½ + harmonics, up to a degree from 1 to 3; not clamped; float32, on the CPU."""
-    return _Harmonics.apply(degree, directions, dc, rest)  # type: ignore[return-value]

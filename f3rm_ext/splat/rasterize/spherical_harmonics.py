@@ -1,5 +1,7 @@
 """View-dependent colours: real spherical harmonics up to degree 3."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -42,9 +44,10 @@ def sh_colors(
     if degree == 0:
         return (SH_C0 * features_dc + 0.5).clamp(min=0.0)
     if features_dc.device.type == "cpu" and features_dc.dtype == torch.float32:
-        from f3rm_ext.splat.rasterize.sh_kernels import harmonics_numba
+        from f3rm_ext.splat.rasterize.sh_kernels import NumbaHarmonics
 
-        return harmonics_numba(degree, directions.float(), features_dc, features_rest.float()).clamp(min=0.0)
+        colors: Any = NumbaHarmonics.apply(degree, directions.float(), features_dc, features_rest.float())
+        return colors.clamp(min=0.0)
     return sh_colors_reference(degree, directions, features_dc, features_rest)
 
 

@@ -74,25 +74,22 @@ def neighbour_field(
             memory of a GPU.
         backend: "auto" selects, for float32, numba on the CPU and Triton on CUDA if it works there; else torch.
     """
+    backend = _backend_for(points, table) if backend == "auto" else backend
+    arguments: tuple[Any, ...] = (points, owners, table, neighbours)
     if lacks_values(points):
-        return NeighbourField(*_NullField.apply(points, owners, table, neighbours))  # type: ignore[misc]
-    if backend == "auto":
-        backend = _backend_for(points, table)
-    if backend == "numba":
-        from f3rm_ext.splat.regularization.kernels import field_numba
-
-        return NeighbourField(*field_numba(points, owners, table, neighbours))
-    if backend == "triton":
-        from f3rm_ext.splat.regularization.triton_field import field_triton
-
-        return NeighbourField(*field_triton(points, owners, table, neighbours))
-    if not chunk:
-        chunk = count_fitting_rows(points.device, NEIGHBOUR_BYTES * neighbours.shape[1], CHUNK_POINTS, MOST_POINTS)
-    return NeighbourField(*_ChunkedField.apply(points, owners, table, neighbours, chunk))  # type: ignore[misc]
+        implementation = _NullField
+    elif backend == "numba":
+        from f3rm_ext.splat.regularization.kernels import NumbaField as implementation
+    elif backend == "triton":
+        from f3rm_ext.splat.regularization.triton_field import TritonField as implementation
+    else:
+        implementation, row_bytes = _ChunkedField, NEIGHBOUR_BYTES * neighbours.shape[1]
+        arguments += (chunk or count_fitting_rows(points.device, row_bytes, CHUNK_POINTS, MOST_POINTS),)
+    return NeighbourField(*implementation.apply(*arguments))  # type: ignore[misc]
 
 
 def _backend_for(points: Tensor, table: Tensor) -> FieldBackend:
-    if not points.dtype == torch.float32 == table.dtype:
+    if lacks_values(points) or not points.dtype == torch.float32 == table.dtype:
         return "torch"
     if points.device.type == "cpu":
         return "numba"

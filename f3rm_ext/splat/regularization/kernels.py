@@ -8,7 +8,6 @@ from typing import Any, no_type_check
 import numba
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -147,23 +146,17 @@ def table_count(table_bytes: int) -> int:
     return max(1, min(numba.get_num_threads(), GRADIENT_BYTES // max(1, table_bytes)))
 
 
-class _FieldFunction(torch.autograd.Function):
+class NumbaField(torch.autograd.Function):
+    """The field on the CPU, float32; see :class:`~f3rm_ext.splat.regularization.field.NeighbourField`."""
+
     @staticmethod
     def forward(ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:
         points, table = points.detach().contiguous(), table.detach().contiguous()
         owners, neighbours = owners.contiguous(), neighbours.contiguous()
         density, beta, totals = (torch.empty(len(points)) for _ in range(3))
         direction = torch.empty(len(points), 3)
-        _forward(
-            points.numpy(),
-            owners.numpy(),
-            table.numpy(),
-            neighbours.numpy(),
-            density.numpy(),
-            beta.numpy(),
-            direction.numpy(),
-            totals.numpy(),
-        )
+        tensors = points, owners, table, neighbours, density, beta, direction, totals
+        _forward(*(tensor.numpy() for tensor in tensors))
         ctx.save_for_backward(points, owners, table, neighbours, totals)
         center, normal = (columns.index_select(0, owners) for columns in (table[:, MEAN:WHITEN], table[:, NORMAL:]))
         return density, beta, direction, center, normal
@@ -176,29 +169,9 @@ class _FieldFunction(torch.autograd.Function):
         tables = table_count(table.nbytes)
         grad_points, grad_tables = torch.empty(points.shape), torch.zeros(tables, *table.shape)
         density, beta, direction = (grad.contiguous().numpy() for grad in grad_outputs[:3])
-        _backward(
-            points,
-            owners,
-            table,
-            neighbours,
-            totals,
-            density,
-            beta,
-            direction,
-            grad_points.numpy(),
-            grad_tables.numpy(),
-        )
+        results = grad_points.numpy(), grad_tables.numpy()
+        _backward(points, owners, table, neighbours, totals, density, beta, direction, *results)
         grad_table = grad_tables[0] if tables == 1 else grad_tables.sum(0)
         grad_table[:, MEAN:WHITEN].index_add_(0, own, grad_outputs[3])
         grad_table[:, NORMAL:].index_add_(0, own, grad_outputs[4])
         return grad_points, None, grad_table, None
-
-
-def field_numba(
-    points: Float[Tensor, "points 3"],
-    owners: Int[Tensor, " points"],
-    table: Float[Tensor, "gaussians 17"],
-    neighbours: Int[Tensor, "gaussians neighbours"],
-) -> tuple[Tensor, ...]:
-    """Runs :class:`~f3rm_ext.splat.regularization.field.NeighbourField` on the CPU; float32, differentiable once."""
-    return _FieldFunction.apply(points, owners, table, neighbours)  # type: ignore[return-value]

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
-from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
+from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.regularization.field import neighbour_field
 from f3rm_ext.splat.regularization.frames import to_camera
 from f3rm_ext.splat.regularization.multiview import DepthView
@@ -140,7 +140,7 @@ class Regularizer:
 
     def _surface_losses(self, step: int, view: TrainingView) -> dict[str, Tensor]:
         """Returns the losses of a step at which they are active; the images that they need are there."""
-        options, visible, background = self.options, view.visible, None
+        options, visible, surface = self.options, view.visible, None
         means = view.gaussians.means.detach()
         if view.mask is not None:
             share, usable = look_up(view.mask.to(means.dtype), to_camera(means, view.viewmat), view.K)
@@ -149,8 +149,9 @@ class Regularizer:
             assert view.depth is not None and view.alpha is not None
             z = to_camera(means[visible], view.viewmat)[:, 2]
             z = z[torch.isfinite(z)]
-            background = background_depth(view.depth, view.alpha, z.max() if len(z) else z.new_zeros(()))
-        losses = self._point_losses(step, view, visible, background)
+            depth = background_depth(view.depth, view.alpha, z.max() if len(z) else z.new_zeros(()))
+            surface = DepthView(depth, view.viewmat, view.K)
+        losses = self._point_losses(step, view, visible, surface)
         if self.needs(step).normals:
             assert view.depth is not None and view.alpha is not None and view.normals is not None
             losses["dn_consistency"] = options.dn_factor * dn_consistency(
@@ -166,10 +167,10 @@ class Regularizer:
         return losses
 
     def _point_losses(
-        self, step: int, view: TrainingView, visible: Tensor, background: Tensor | None
+        self, step: int, view: TrainingView, visible: Tensor, surface: DepthView | None
     ) -> dict[str, Tensor]:
-        """Computes the losses at points near the visible Gaussians: density or sdf, and normals."""
-        options, gaussians, viewmat, K = self.options, view.gaussians, view.viewmat, view.K
+        """Computes the losses at points near the visible Gaussians: density or, against a surface, sdf; and normals."""
+        options, gaussians = self.options, view.gaussians
         neighbours = self.neighbours.at(step, gaussians.means)
         table = gaussian_table(gaussians)
         finite = torch.isfinite(table.detach().sum(dim=1))  # the sum avoids a mask of the whole table
@@ -177,22 +178,16 @@ class Regularizer:
             visible = visible & finite
             known = (neighbours >= 0) & finite[neighbours.long().clamp_min(0)]
             neighbours = torch.where(known, neighbours, NONE)
-        if background is not None:
-            seen = visible.nonzero().squeeze(1)
-            means, quats, scales = (
-                value.detach()[seen] for value in (gaussians.means, gaussians.quats, gaussians.scales)
-            )
-            rotations, depth = quats_to_rotations(quats), background.detach()
-            near = near_depth(means, rotations, scales.exp(), depth, viewmat, K, sigmas=options.sdf_sigmas)
-            visible = torch.zeros_like(visible).index_fill(0, seen[near], True)
+        if surface is not None:
+            visible = near_depth(gaussians, visible, surface, sigmas=options.sdf_sigmas)
         points, owners = sample_points(
             gaussians, visible, options.samples, spread=options.spread, generator=view.generator
         )
         field = neighbour_field(points, owners, table, neighbours, chunk=options.chunk_points)
         losses = {}
-        if background is not None:
+        if surface is not None:
             losses["surface_sdf"] = options.sdf_factor * sdf_loss(
-                points, field, background, viewmat, K, view.extent, unit=options.sdf_unit, most=options.sdf_most
+                points, field, surface, view.extent, unit=options.sdf_unit, most=options.sdf_most
             )
         else:
             losses["surface_density"] = options.density_factor * density_loss(points, field)

@@ -9,8 +9,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
 from f3rm_ext.splat.regularization.field import NeighbourField
 from f3rm_ext.splat.regularization.frames import rotate, to_camera
+from f3rm_ext.splat.regularization.multiview import DepthView
 from f3rm_ext.splat.regularization.table import MAX_SQUARED
 
 MAX_DENSITY = 1 - 1e-3
@@ -78,19 +80,16 @@ def view_deviations(
 
 @torch.no_grad()
 def near_depth(
-    means: Float[Tensor, "gaussians 3"],
-    rotations: Float[Tensor, "gaussians 3 3"],
-    sizes: Float[Tensor, "gaussians 3"],
-    depth: Float[Tensor, "h w"],
-    viewmat: Float[Tensor, "4 4"],
-    K: Float[Tensor, "3 3"],
-    *,
-    sigmas: float = 2.0,
+    gaussians: Gaussians, visible: Bool[Tensor, " gaussians"], view: DepthView, *, sigmas: float = 2.0
 ) -> Bool[Tensor, " gaussians"]:
-    """Returns Gaussians whose centres lie near the depth map: |z_map − z_g| < sigmas · σ, with σ along the view."""
-    local = to_camera(means, viewmat)
-    found, usable = look_up(depth, local, K)
-    return usable & ((found - local[:, 2]).abs() < sigmas * view_deviations(means, rotations, sizes, viewmat))
+    """Returns visible Gaussians whose centres lie near the depth map: |z_map − z_g| < sigmas · σ, σ along the view."""
+    seen = visible.nonzero().squeeze(1)
+    means, quats, scales = (value[seen] for value in (gaussians.means, gaussians.quats, gaussians.scales))
+    local = to_camera(means, view.viewmat)
+    found, usable = look_up(view.depth, local, view.K)
+    deviations = view_deviations(means, quats_to_rotations(quats), scales.exp(), view.viewmat)
+    near = usable & ((found - local[:, 2]).abs() < sigmas * deviations)
+    return torch.zeros_like(visible).index_fill(0, seen[near], True)
 
 
 def implied_distance(density: Float[Tensor, " points"], beta: Float[Tensor, " points"]) -> Float[Tensor, " points"]:
@@ -108,9 +107,7 @@ def implied_distance(density: Float[Tensor, " points"], beta: Float[Tensor, " po
 def sdf_loss(
     points: Float[Tensor, "points 3"],
     field: NeighbourField,
-    depth: Float[Tensor, "h w"],
-    viewmat: Float[Tensor, "4 4"],
-    K: Float[Tensor, "3 3"],
+    view: DepthView,
     extent: float,
     *,
     unit: float = 0.1,
@@ -123,13 +120,13 @@ def sdf_loss(
 
     Args:
         points: sampled from Gaussians :func:`near_depth`.
-        depth: along the camera's axis, over a background (:func:`background_depth`), scene units.
+        view: its depth is over a background (:func:`background_depth`).
         extent: radius of the cameras' positions, scene units.
         unit: error that counts as 1, as a share of the extent.
         most: upper limit of the loss of a point, in units of the extent (applied to a plain number, as in SuGaR).
     """
-    local = to_camera(points, viewmat)
-    found, usable = look_up(depth, local, K)
+    local = to_camera(points, view.viewmat)
+    found, usable = look_up(view.depth, local, view.K)
     error = (implied_distance(field.density, field.beta) - (found - local[:, 2]).abs()).abs() / (unit * extent)
     error = torch.where(usable, error.clamp(max=most * extent), 0)
     return error.sum() / usable.sum().clamp_min(1)

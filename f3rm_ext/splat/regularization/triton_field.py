@@ -9,7 +9,6 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -200,7 +199,12 @@ def _backward(
     tl.store(grad_points + 3 * i + 2, sz, mask=there)
 
 
-class _FieldFunction(torch.autograd.Function):
+class TritonField(torch.autograd.Function):
+    """The field on CUDA, float32; see :class:`~f3rm_ext.splat.regularization.field.NeighbourField`.
+
+    Gradients of the table are added in any order, so their last bits differ from run to run.
+    """
+
     @staticmethod
     def forward(ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:
         points, table, owners, neighbours = (t.contiguous() for t in (points, table, owners, neighbours))
@@ -234,26 +238,13 @@ class _FieldFunction(torch.autograd.Function):
         return grad_points, None, grad_table, None
 
 
-def field_triton(
-    points: Float[Tensor, "points 3"],
-    owners: Int[Tensor, " points"],
-    table: Float[Tensor, "gaussians 17"],
-    neighbours: Int[Tensor, "gaussians neighbours"],
-) -> tuple[Tensor, ...]:
-    """Computes :class:`~f3rm_ext.splat.regularization.field.NeighbourField` on CUDA, float32; differentiable once.
-
-    Gradients of the table are added in any order, so their last bits differ from run to run.
-    """
-    return _FieldFunction.apply(points, owners, table, neighbours)  # type: ignore[return-value]
-
-
 def try_out(device: torch.device) -> None:
     """Compiles the kernels and runs them on a few points."""
     with torch.enable_grad():
         points = torch.zeros(4, 3, device=device, requires_grad=True)
         table = torch.ones(2, WIDTH, device=device, requires_grad=True)
         neighbours = torch.zeros(2, 1, dtype=torch.int32, device=device)
-        field = field_triton(points, torch.zeros(4, dtype=torch.int64, device=device), table, neighbours)
+        field = TritonField.apply(points, torch.zeros(4, dtype=torch.int64, device=device), table, neighbours)
         (by_table,) = torch.autograd.grad(field[0].sum(), table)
     # Offsets of −1 in each axis, whitened to −3: G = exp(−27 / 2). Reading values waits for the kernels.
     falloff = math.exp(-13.5)

@@ -64,9 +64,9 @@ def test_noise_has_the_covariance_of_the_gaussian_squared() -> None:
     count = 40_000
     quat = torch.tensor([0.9, 0.1, -0.3, 0.2])
     sizes = torch.tensor([0.5, 1.0, 2.0])
-    means = torch.zeros(count, 3)
+    means, scales, quats = torch.zeros(count, 3), sizes.log().expand(count, 3), quat.expand(count, 4)
     opacities = torch.full((count, 1), -12.0)
-    add_noise(means, sizes.log().expand(count, 3), quat.expand(count, 4), opacities, scale=0.1)
+    add_noise({"means": means, "scales": scales, "quats": quats, "opacities": opacities}, 0.1)
     rotation = quats_to_rotations(quat)
     covariance = rotation @ (sizes**2).diag() @ rotation.T
     gate = 1 / (1 + math.exp(-100 * (1 - 1 / (1 + math.exp(12)) - 0.995)))
@@ -75,6 +75,7 @@ def test_noise_has_the_covariance_of_the_gaussian_squared() -> None:
 
 
 def test_noise_leaves_opaque_gaussians_where_they_are() -> None:
-    means = torch.zeros(10, 3)
-    add_noise(means, torch.zeros(10, 3), torch.ones(10, 4), torch.zeros(10, 1), scale=1.0)
-    assert means.abs().max() < 1e-15
+    params = {"means": (10, 3), "scales": (10, 3), "quats": (10, 4), "opacities": (10, 1)}
+    opaque = {name: torch.zeros(shape) for name, shape in params.items()}
+    add_noise(opaque, 1.0)
+    assert opaque["means"].abs().max() < 1e-15

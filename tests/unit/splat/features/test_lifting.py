@@ -50,7 +50,7 @@ def maps(count: int = 3, dim: int = DIM, rows: int = 6, cols: int = 8) -> list[F
 
 def weights_of(scene: SplatScene, views: PinholeCameras, index: int) -> torch.Tensor:
     """wᵢ(p), (h, w, gaussians): each Gaussian in a channel of its own, by the reference rasteriser."""
-    view = PinholeCameras(*(part[index : index + 1] for part in views))
+    view = views.take(slice(index, index + 1))
     return drawing.composite(replace(scene, backend="torch"), view, torch.eye(len(scene.gaussians)))
 
 

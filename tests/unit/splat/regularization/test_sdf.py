@@ -11,6 +11,7 @@ from torch import Tensor
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.regularization.field import NeighbourField, neighbour_field
 from f3rm_ext.splat.regularization.frames import to_camera
+from f3rm_ext.splat.regularization.multiview import DepthView
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 from f3rm_ext.splat.regularization.sdf import (
     MAX_DENSITY,
@@ -92,8 +93,9 @@ def test_two_deviations_from_the_depth_map(
 ) -> None:
     gaussians = wall(side=1, thickness=0.05)
     viewmat, K = camera()
-    depth = torch.full((30, 40), 10 + shift)
-    assert near_depth(gaussians.means, gaussians.rotations(), gaussians.sizes(), depth, viewmat, K).tolist() == [near]
+    view = DepthView(torch.full((30, 40), 10 + shift), viewmat, K)
+    assert near_depth(gaussians, torch.tensor([True]), view).tolist() == [near]
+    assert not near_depth(gaussians, torch.tensor([False]), view).any()
 
 
 def test_distance_is_the_inverse_of_the_ideal_density() -> None:
@@ -135,7 +137,7 @@ def test_loss_by_hand(
 ) -> None:
     """f = 0.1; f̂ = z_map − 10.1; the error counts 1 per tenth of the extent and at most ten times the extent."""
     viewmat, K = camera()
-    loss = sdf_loss(*lone, torch.full((30, 40), z_map), viewmat, K, extent)
+    loss = sdf_loss(*lone, DepthView(torch.full((30, 40), z_map), viewmat, K), extent)
     assert float(loss) == pytest.approx(expected, abs=1e-3)
 
 
@@ -148,7 +150,8 @@ def test_loss_has_the_gradients_of_its_value(camera: Camera) -> None:
     beta = 0.1 + torch.rand(10, generator=generator, dtype=torch.float64)
 
     def loss(points: Tensor, density: Tensor, beta: Tensor, depth: Tensor) -> Tensor:
-        return sdf_loss(points, NeighbourField(density, beta, points, points, points), depth, viewmat, K, 1.5)
+        field = NeighbourField(density, beta, points, points, points)
+        return sdf_loss(points, field, DepthView(depth, viewmat, K), 1.5)
 
     inputs = [value.requires_grad_() for value in (points, density, beta, 1.5 + picture(6, 8))]
     assert torch.autograd.gradcheck(loss, inputs)
@@ -157,19 +160,18 @@ def test_loss_has_the_gradients_of_its_value(camera: Camera) -> None:
 
 def test_points_out_of_the_picture_do_not_count(lone: tuple[Tensor, NeighbourField], camera: Camera) -> None:
     viewmat, K = camera()
-    depth = torch.full((30, 40), 10.3)
-    point, field = lone
+    view, (point, field) = DepthView(torch.full((30, 40), 10.3), viewmat, K), lone
     points = torch.cat([point, torch.tensor([[50.0, 0, 10], [0, 0, -3]])])
     field = NeighbourField(*(value.repeat_interleave(3, dim=0) for value in field))
-    assert float(sdf_loss(points, field, depth, viewmat, K, 2.0)) == pytest.approx(0.5, abs=1e-3)
-    assert float(sdf_loss(points[1:], NeighbourField(*(v[1:] for v in field)), depth, viewmat, K, 2.0)) == 0
+    assert float(sdf_loss(points, field, view, 2.0)) == pytest.approx(0.5, abs=1e-3)
+    assert float(sdf_loss(points[1:], NeighbourField(*(v[1:] for v in field)), view, 2.0)) == 0
 
 
 def test_a_depth_map_of_nan_costs_nothing(lone: tuple[Tensor, NeighbourField], camera: Camera) -> None:
     viewmat, K = camera()
     points, field = lone
     points = points.clone().requires_grad_()
-    loss = sdf_loss(points, field, torch.full((30, 40), torch.nan), viewmat, K, 2.0)
+    loss = sdf_loss(points, field, DepthView(torch.full((30, 40), torch.nan), viewmat, K), 2.0)
     loss.backward()
     assert float(loss) == 0 and points.grad is not None and not points.grad.any()
 
