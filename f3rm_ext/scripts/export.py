@@ -161,11 +161,11 @@ class Splats:
     """Writes the Gaussians of a run of sugar-ext for other viewers and programs.
 
     The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
-    SuperSplat and gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics, .glb
-    is glTF with KHR_gaussian_splatting (y up), .usda is OpenUSD with ParticleField3DGaussianSplat. Coordinates are
-    those of the scene (cameras within about ±1). The file names its checkpoint and says how to render it: where it says
-    SplatRenderMode: mip, viewers show what was trained only with anti-aliasing (gsplat's rasterize_mode antialiased).
-    An existing file is replaced only if this program wrote it.
+    SuperSplat and gsplat, .spz is Niantic's, .sog is PlayCanvas', .splat is for antimatter15's viewer and has no
+    spherical harmonics, .glb is glTF with KHR_gaussian_splatting (y up), .usda is OpenUSD with
+    ParticleField3DGaussianSplat. Coordinates are those of the scene (cameras within about ±1). The file names its
+    checkpoint and says how to render it: where it says SplatRenderMode: mip, viewers show what was trained only with
+    anti-aliasing (gsplat's rasterize_mode antialiased). An existing file is replaced only if this program wrote it.
 
     Typical calls:
       f3rm-ext export splats --load-config .../config.yml --out room.ply
@@ -176,7 +176,7 @@ class Splats:
     load_config: Path
     """config.yml of the run."""
     out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
-    """File to write: .ply, .compressed.ply, .spz, .splat, .glb or .usda."""
+    """File to write: .ply, .compressed.ply, .spz, .sog, .splat, .glb or .usda."""
     fused: bool = True
     """Put the 3D filter into sizes and opacities, so that other viewers show the right picture. Without it, the file
     holds the Gaussians as they are optimised: right for training on with --pipeline.model.start-from, too thin in
@@ -214,9 +214,10 @@ class Convert:
     """Writes the splats of a file in another format, and says what was lost.
 
     The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
-    SuperSplat and gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics, .glb
-    is glTF with KHR_gaussian_splatting (y up), .usda is OpenUSD; the last two cannot be read. All but .splat keep the
-    render mode and the origin of the splats. An existing file is replaced only if this program wrote it.
+    SuperSplat and gsplat, .spz is Niantic's, .sog is PlayCanvas', .splat is for antimatter15's viewer and has no
+    spherical harmonics, .glb is glTF with KHR_gaussian_splatting (y up), .usda is OpenUSD; the last two cannot be
+    read. All but .splat keep the render mode and the origin of the splats. An existing file is replaced only if this
+    program wrote it.
 
     Typical calls:
       f3rm-ext export convert scene.ply scene.spz
@@ -225,9 +226,9 @@ class Convert:
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IN")]
-    """File to read; its content tells its format."""
+    """File to read; its content tells its format. An unbundled SOG is its meta.json."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """File to write: .ply, .compressed.ply, .spz, .splat, .glb or .usda."""
+    """File to write: .ply, .compressed.ply, .spz, .sog, .splat, .glb or .usda."""
     sh_degree: Literal[0, 1, 2, 3] | None = None
     """Lower the spherical harmonics to this degree; by default the degree stays, as far as the format allows."""
     bad_values: Literal["error", "drop"] = "error"

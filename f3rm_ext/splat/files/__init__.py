@@ -1,4 +1,4 @@
-"""Files of Gaussian splats: PLY, compressed PLY, ``.spz`` and ``.splat`` to read and write, glTF and USD to write."""
+"""Files of Gaussian splats: PLY, compressed PLY, SPZ, SOG and ``.splat`` to read and write, glTF and USD to write."""
 
 from f3rm_ext.splat.files.checks import BadValues
 from f3rm_ext.splat.files.convert import ConversionResult, convert_splats, export_splats
