@@ -94,7 +94,7 @@ def open_splat_scene(
     """Opens splats of a file, seen from the training cameras of a capture.
 
     Args:
-        splats: .ply, .spz, .splat, a checkpoint of sugar-ext, splatfacto or SuGaR, or a folder of 3DGS or SuGaR.
+        splats: .ply, .spz, .sog, .splat, a checkpoint of sugar-ext, splatfacto or SuGaR, or a folder of 3DGS or SuGaR.
         frame: frame of the splats; auto is the usual one of such files.
         scale: factor on the size of the rendered views.
         depth: where the surface is along a ray; None takes ``median``.

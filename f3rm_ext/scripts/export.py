@@ -163,14 +163,14 @@ class Splats(QueryInputs):
     """Writes the Gaussians of a run of sugar-ext for other viewers and programs.
 
     The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
-    SuperSplat and gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics, .glb
-    is glTF with KHR_gaussian_splatting (y up), .usda is OpenUSD with ParticleField3DGaussianSplat. Coordinates are
-    those of the scene (cameras within about ±1). The file names its checkpoint and says how to render it: where it says
-    SplatRenderMode: mip, viewers show what was trained only with anti-aliasing (gsplat's rasterize_mode antialiased).
-    Queries, if you give any, put their scores on the Gaussians, and a label: the number of the query that fits best
-    (-1: none). .ply has them as columns, .glb and .usda as attributes; beside other formats there is NAME.queries.npz.
-    Queries need a feature on the Gaussians, which `f3rm-ext features lift` adds to a finished run.
-    An existing file is replaced only if this program wrote it.
+    SuperSplat and gsplat, .spz is Niantic's, .sog is PlayCanvas', .splat is for antimatter15's viewer and has no
+    spherical harmonics, .glb is glTF with KHR_gaussian_splatting (y up), .usda is OpenUSD with
+    ParticleField3DGaussianSplat. Coordinates are those of the scene (cameras within about ±1). The file names its
+    checkpoint and says how to render it: where it says SplatRenderMode: mip, viewers show what was trained only with
+    anti-aliasing (gsplat's rasterize_mode antialiased). Queries, if you give any, put their scores on the Gaussians,
+    and a label: the number of the query that fits best (-1: none). .ply has them as columns, .glb and .usda as
+    attributes; beside other formats there is NAME.queries.npz. Queries need a feature on the Gaussians, which
+    `f3rm-ext features lift` adds to a finished run. An existing file is replaced only if this program wrote it.
 
     Typical calls:
       f3rm-ext export splats --load-config .../config.yml --out room.ply
@@ -182,7 +182,7 @@ class Splats(QueryInputs):
     load_config: Path
     """config.yml of the run."""
     out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
-    """File to write: .ply, .compressed.ply, .spz, .splat, .glb or .usda."""
+    """File to write: .ply, .compressed.ply, .spz, .sog, .splat, .glb or .usda."""
     fused: bool = True
     """Put the 3D filter into sizes and opacities, so that other viewers show the right picture. Without it, the file
     holds the Gaussians as they are optimised: right for training on with --pipeline.model.start-from, too thin in
@@ -237,10 +237,10 @@ class Convert:
     """Writes the splats of a file in another format, and says what was lost.
 
     The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
-    SuperSplat and gsplat, .spz is Niantic's, .splat is for antimatter15's viewer and has no spherical harmonics, .glb
-    is glTF with KHR_gaussian_splatting (y up), .usda is OpenUSD; the last two cannot be read. All but .splat keep the
-    render mode and the origin of the splats. Scores of queries go along, see `f3rm-ext export splats --help`. An
-    existing file is replaced only if this program wrote it.
+    SuperSplat and gsplat, .spz is Niantic's, .sog is PlayCanvas', .splat is for antimatter15's viewer and has no
+    spherical harmonics, .glb is glTF with KHR_gaussian_splatting (y up), .usda is OpenUSD; the last two cannot be
+    read. All but .splat keep the render mode and the origin of the splats. Scores of queries go along, see
+    `f3rm-ext export splats --help`. An existing file is replaced only if this program wrote it.
 
     Typical calls:
       f3rm-ext export convert scene.ply scene.spz
@@ -249,9 +249,10 @@ class Convert:
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IN")]
-    """File to read: any of the formats below, or .ksplat. Its content tells its format."""
+    """File to read: any of the formats below, .ksplat, or the meta.json of an unbundled SOG. Its content tells its
+    format."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """File to write: .ply, .compressed.ply, .spz, .splat, .glb or .usda."""
+    """File to write: .ply, .compressed.ply, .spz, .sog, .splat, .glb or .usda."""
     sh_degree: Literal[0, 1, 2, 3] | None = None
     """Lower the spherical harmonics to this degree; by default the degree stays, as far as the format allows."""
     bad_values: Literal["error", "drop"] = "error"

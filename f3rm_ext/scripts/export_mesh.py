@@ -41,7 +41,8 @@ class Mesh(FrameOption, MeshOutput):
     load_config: Path | None = None
     """config.yml of a run of f3rm-ext or sugar-ext."""
     splats: Path | None = None
-    """Splats in a file instead of a run: .ply, .spz, .splat, SuGaR's .pt, or a folder of 3DGS or SuGaR; with --data."""
+    """Splats in a file instead of a run: .ply, .spz, .sog, .splat, SuGaR's .pt, or a folder of 3DGS or SuGaR; with
+    --data."""
     data: Path | None = None
     """Capture of the splats (transforms.json or COLMAP's sparse/0); its training cameras are used."""
     splats_frame: Literal["auto", "scene", "capture"] = "auto"

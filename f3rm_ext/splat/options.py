@@ -31,7 +31,7 @@ class GaussianOptions(OwnModelConfig):
     mip: MipOptions = field(default_factory=MipOptions)
     """Anti-aliasing filters."""
     start_from: Path | None = None
-    """Splats to start from: a .ply, .spz or .splat file, a checkpoint of this method or of splatfacto (.ckpt) or
+    """Splats to start from: a .ply, .spz, .sog or .splat file, a checkpoint of this method or of splatfacto (.ckpt) or
     of SuGaR's coarse stage (.pt), or an output folder of 3DGS or SuGaR."""
     start_iteration: Annotated[int, Range(0)] | None = None
     """Iteration to load from the folder given by --pipeline.model.start-from, 0 or more; the newest by default."""

@@ -103,7 +103,7 @@ def read_start(path: Path, iteration: int | None = None) -> Start:
     """Reads the splats given by ``--pipeline.model.start-from``.
 
     Args:
-        path: .ply, .spz, .splat, a checkpoint of `sugar-ext`, splatfacto or SuGaR, or a folder of 3DGS or SuGaR.
+        path: .ply, .spz, .sog, .splat, a checkpoint of `sugar-ext`, splatfacto or SuGaR, or a folder of 3DGS or SuGaR.
         iteration: of a folder; None for the newest.
 
     Raises:
@@ -114,8 +114,8 @@ def read_start(path: Path, iteration: int | None = None) -> Start:
         path = _find_splats(path, iteration)
     elif not path.is_file():
         raise ConfigError(
-            f"There is no file {path} to start from: give a .ply, .spz, .splat, .ckpt or .pt file, or an output folder "
-            "of 3DGS."
+            f"There is no file {path} to start from: give a .ply, .spz, .sog, .splat, .ckpt or .pt file, or an output "
+            "folder of 3DGS."
         )
     elif iteration is not None:
         raise ConfigError(

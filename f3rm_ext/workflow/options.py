@@ -56,7 +56,7 @@ class ChainOptions:
     skip_coarse: bool = False
     """Skip the coarse training and use the splats of --coarse-checkpoint."""
     coarse_checkpoint: Path | None = None
-    """The splats to use: config.yml of a run, .ply, .spz or .splat, SuGaR's .pt, or an output folder of 3DGS or
+    """The splats to use: config.yml of a run, .ply, .spz, .sog or .splat, SuGaR's .pt, or an output folder of 3DGS or
     SuGaR."""
     splats_frame: Literal["auto", "scene", "capture"] = "auto"
     """Coordinates of splats from a file: scene, as `f3rm-ext export splats` writes them, or capture, as 3DGS and SuGaR

@@ -189,7 +189,7 @@ class Maker:
         from f3rm_ext.splat.files import SplatInfo, export_splats
         from f3rm_ext.splat.gaussians import Gaussians
 
-        kind = self.rng.choice((".spz", ".spz", ".ply", ".splat", ".compressed.ply"))
+        kind = self.rng.choice((".spz", ".spz", ".ply", ".splat", ".compressed.ply", ".sog"))
         zeros = torch.zeros(9, 1)
         splats = Gaussians(
             torch.randn(9, 3), zeros.expand(9, 3), torch.randn(9, 4), zeros, zeros.expand(9, 3), torch.zeros(9, 3, 3)

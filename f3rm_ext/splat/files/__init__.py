@@ -1,4 +1,4 @@
-"""Files of Gaussian splats: PLY, compressed PLY, ``.spz`` and ``.splat`` to read and write, ``.ksplat`` to read, glTF
+"""Files of Gaussian splats: PLY, compressed PLY, SPZ, SOG and ``.splat`` to read and write, ``.ksplat`` to read, glTF
 and USD to write."""
 
 from f3rm_ext.splat.files.checks import BadValues

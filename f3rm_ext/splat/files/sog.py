@@ -336,7 +336,7 @@ def _read_entry(path: Path, name: str) -> bytes:
     """
     if Path(name).name != name or "\\" in name or not name.isprintable():
         raise _damaged(path, f"it names the texture {name!r}, which is no plain file name")
-    if not zipfile.is_zipfile(path):
+    if path.suffix.lower() == ".json":
         file = path if name == META else path.parent / name
         if not file.is_file():
             raise SplatFileError(f"{path} names {name}, which is not beside it: copy the whole folder.")
@@ -356,7 +356,7 @@ def _read_entry(path: Path, name: str) -> bytes:
             return archive.read(entry)
     except KeyError:
         raise _damaged(path, f"there is no {name} in it") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeDecodeError) as error:
         raise _damaged(path, str(error)) from error
 
 

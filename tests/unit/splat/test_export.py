@@ -82,7 +82,7 @@ def test_only_colors_that_were_in_use_are_exported(make_splat_run: Any, tmp_path
     torch.testing.assert_close(drawn(gaussians, run, MipOptions()), own_picture(run), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["room.ply", "room.compressed.ply", "room.spz", "room.splat"])
+@pytest.mark.parametrize("name", ["room.ply", "room.compressed.ply", "room.spz", "room.sog", "room.splat"])
 def test_the_command_writes_every_format(
     splat_config: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture
 ) -> None:

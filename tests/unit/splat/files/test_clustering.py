@@ -53,7 +53,7 @@ def test_clusters_are_as_tight_as_those_of_a_search_over_all(count: int) -> None
     data = vectors(800)
     means, labels = cluster_vectors(data, count, torch.ones(len(data)))
     assert means.shape == (count, 9) and labels.min() >= 0 and labels.max() < count
-    peer, found = kmeans2(data.numpy().astype(np.float64), count, iter=8, minit="++", seed=0)
+    peer, found = kmeans2(data.numpy().astype(np.float64), count, iter=8, minit="++", rng=np.random.default_rng(0))
     theirs = ((peer[found] - data.numpy()) ** 2).sum(axis=1).mean()
     assert (means[labels] - data).square().sum(dim=1).mean() < 1.15 * theirs
     assert len(labels.unique()) > 0.95 * count

@@ -272,12 +272,13 @@ def test_zip_bombs(name: str, tmp_path: Path) -> None:
 def test_damaged_zips(tmp_path: Path) -> None:
     data = bytearray(bundle(tmp_path / "a.sog", *parts()).read_bytes())
     start = data.index(b"VP8L")
-    wrong, locked, rare = bytearray(data), bytearray(data), bytearray(data)
+    wrong, locked, rare, named = (bytearray(data) for _ in range(4))
     wrong[start + 20] ^= 255
     for at in [at for at in range(len(data)) if data[at : at + 4] == b"PK\1\2"]:
         locked[at + 8] |= 1
         rare[at + 10] = 12
-    for broken in (data[:-1], data[:200], data[:4], wrong, locked, rare, data[:4] + bytes(99)):
+        named[at + 9], named[at + 46] = 8, 255  # a name that is said to be UTF-8, and is not
+    for broken in (data[:-1], data[:200], data[:4], wrong, locked, rare, named, data[:4] + bytes(99)):
         (tmp_path / "b.sog").write_bytes(broken)
         with pytest.raises(SplatFileError, match=r"b\.sog"):
             read_splats(tmp_path / "b.sog")
