@@ -4,24 +4,24 @@ import base64
 import gzip
 import io
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int, UInt8
+from jaxtyping import Float32, Int, UInt8
 from torch import Tensor
 
 from f3rm_ext import __version__
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.export.notes import Note
+from f3rm_ext.export.questions import Place, Question, best_camera, find_places, score_gaussians
 from f3rm_ext.export.splats import SplatRun
 from f3rm_ext.html.page import Picture, render_page
 from f3rm_ext.query.embeddings import Query
-from f3rm_ext.query.queryable import Queryable, Scorer, get_head, score_chunks
+from f3rm_ext.query.queryable import Queryable, get_head
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.files.checks import check_values
 from f3rm_ext.splat.files.info import SplatInfo
@@ -37,72 +37,7 @@ from f3rm_ext.utils.provenance import sign_text
 COMMAND = "f3rm-ext export page"
 MAX_QUESTIONS = 16
 """The page's shader has as many colours."""
-SCORE_LEVELS = 85
-"""Steps of a stored score. 255 is a multiple, so a step is a whole number of the bytes that the shader reads."""
-_MAX_LOGIT = 8.0
-"""Relevancies nearer to 0 and 1 than its sigmoid are stored as that."""
 _MAX_CAMERAS = 120
-_MAX_PLACES = 5
-_MIN_SHARE = 0.04
-"""Smallest share of a question's matches that makes a place."""
-_LINKS = 8
-"""Neighbours that a Gaussian may be joined with to one place."""
-_CHUNK = 1 << 16
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a question's matches lie together. Axes of .spz files."""
-
-    at: tuple[float, float, float]
-    """Weighted mean of the matches, scene units."""
-    size: float
-    """Distance from there within which nine tenths of the matches lie, scene units."""
-    camera: int
-    """Index of the camera that shows it best."""
-    label: str
-    """Text beside its button, such as its width."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question and the score of every Gaussian.
-
-    A page blends what it stores over the Gaussians of a pixel. Relevancies are stored as logits, which are linear in
-    the features but for their norm, so that a blend of them is nearly the score of the blended features. A blend of
-    relevancies is not: outlines move.
-    """
-
-    name: str
-    scores: Float32[np.ndarray, " gaussians"]
-    threshold: float
-    """Scores from here upwards match."""
-    is_relevancy: bool = False
-    """Whether scores are relevancies, 0 to 1, rather than cosines."""
-
-    @cached_property
-    def range(self) -> tuple[float, float]:
-        """The lowest and the highest value that is stored."""
-        values, threshold = self._values(self.scores), float(self._values(np.float64(self.threshold)))
-        return min(float(values.min()), threshold - 1e-3), max(float(values.max()), threshold + 1e-3)
-
-    def matches(self) -> Bool[np.ndarray, " gaussians"]:
-        """Returns which Gaussians match."""
-        return self.scores >= self.threshold
-
-    def to_bytes(self) -> UInt8[np.ndarray, " gaussians"]:
-        """Returns the scores in steps; rounding moves none across the threshold."""
-        low, high = self.range
-        levels = np.rint((self._values(self.scores) - low) / (high - low) * SCORE_LEVELS)
-        first = np.ceil((self._values(np.float64(self.threshold)) - low) / (high - low) * SCORE_LEVELS)
-        levels = np.where(self.matches(), np.maximum(levels, first), np.minimum(levels, first - 1))
-        return (np.clip(levels, 0, SCORE_LEVELS) * (255 // SCORE_LEVELS)).astype(np.uint8)
-
-    def _values(self, scores: Any) -> Any:
-        if not self.is_relevancy:
-            return scores
-        shares = np.clip(np.asarray(scores, np.float64), 1e-9, 1 - 1e-9)  # in float32 the upper end would be 1
-        return np.clip(np.log(shares / (1 - shares)), -_MAX_LOGIT, _MAX_LOGIT)
 
 
 @dataclass(frozen=True)
@@ -113,77 +48,6 @@ class PageInfo:
     """Number of Gaussians."""
     sh_degree: int
     size_mib: float
-
-
-@torch.inference_mode()
-def score_gaussians(model: Queryable, query: Query) -> Float32[np.ndarray, " gaussians"]:
-    """Returns the scores of the Gaussians' own features, chunk by chunk.
-
-    Args:
-        model: splats with features.
-
-    Raises:
-        ConfigError: see :meth:`~f3rm_ext.query.queryable.Scorer.from_model`.
-    """
-    scorer, head = Scorer.from_model(model, [query]), get_head(model.query_heads(), query.head)
-    assert isinstance(head, LiftedHead)
-    chunks = (lambda _, part=part: part.float() for part in head.codes.split(_CHUNK))
-    return score_chunks(scorer, chunks)[:, 0].float().numpy()
-
-
-def find_places(
-    gaussians: Gaussians, matches: Bool[np.ndarray, " gaussians"], cameras: PinholeCameras, scale: float
-) -> list[Place]:
-    """Finds where Gaussians that match lie together, the place with the largest area first.
-
-    Neighbours are joined that are no farther apart than three times the usual distance between matches.
-
-    Args:
-        gaussians: on the CPU, scene frame.
-        matches: which of them match.
-        cameras: of the capture, scene frame.
-        scale: scene units per unit of the capture, in which sizes are told.
-    """
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
-    from scipy.spatial import KDTree
-
-    chosen = gaussians[torch.from_numpy(matches)]
-    if not len(chosen):
-        return []
-    means = chosen.means.numpy().astype(np.float64)
-    weights = (chosen.alphas() * chosen.sizes().sort(dim=1).values[:, 1:].prod(dim=1)).numpy().astype(np.float64)
-    neighbours = min(_LINKS + 1, len(means))
-    apart, near = KDTree(means).query(means, k=neighbours)
-    apart, near = apart.reshape(len(means), -1), near.reshape(len(means), -1)
-    linked = apart <= 3 * np.median(apart[:, -1])
-    rows = np.repeat(np.arange(len(means)), neighbours).reshape(near.shape)
-    graph = coo_matrix((np.ones(int(linked.sum())), (rows[linked], near[linked])), shape=(len(means),) * 2)
-    _, component = connected_components(graph, directed=False)
-    totals = np.bincount(component, weights)
-    places = []
-    for number in np.argsort(-totals)[:_MAX_PLACES]:
-        share = totals[number] / totals.sum()
-        if share < _MIN_SHARE:
-            break
-        inside = component == number
-        middle = np.average(means[inside], axis=0, weights=weights[inside] + 1e-30)
-        radius = float(np.quantile(np.linalg.norm(means[inside] - middle, axis=1), 0.9)) or 1e-3
-        x, y, z = (middle * TO_RUB).tolist()
-        label = f"{2 * radius / scale:.2g} wide, {share:.0%} of the matches"
-        places.append(Place((x, y, z), radius, _best_camera(torch.from_numpy(middle), cameras), label))
-    return places
-
-
-def _best_camera(point: Float[Tensor, "3"], cameras: PinholeCameras) -> int:
-    """The camera that shows a point nearest to the middle of its image, and from near by."""
-    at = torch.einsum("nij,j->ni", cameras.viewmats[:, :3, :3], point.float()) + cameras.viewmats[:, :3, 3]
-    depth = at[:, 2]
-    pixels = torch.einsum("nij,nj->ni", cameras.Ks, at)[:, :2] / depth.clamp_min(1e-6)[:, None]
-    sides = torch.stack([cameras.widths, cameras.heights], dim=1)
-    off = ((pixels / sides - 0.5).abs().amax(dim=1) * 2).clamp_max(1e3)
-    cost = depth / depth.clamp_min(1e-6).median() + torch.where(off < 0.9, 0.5 * off, 100.0 * off)
-    return int(torch.where(depth > 0, cost, torch.inf).argmin())
 
 
 @dataclass(frozen=True)
@@ -204,34 +68,52 @@ class PageContent:
     antialiased: bool
     """Whether the rasteriser compensates opacities for the blur."""
     questions: Sequence[Question] = ()
-    """At most :data:`MAX_QUESTIONS`."""
+    """At most :data:`MAX_QUESTIONS`, all of one feature."""
+    lengths: Float32[np.ndarray, " gaussians"] | None = None
+    """Norms of the Gaussians' features, by which scores are weighted; None: all are 1."""
     background: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """RGB, 0 to 1."""
-    scale: float = 1.0
-    """Scene units per unit of the capture."""
+    frame: CaptureFrame = field(default_factory=lambda: CaptureFrame(np.eye(3), np.zeros(3), 1.0))
+    """Of the capture, in whose units sizes are told."""
+    notes: Sequence[Note] = ()
+    """Texts that are pinned to places."""
     origin: str = ""
     """Where the scene comes from, for the foot of the page."""
 
     @classmethod
     def of_run(
-        cls, run: SplatRun, queries: Sequence[Query], threshold: float, *, title: str, frame: CaptureFrame
+        cls,
+        run: SplatRun,
+        queries: Sequence[tuple[Query, float]],
+        *,
+        title: str,
+        frame: CaptureFrame,
+        notes: Sequence[Note] = (),
     ) -> "PageContent":
         """Collects the content of a run.
 
         Args:
-            queries: the questions that the page answers; the run needs their features.
-            threshold: scores from here upwards match at first.
+            queries: the questions that the page answers, all of one feature of the run; and the threshold of each,
+                the score from which upwards it matches at first.
             title: headline.
             frame: of the capture.
+            notes: texts that are pinned to places.
 
         Raises:
-            ConfigError: the run has no such feature.
+            ConfigError: the run has no such feature, or the questions are of several.
         """
         model, mip = run.model, run.model.config.mip
         assert isinstance(model, Queryable)
         with torch.inference_mode():
             poster = model.get_outputs_for_camera(run.manager.train_dataset.cameras[0:1])["rgb"][..., :3]
         cameras, names = _cameras(run)
+        features = sorted({query.head for query, _ in queries})
+        if len(features) > 1:
+            raise ConfigError(
+                f"The questions of a page are of one feature, not of {' and '.join(features)}: ask fewer."
+            )
+        head = get_head(model.query_heads(), features[0]) if features else None
+        assert head is None or isinstance(head, LiftedHead)
         red, green, blue = model.background.tolist()
         return cls(
             title=title,
@@ -242,10 +124,13 @@ class PageContent:
             blur_px2=mip.eps2d,
             antialiased=mip.antialiased,
             questions=[
-                Question(query.name, score_gaussians(model, query), threshold, query.is_relevancy) for query in queries
+                Question(query.name, score_gaussians(model, query), threshold, query.is_relevancy)
+                for query, threshold in queries
             ],
+            lengths=None if head is None else head.codes.float().norm(dim=1).cpu().numpy(),
             background=(red, green, blue),
-            scale=frame.scale,
+            frame=frame,
+            notes=notes,
             origin=f"{run.config.method_name}, step {run.step}",
         )
 
@@ -254,12 +139,21 @@ class PageContent:
         gaussians = self.gaussians[rows]
         questions = [replace(question, scores=question.scores[rows.numpy()]) for question in self.questions]
         gaussians = gaussians.to_sh_degree(min(sh_degree, gaussians.sh_degree))
-        return replace(self, gaussians=gaussians, questions=questions)
+        lengths = None if self.lengths is None else self.lengths[rows.numpy()]
+        return replace(self, gaussians=gaussians, questions=questions, lengths=lengths)
+
+    def to_score_bytes(self) -> bytes:
+        """Returns the scores of all questions, and then the weights of the Gaussians in 255ths of the largest."""
+        if not self.questions:
+            return b""
+        lengths = np.ones(len(self.gaussians)) if self.lengths is None else self.lengths
+        weights = np.rint(255 * lengths / max(float(lengths.max(initial=0.0)), 1e-12)).astype(np.uint8)
+        return b"".join([*(question.to_bytes().tobytes() for question in self.questions), weights.tobytes()])
 
 
 def page_size(content: PageContent) -> int:
     """Returns the size of the page in bytes, but for the list of places."""
-    return len(_draw(content, "page", [[] for _ in content.questions]))
+    return len(_draw(replace(content, notes=()), "page", [[] for _ in content.questions]))
 
 
 def write_page(out: Path, content: PageContent) -> PageInfo:
@@ -270,7 +164,7 @@ def write_page(out: Path, content: PageContent) -> PageInfo:
         content: what it shows.
 
     Raises:
-        ConfigError: there are too many questions, or the file cannot be written.
+        ConfigError: there are too many questions, a note has no place, or the file cannot be written.
         SplatFileError: the Gaussians have values that are NaN or infinite.
     """
     if len(content.questions) > MAX_QUESTIONS:
@@ -280,7 +174,7 @@ def write_page(out: Path, content: PageContent) -> PageInfo:
     gaussians, _, _ = check_values(content.gaussians, out, action="would get")
     content = content.take(torch.nonzero(gaussians.alphas() >= MIN_ALPHA)[:, 0], gaussians.sh_degree)
     places = [
-        find_places(content.gaussians, question.matches(), content.cameras, content.scale)
+        find_places(content.gaussians, question.matches(), content.cameras, content.frame.scale)
         for question in content.questions
     ]
     page = _draw(content, out.stem, places)
@@ -294,7 +188,6 @@ def _draw(content: PageContent, name: str, places: Sequence[Sequence[Place]]) ->
     content = content.take(morton_order(content.gaussians), content.gaussians.sh_degree)
     packed = io.BytesIO()
     write_spz(packed, content.gaussians, SplatInfo(render_mode="mip" if content.antialiased else "default"))
-    scores = b"".join(question.to_bytes().tobytes() for question in content.questions)
     text = render_page(
         "splats.html",
         title=content.title,
@@ -307,6 +200,8 @@ def _draw(content: PageContent, name: str, places: Sequence[Sequence[Place]]) ->
             "heat": heat_table(9).tolist(),
             "palette": label_table(MAX_QUESTIONS)[:MAX_QUESTIONS].tolist(),
             "cameras": _describe_cameras(content.cameras, content.names),
+            "notes": _pin_notes(content, places),
+            "capture": _capture_from_page(content.frame),
             "questions": [
                 {
                     "name": question.name,
@@ -323,10 +218,36 @@ def _draw(content: PageContent, name: str, places: Sequence[Sequence[Place]]) ->
         heat_stops=heat_stops(),
         poster=Picture.from_array(content.poster),
         splats=base64.b64encode(packed.getvalue()).decode("ascii"),
-        scores=base64.b64encode(gzip.compress(scores, 9, mtime=0)).decode("ascii"),
+        scores=base64.b64encode(gzip.compress(content.to_score_bytes(), 9, mtime=0)).decode("ascii"),
         footer=f"f3rm_ext {__version__}{content.origin and ', '}{content.origin}: {len(content.gaussians)} Gaussians.",
     )
     return sign_text(text, COMMAND)
+
+
+def _pin_notes(content: PageContent, places: Sequence[Sequence[Place]]) -> list[dict[str, object]]:
+    """The notes with their places in the axes of .spz files, and the camera that shows each best."""
+    largest = {question.name: where[0] for question, where in zip(content.questions, places, strict=True) if where}
+    pinned = []
+    for note in content.notes:
+        if note.position is not None:
+            scene = content.frame.to_scene(np.array(note.position))
+            at, camera = (scene * TO_RUB).tolist(), best_camera(torch.from_numpy(scene), content.cameras)
+        elif note.query in largest:
+            at, camera = largest[note.query].at, largest[note.query].camera
+        else:
+            asked = ", ".join(largest) or "none"
+            raise ConfigError(
+                f"The note {note.text!r} is pinned to the query {note.query!r}, which is no question of the page or "
+                f"finds nothing: name one of those that find something ({asked}), or give a position."
+            )
+        pinned.append({"text": note.text, "at": at, "camera": camera, "size": 0})
+    return pinned
+
+
+def _capture_from_page(frame: CaptureFrame) -> list[list[float]]:
+    """The map from the axes of .spz files to the frame of transforms.json: rows of a matrix, 3 x 4."""
+    offset = frame.to_capture(np.zeros(3))
+    return np.column_stack([(frame.to_capture(np.diag(TO_RUB).astype(float)) - offset).T, offset]).tolist()
 
 
 def _cameras(run: SplatRun) -> tuple[PinholeCameras, list[str]]:

@@ -92,6 +92,8 @@ class QueryWriter:
         self.out.plan(self._file_names())
         for query in self.queries:
             self.out.npy(f"{self.slugs[query.name]}.npy", pack_embeddings(query.positives))
+            if len(query.negatives):
+                self.out.npy(self._negative_vectors[query.name], pack_embeddings(query.negatives))
         views: dict[str, Any] = {}
         with image_progress() as progress:
             task = progress.add_task("Range of scores", total=len(preview_views(self.views)))
@@ -115,6 +117,7 @@ class QueryWriter:
             "frame": self.frame.describe(),
             "heat": {name: list(heat) for name, heat in heat_of.items()},
             "vectors": {query.name: f"{self.slugs[query.name]}.npy" for query in self.queries},
+            "negative_vectors": self._negative_vectors,
             "best": best_views(views, self.queries),
             "views": views,
         }
@@ -130,6 +133,11 @@ class QueryWriter:
             )
         return QueryResult({**self.provenance, **content}, self.out.folder)
 
+    @property
+    def _negative_vectors(self) -> dict[str, str]:
+        """The files of the embeddings that queries are compared with."""
+        return {query.name: f"negatives/{self.slugs[query.name]}.npy" for query in self.queries if len(query.negatives)}
+
     def _file_names(self) -> list[str]:
         views = list(self.view_slugs.values())
         overlays = [f"overlay/{slug}/{view}.png" for slug in self.slugs.values() for view in views]
@@ -137,7 +145,7 @@ class QueryWriter:
         scores = [f"scores/{view}.npz" for view in views] if self.save_scores else []
         videos = self._video_names() if self.fps is not None else []
         vectors = [f"{slug}.npy" for slug in self.slugs.values()]
-        return [*overlays, *labels, *scores, *videos, *vectors, OVERVIEW]
+        return [*overlays, *labels, *scores, *videos, *vectors, *self._negative_vectors.values(), OVERVIEW]
 
     def _draw(self, scored: ScoredView, heat_of: Mapping[str, tuple[float, float]]) -> ViewPictures:
         background = scored.rgb

@@ -220,7 +220,7 @@ class Splats(QueryInputs):
         return 0
 
     def _scores(self, run: "SplatRun", queries: list[QuerySpec]) -> "GaussianScores":
-        from f3rm_ext.export.page import score_gaussians
+        from f3rm_ext.export.questions import score_gaussians
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.run import Run
         from f3rm_ext.splat.files.scores import GaussianScores

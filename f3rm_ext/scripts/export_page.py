@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -10,6 +10,10 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryInputs, parse_queries
 from f3rm_ext.scripts.common import check_suffix, require_own_file
 from f3rm_ext.utils.ranges import Range
+
+if TYPE_CHECKING:
+    from f3rm_ext.query.embeddings import Query
+    from f3rm_ext.query.run import Run
 
 
 @dataclass(kw_only=True)
@@ -35,6 +39,11 @@ class Page(QueryInputs):
     """Show this textured mesh (.glb, .obj, .ply or .stl) instead of splats; it answers no questions."""
     out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
     """The .html file to write."""
+    saved: Path | None = None
+    """Questions of an earlier `f3rm-ext query` to the same run, with their threshold: the folder that it wrote."""
+    notes: Path | None = None
+    """JSON file of notes to pin to places: a list of {"text": ..., "position": [x, y, z]}, in the frame of
+    transforms.json, or {"text": ..., "query": NAME} for the largest place of a question."""
     title: str = ""
     """Headline of the page; by default the name of the capture."""
     sh_degree: Literal[0, 1, 2, 3] | None = None
@@ -99,24 +108,25 @@ class Page(QueryInputs):
 
         from f3rm_ext.capture.frame import CaptureFrame
         from f3rm_ext.export.budget import reduce_splats
+        from f3rm_ext.export.notes import read_notes
         from f3rm_ext.export.page import COMMAND, PageContent, page_size, write_page
         from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.html.content import capture_name
         from f3rm_ext.html.page import plural
-        from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.run import Run
         from f3rm_ext.utils.console import note, say
 
         assert self.load_config is not None
         require_own_file(self.out, COMMAND)
+        notes = [] if self.notes is None else read_notes(self.notes)
         run = load_splat_run(self.load_config)
         photos = Run(run.model, run.manager, run.config, run.checkpoint, run.step)
         content = PageContent.of_run(
             run,
-            encode_queries(parse_queries(self), photos),
-            self.threshold,
+            self._queries(photos),
             title=self.title or capture_name(photos.data),
             frame=CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, photos.data),
+            notes=notes,
         )
         if self.sh_degree is not None:
             content = content.take(torch.arange(len(content.gaussians)), self.sh_degree)
@@ -137,3 +147,23 @@ class Page(QueryInputs):
             "open it in a browser."
         )
         return 0
+
+    def _queries(self, run: "Run") -> "list[tuple[Query, float]]":
+        """The questions, saved ones first, and their thresholds.
+
+        Raises:
+            UserError: a question cannot be asked, is of another run, or has the name of another.
+        """
+        from f3rm_ext.query.builders import encode_queries
+        from f3rm_ext.query.saved import load_queries
+
+        asked: list[tuple[Query, float]] = []
+        if self.saved is not None:
+            saved = load_queries(self.saved, run)
+            asked = [(query, saved.threshold) for query in saved.queries]
+        asked += [(query, self.threshold) for query in encode_queries(parse_queries(self), run)]
+        names = [query.name for query, _ in asked]
+        double = next((name for name in names if names.count(name) > 1), None)
+        if double is not None:
+            raise ConfigError(f"Two questions are called {double!r}, a saved one and a new one: name it with NAME=....")
+        return asked

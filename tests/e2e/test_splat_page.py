@@ -2,6 +2,7 @@
 
 import base64
 import io
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from PIL import Image
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
-from f3rm_ext.export.page import PageContent, Question, write_page
+from f3rm_ext.export.notes import Note, read_notes
+from f3rm_ext.export.page import PageContent, write_page
+from f3rm_ext.export.questions import Question
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rendering import SplatScene, render
@@ -20,6 +23,7 @@ from f3rm_ext.splat.rendering import SplatScene, render
 WIDTH, HEIGHT, BLUR = 96, 72, 0.1
 BACKGROUND = (0.2, 0.4, 0.6)
 THRESHOLD = 0.5
+CLASSES = ("table", "walls", "floor", "rug")
 
 
 def cameras() -> PinholeCameras:
@@ -77,6 +81,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         antialiased=True,
         questions=[Question("left", left, THRESHOLD), Question("right", 1 - left, THRESHOLD)],
         background=BACKGROUND,
+        notes=[Note("middle of the left", None, "left"), Note("far up", (0.0, 0.0, 40.0))],
     )
     out = tmp_path_factory.mktemp("page") / "balls.html"
     write_page(out, content)
@@ -86,8 +91,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class OpenPage:
     """The page in a browser, with a canvas of the size of the photos."""
 
-    def __init__(self, browser: Any, file: Path) -> None:
-        self.context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}, offline=True)
+    def __init__(self, browser: Any, file: Path, width_px: int = WIDTH, height_px: int = HEIGHT) -> None:
+        self.context = browser.new_context(viewport={"width": width_px, "height": height_px}, offline=True)
         self.page = self.context.new_page()
         self.requests: list[str] = []
         self.errors: list[str] = []
@@ -137,10 +142,45 @@ def test_heat_follows_the_threshold_and_parts_can_be_shown_alone(page: OpenPage)
     page.does("f3rm.setThreshold(0.85)")
     assert 0 < (page.picture()[..., 0] - page.picture()[..., 2] > 0.1).mean() < warm
     page.does("f3rm.setThreshold(0.5)")
-    page.does("f3rm.show('only')")
+    page.does("f3rm.show('keep')")
     assert psnr(page.picture(), drawn(scene[left], 0)) > 38
-    page.does("f3rm.show('hide')")
+    page.does("f3rm.show('drop')")
     assert psnr(page.picture(), drawn(scene[~left], 0)) > 38
+
+
+@pytest.fixture(scope="module")
+def answers(labelled_splats: Any, run_command: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folder of `f3rm-ext query` and the page of `export page` with the same questions."""
+    folder = tmp_path_factory.mktemp("answers")
+    out, file = folder / "query", folder / "page.html"
+    for command in (("query", "--views", "test", "--out", out), ("export", "page", "--out", file)):
+        done = run_command("f3rm-ext", *command, "--load-config", labelled_splats.config, "--text", *CLASSES)
+        assert done.code == 0, done.text[-3000:]
+    return out, file
+
+
+def test_only_it_is_the_mask_of_the_command(browser: Any, answers: tuple[Path, Path]) -> None:
+    folder, file = answers
+    views = {path.stem: np.load(path)["scores"].astype(np.float32) for path in sorted(folder.glob("scores/*.npz"))}
+    height, width = next(iter(views.values())).shape[:2]
+    page = OpenPage(browser, file, width, height)
+    page.page.evaluate("f3rm.renderer.background = [1, 0, 1]")
+    # Not 0.5, which pixels without features have.
+    for threshold, (number, name) in itertools.product((0.55, 0.7), enumerate(CLASSES)):
+        same, either = 0, 0
+        for view, scores in views.items():
+            page.does(f"f3rm.look(f3rm.content.cameras.findIndex((one) => one.name.startsWith('{view}.')))")
+            page.does(f"f3rm.ask({number})")
+            page.does(f"f3rm.setThreshold({threshold})")
+            shown = []
+            for part in ("only", "hide"):
+                page.does(f"f3rm.show('{part}')")
+                shown.append(np.any(page.picture() != (1, 0, 1), axis=2))
+            assert not (shown[0] & shown[1]).any()
+            mask = scores[..., number] >= threshold
+            same, either = same + (mask & shown[0]).sum(), either + (mask | shown[0]).sum()
+        assert either > 100 and same / either >= 0.95, (name, threshold, same, either)
+    page.context.close()
 
 
 def test_labels_places_and_keys(page: OpenPage) -> None:
@@ -156,6 +196,28 @@ def test_labels_places_and_keys(page: OpenPage) -> None:
     page.does("f3rm.settled")
     assert psnr(before, page.picture()) < 30, "a place is visited"
     assert page.page.title() == "Two <balls>"
+
+
+def test_notes_follow_the_camera_and_can_be_added_and_saved(page: OpenPage) -> None:
+    first = page.page.locator(".note", has_text="middle of the left")
+    assert first.is_visible() and not page.page.locator(".note", has_text="far up").is_visible()
+    before = first.bounding_box()
+    page.does("f3rm.look(2)")
+    assert first.bounding_box() != before
+    page.does("(f3rm.eye.rows = f3rm.eye.rows.map((row, i) => row.map((v) => i === 1 ? v : -v)), f3rm.refresh())")
+    assert not first.is_visible(), "behind the camera"
+    page.does("f3rm.look(0)")
+    page.page.evaluate("document.getElementById('note').value = 'mine'")
+    page.page.mouse.dblclick(WIDTH / 2 + 3, HEIGHT / 2 - 2)
+    page.page.mouse.dblclick(1, 1)
+    assert page.page.locator(".note").count() == 3 and page.page.evaluate("f3rm.notes[2].text") == "mine"
+    with page.page.expect_download() as saved:
+        page.page.evaluate("f3rm.saveNotes()")
+    notes = read_notes(saved.value.path())
+    assert [note.text for note in notes] == ["middle of the left", "far up", "mine"]
+    assert notes[1].position == pytest.approx((0, 0, 40)) and np.abs(notes[2].position).max() < 2
+    page.page.evaluate("document.querySelectorAll('#notes li button')[3].click()")
+    assert page.page.locator(".note").count() == 2
 
 
 def test_a_browser_without_webgl2_shows_a_picture_and_says_so(browser: Any, file: Path) -> None:

@@ -85,17 +85,18 @@ class Eye {
 
 class SplatPage {
   constructor(content, splats, scores, canvas) {
-    Object.assign(this, { content, splats, canvas, held: new Set(), question: null, part: "all" });
+    Object.assign(this, { content, splats, canvas, held: new Set(), question: null, part: "all", notes: content.notes });
     this.eye = new Eye(content.up, content.radius);
-    this.renderer = new SplatRenderer(canvas, splats, content);
-    const count = splats.count;
+    const { count } = splats, asked = content.questions.length;
     this.scores = content.questions.map((_, i) => new Uint8Array(scores, i * count, count));
+    this.renderer = new SplatRenderer(canvas, splats, asked ? new Uint8Array(scores, asked * count, count) : null, content);
     for (const question of content.questions) [question.store, question.score] = CURVES[question.curve];
     this.thresholds = content.questions.map((question) => question.store(question.threshold));
     this.element = (id) => document.getElementById(id);
     this.fillPanel();
     this.listen();
     document.body.classList.toggle("folded", window.innerWidth <= 560);
+    this.setNotes(content.notes);
     this.look(0);
     this.ask("none");
     new ResizeObserver(() => this.refresh()).observe(canvas);
@@ -191,7 +192,8 @@ class SplatPage {
     return this.update();
   }
 
-  /** Shows "all", "only" the matches, or hides them: "hide". A part is shown as it looks, without heat. */
+  /** Shows "all"; "only" the pixels that match, or "hide"s them; or "keep"s or "drop"s Gaussians that match. A part is
+   * shown as it looks, without heat. */
   show(part) {
     this.part = part;
     document.querySelectorAll("[data-part]").forEach((button) =>
@@ -209,6 +211,7 @@ class SplatPage {
       // With labels, every labelled Gaussian is chosen; without a question, all are.
       this.renderer.setScores(labels.map((label) => (label ? 255 : 0)), labels);
       this.renderer.threshold = this.question === "labels" ? 0.5 : 0;
+      this.renderer.range = [0.5, 1];
     } else {
       const { low, high, score } = questions[number], stored = (this.thresholds[number] - low) / (high - low);
       this.renderer.setScores(this.scores[number], labels);
@@ -232,14 +235,40 @@ class SplatPage {
     return labels;
   }
 
+  /** Pins the numbers of places, and the notes. */
   pin(places) {
-    this.element("pins").replaceChildren(...places.map((place, i) => {
-      const pin = document.createElement("span");
-      pin.className = "pin";
-      pin.textContent = String(i + 1);
-      pin.at = place.at;
-      return pin;
+    this.places = places;
+    const pin = (name, text, at) => Object.assign(document.createElement("span"), { className: name, textContent: text, at });
+    this.element("pins").replaceChildren(...places.map((place, i) => pin("pin", String(i + 1), place.at)),
+      ...this.notes.map((note) => pin("pin note", note.text, note.at)));
+  }
+
+  // --- notes ---
+
+  /** Replaces the notes: {text, at, camera, size} each, as places. */
+  setNotes(notes) {
+    this.notes = notes;
+    const button = (text, name, action) => {
+      const made = Object.assign(document.createElement("button"), { type: "button", textContent: text, ariaLabel: name });
+      made.addEventListener("click", action);
+      return made;
+    };
+    this.element("notes").replaceChildren(...notes.map((note) => {
+      const row = document.createElement("li");
+      row.append(button(note.text, note.text, () => this.visit(note)),
+        button("×", `Remove the note ${note.text}`, () => this.setNotes(this.notes.filter((one) => one !== note))));
+      return row;
     }));
+    this.element("save-notes").hidden = !notes.length;
+    this.pin(this.places || []);
+    return this.refresh();
+  }
+
+  /** Saves the notes as `f3rm-ext export page --notes` takes them, in the frame of the capture. */
+  saveNotes() {
+    const position = (at) => this.content.capture.map((row) => dot(row, at) + row[3]);
+    const notes = this.notes.map((note) => ({ text: note.text, position: position(note.at) }));
+    this.save(new Blob([JSON.stringify(notes, null, 1)], { type: "application/json" }), `${this.content.name}-notes.json`);
   }
 
   // --- the panel and the keys ---
@@ -254,7 +283,7 @@ class SplatPage {
       button.addEventListener("click", () => this.setMode(button.dataset.mode)));
     const actions = {
       previous: () => this.look(this.camera - 1), next: () => this.look(this.camera + 1),
-      picture: () => this.savePicture(), file: () => this.saveSplats(), fold: () => document.body.classList.toggle("folded"),
+      notes: () => this.saveNotes(), picture: () => this.savePicture(), file: () => this.saveSplats(), fold: () => document.body.classList.toggle("folded"),
       keys: () => { this.element("help").hidden = !this.element("help").hidden; },
     };
     for (const [name, action] of Object.entries(actions))
@@ -315,7 +344,13 @@ class SplatPage {
       eye.zoom(Math.exp(Math.max(-1, Math.min(1, event.deltaY * 0.001))));
       this.refresh();
     }, { passive: false });
-    canvas.addEventListener("dblclick", (event) => this.centre(event.offsetX, event.offsetY));
+    canvas.addEventListener("dblclick", (event) => {
+      const at = this.pick(event.offsetX, event.offsetY), field = this.element("note"), text = field.value.trim();
+      if (!at) return;
+      if (!text) { eye.target = at; return; }
+      field.value = "";
+      this.setNotes([...this.notes, { text, at, camera: this.camera, size: 0 }]);
+    });
     window.addEventListener("keydown", (event) => this.press(event));
     window.addEventListener("keyup", (event) => this.held.delete(event.key.toLowerCase()));
     window.addEventListener("blur", () => this.held.clear());
@@ -327,15 +362,16 @@ class SplatPage {
     this.eye.pan(-x * distance / lens[0], -y * distance / lens[1]);
   }
 
-  /** Turns about what is seen at a place of the canvas: the nearest opaque Gaussian within eight pixels of it. */
-  centre(x, y) {
+  /** What is seen at a place of the canvas: the nearest opaque Gaussian within eight pixels of it, or null. */
+  pick(x, y) {
     const lens = this.eye.lens(this.canvas.clientWidth, this.canvas.clientHeight), { positions, opacities } = this.splats;
-    let best = Infinity;
+    let best = Infinity, found = null;
     for (let i = 0; i < this.splats.count; i++) {
       if (opacities[i] < 64) continue;
       const point = positions.subarray(3 * i, 3 * i + 3), [px, py, depth] = this.eye.project([...point], lens);
-      if (depth > NEAR && depth < best && Math.hypot(px - x, py - y) < 8) { best = depth; this.eye.target = [...point]; }
+      if (depth > NEAR && depth < best && Math.hypot(px - x, py - y) < 8) { best = depth; found = [...point]; }
     }
+    return found;
   }
 
   press(event) {

@@ -4,7 +4,9 @@
 "use strict";
 
 const NEAR = 0.01, TEXTURE_WIDTH = 2048, MAX_LABELS = 16;
-const LOOKS = { photo: 0, heat: 1, labels: 2 }, PARTS = { all: 0, only: 1, hide: 2 };
+const LOOKS = { photo: 0, heat: 1, labels: 2 };
+/** What is shown: pixels by the score that they blend to ("only", "hide"), or Gaussians by their own ("keep", "drop"). */
+const PARTS = { all: 0, only: 1, hide: 2, keep: 3, drop: 4 };
 
 /** Parses an unpacked .spz file of version 3. The axes stay those of the file: right, up, back. */
 function parseSpz(buffer) {
@@ -66,7 +68,9 @@ in uint index;
 out vec2 offset;
 flat out vec3 conic;
 flat out vec4 paint;
-flat out vec3 mark;  // the score, or the colour of the label; paint is then its grey and whether it has a label
+// The score times its weight, and the weight; or the colour of the label, and then paint is its grey and whether it has
+// a label.
+flat out vec3 mark;
 
 ivec2 texel(int number) { return ivec2(number % ${TEXTURE_WIDTH}, number / ${TEXTURE_WIDTH}); }
 
@@ -122,9 +126,9 @@ void main() {
   uvec4 first = texelFetch(shapes, texel(2 * i), 0), second = texelFetch(shapes, texel(2 * i + 1), 0);
   vec3 mean = uintBitsToFloat(first.xyz), at = turn * (mean - eye);
   if (at.z <= ${NEAR}) return;
-  vec2 score = texelFetch(scores, texel(i), 0).rg;
+  vec3 score = texelFetch(scores, texel(i), 0).rgb;  // with label and weight
   bool chosen = score.r >= threshold - 1e-5;
-  if ((part == ${PARTS.only} && !chosen) || (part == ${PARTS.hide} && chosen)) return;
+  if ((part == ${PARTS.keep} && !chosen) || (part == ${PARTS.drop} && chosen)) return;
 
   // The projection is made affine at the centre, or at most 15 % outside the image (Zwicker et al. 2001).
   vec2 low = -(lens.zw + 0.15 * size) / lens.xy, high = (size * 1.15 - lens.zw) / lens.xy;
@@ -153,7 +157,7 @@ void main() {
   int texels = (3 * ((degree + 1) * (degree + 1) - 1) + 15) / 16;
   paint = vec4(color(base, texels * i, normalize(mean - eye)), opacity);
   int label = int(score.g * 255.0 + 0.5);
-  mark = vec3(score.r, 0.0, 0.0);
+  mark = vec3(score.r * score.b, score.b, 0.0);
   if (look == ${LOOKS.labels}) {
     mark = label > 0 ? palette[min(label, ${MAX_LABELS}) - 1] : vec3(0.0);
     paint.rgb = vec3(dot(paint.rgb, vec3(0.299, 0.587, 0.114)), label > 0 ? 1.0 : 0.0, 0.0);
@@ -184,20 +188,23 @@ const SCREEN_FRAGMENT = `#version 300 es
 precision highp float;
 uniform sampler2D picture, marks;
 uniform vec3 background, heat[9];
-uniform vec2 range;      // scores at which the heat begins and is hottest
-uniform int look;
+uniform vec2 range;      // scores at which matches begin, and at which the heat is hottest
+uniform int look, part;
 out vec4 shown;
 void main() {
   vec4 drawn = texelFetch(picture, ivec2(gl_FragCoord.xy), 0), mark = texelFetch(marks, ivec2(gl_FragCoord.xy), 0);
   vec3 rgb = clamp(drawn.rgb + (1.0 - drawn.a) * background, 0.0, 1.0);
   float grey = dot(rgb, vec3(0.299, 0.587, 0.114));
   vec3 dimmed = 0.15 * rgb + 0.4 * grey;
+  float score = mark.g > 0.001 ? mark.r / mark.g : 0.0;
+  bool match = score >= range.x;
   shown = vec4(rgb, 1.0);
-  if (look == ${LOOKS.heat}) {
-    float score = mark.a > 0.02 ? mark.r / mark.a : 0.0;
+  if ((part == ${PARTS.only} && !match) || (part == ${PARTS.hide} && match)) {
+    shown.rgb = background;
+  } else if (look == ${LOOKS.heat}) {
     float strength = clamp((score - range.x) / max(range.y - range.x, 1e-4), 0.0, 1.0) * 8.0;
     vec3 glow = mix(heat[int(strength)], heat[min(int(strength) + 1, 8)], fract(strength));
-    shown.rgb = score >= range.x ? mix(dimmed, glow, 0.5 + 0.0375 * strength) : dimmed;
+    shown.rgb = match ? mix(dimmed, glow, 0.5 + 0.0375 * strength) : dimmed;
   } else if (look == ${LOOKS.labels}) {
     float shade = min(drawn.r + (1.0 - drawn.a) * dot(background, vec3(0.299, 0.587, 0.114)), 1.0), share = drawn.g;
     vec3 label = mark.rgb / max(share, 1e-3);
@@ -206,8 +213,10 @@ void main() {
 }`;
 
 class SplatRenderer {
-  /** @throws {Error} if the browser has no WebGL2, or less of it than is needed. */
-  constructor(canvas, splats, { blur, background, heat, palette }) {
+  /**
+   * @param weights of the Gaussians' scores when they are blended, 0 to 255.
+   * @throws {Error} if the browser has no WebGL2, or less of it than is needed. */
+  constructor(canvas, splats, weights, { blur, background, heat, palette }) {
     const gl = canvas.getContext("webgl2", { antialias: false, alpha: false, preserveDrawingBuffer: true });
     if (!gl) throw new Error("WebGL2 is missing");
     Object.assign(this, { canvas, gl, splats, background, blur });
@@ -215,7 +224,7 @@ class SplatRenderer {
     this.look = "photo"; this.part = "all"; this.threshold = 0; this.range = [0, 1];
     this.splatProgram = this.program(SPLAT_VERTEX, SPLAT_FRAGMENT);
     this.screenProgram = this.program(SCREEN_VERTEX, SCREEN_FRAGMENT);
-    this.upload();
+    this.upload(weights);
     gl.useProgram(this.splatProgram.program);
     gl.uniform3fv(this.splatProgram.at("palette"), palette.flat());
     gl.useProgram(this.screenProgram.program);
@@ -243,7 +252,7 @@ class SplatRenderer {
     return { program, at: (name) => (places[name] ??= gl.getUniformLocation(program, name)) };
   }
 
-  upload() {
+  upload(weights) {
     const { gl, splats } = this, { count, positions, colors, opacities, scales, rotations } = splats;
     const rows = (texels) => Math.max(1, Math.ceil(texels / TEXTURE_WIDTH));
     const shapes = new Uint32Array(4 * TEXTURE_WIDTH * rows(2 * count)), floats = new Float32Array(shapes.buffer);
@@ -261,8 +270,9 @@ class SplatRenderer {
       this.texture(0, gl.RGBA32UI, rows(2 * count), gl.RGBA_INTEGER, gl.UNSIGNED_INT, shapes),
       this.texture(1, gl.RGBA32UI, rows(texels * count), gl.RGBA_INTEGER, gl.UNSIGNED_INT, new Uint32Array(bytes.buffer)),
     ];
-    this.scoreBytes = new Uint8Array(2 * TEXTURE_WIDTH * rows(count));
-    this.textures.push(this.texture(2, gl.RG8, rows(count), gl.RG, gl.UNSIGNED_BYTE, this.scoreBytes));
+    this.scoreBytes = new Uint8Array(3 * TEXTURE_WIDTH * rows(count));
+    for (let i = 0; i < count; i++) this.scoreBytes[3 * i + 2] = weights ? weights[i] : 255;
+    this.textures.push(this.texture(2, gl.RGB8, rows(count), gl.RGB, gl.UNSIGNED_BYTE, this.scoreBytes));
     this.array = gl.createVertexArray();
     this.indices = gl.createBuffer();
     gl.bindVertexArray(this.array);
@@ -286,12 +296,12 @@ class SplatRenderer {
   setScores(scores, labels) {
     const { gl, scoreBytes } = this;
     for (let i = 0; i < this.splats.count; i++) {
-      scoreBytes[2 * i] = scores ? scores[i] : 0;
-      scoreBytes[2 * i + 1] = labels ? labels[i] : 0;
+      scoreBytes[3 * i] = scores ? scores[i] : 0;
+      scoreBytes[3 * i + 1] = labels ? labels[i] : 0;
     }
     gl.activeTexture(gl.TEXTURE2);
     gl.bindTexture(gl.TEXTURE_2D, this.textures[2]);
-    gl.texSubImage2D(gl.TEXTURE_2D, 0, 0, 0, TEXTURE_WIDTH, scoreBytes.length / 2 / TEXTURE_WIDTH, gl.RG,
+    gl.texSubImage2D(gl.TEXTURE_2D, 0, 0, 0, TEXTURE_WIDTH, scoreBytes.length / 3 / TEXTURE_WIDTH, gl.RGB,
       gl.UNSIGNED_BYTE, scoreBytes);
   }
 
@@ -376,6 +386,7 @@ class SplatRenderer {
     gl.uniform3fv(screen.at("background"), this.background);
     gl.uniform2fv(screen.at("range"), this.range);
     gl.uniform1i(screen.at("look"), LOOKS[this.look]);
+    gl.uniform1i(screen.at("part"), PARTS[this.part]);
     gl.drawArrays(gl.TRIANGLE_STRIP, 0, 3);
   }
 }

@@ -1,15 +1,21 @@
 """What a page of splats holds: scores in steps, places, and refusals."""
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError, SplatFileError
-from f3rm_ext.export.page import MAX_QUESTIONS, SCORE_LEVELS, PageContent, Question, find_places, write_page
+from f3rm_ext.export.notes import Note, read_notes
+from f3rm_ext.export.page import MAX_QUESTIONS, PageContent, write_page
+from f3rm_ext.export.questions import SCORE_LEVELS, Question, find_places
 from f3rm_ext.splat.gaussians import Gaussians
 
 
@@ -78,6 +84,69 @@ def test_places_are_clusters_of_matches_the_largest_first(cameras: PinholeCamera
     assert 0.05 < first.size < 0.2 and first.camera == 0, "the nearer camera"
     assert f"{4 * first.size:.2g} wide" in first.label, "units of the capture"
     assert not find_places(gaussians, np.zeros(len(gaussians), bool), cameras, scale=1.0)
+
+
+def content_of(page: Path) -> dict[str, Any]:
+    """What the page's script reads."""
+    found = re.search(r'id="content">(.*?)</script>', page.read_text())
+    assert found
+    return json.loads(found[1])
+
+
+def test_notes_are_pinned_and_can_be_read_back(tmp_path: Path, content: PageContent) -> None:
+    frame = CaptureFrame(np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]), np.array([1.0, 2, 3]), 0.5)
+    question = Question("mug", np.linspace(0, 1, len(content.gaussians), dtype=np.float32), 0.5)
+    file = tmp_path / "notes.json"
+    file.write_text('[{"text": " <b>here</b> ", "position": [3, 4, 5.5]}, {"text": "the mug", "query": "mug"}]')
+    write_page(tmp_path / "a.html", replace(content, frame=frame, questions=[question], notes=read_notes(file)))
+    shown = content_of(tmp_path / "a.html")
+    here, mug = shown["notes"]
+    assert here["text"] == "<b>here</b>" and "<b>here" not in (tmp_path / "a.html").read_text()
+    x, y, z = frame.to_scene(np.array([3, 4, 5.5]))
+    np.testing.assert_allclose(here["at"], [x, -y, -z])
+    assert mug["at"] == shown["questions"][0]["places"][0]["at"] and 0 <= mug["camera"] < 2
+    capture = np.array(shown["capture"])
+    np.testing.assert_allclose(capture[:, :3] @ here["at"] + capture[:, 3], [3, 4, 5.5])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "{}",
+        "[1]",
+        "[" * 9999,
+        '[{"text": "", "position": [1, 2, 3]}]',
+        '[{"text": "a"}]',
+        '[{"text": "a", "position": [1, 2]}]',
+        '[{"text": "a", "position": [1, 2, NaN]}]',
+        '[{"text": "a", "position": [1, 2, 1e999]}]',
+        '[{"text": "a", "position": [1, 2, 3], "query": "b"}]',
+        f'[{{"text": "a", "position": [1, 2, 1{"0" * 400}]}}]',
+    ],
+)
+def test_notes_of_another_form_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "notes.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"notes\.json .*position"):
+        read_notes(tmp_path / "notes.json")
+
+
+def test_a_note_at_a_question_that_finds_nothing(tmp_path: Path, content: PageContent) -> None:
+    found = [
+        Question(name, np.full(len(content.gaussians), score, np.float32), 0.5) for name, score in (("a", 1), ("b", 0))
+    ]
+    for query in ("b", "c"):
+        with pytest.raises(ConfigError, match=f"'{query}'.* \\(a\\)"):
+            write_page(tmp_path / "x.html", replace(content, questions=found, notes=[Note("x", None, query)]))
+
+
+def test_weights_of_scores_are_the_lengths_of_features(content: PageContent) -> None:
+    lengths = np.linspace(0, 0.5, len(content.gaussians), dtype=np.float32)
+    question = Question("mug", np.zeros(len(lengths), np.float32), 0.5)
+    stored = replace(content, questions=[question], lengths=lengths).take(torch.arange(9, 60), 0).to_score_bytes()
+    scores, weights = np.frombuffer(stored, np.uint8).reshape(2, -1)
+    np.testing.assert_allclose(weights / 255, lengths[9:] / 0.5, atol=0.003)
+    assert (scores == scores[0]).all() and content.to_score_bytes() == b""
 
 
 def test_a_page_names_what_it_holds_and_leaves_out_what_is_never_drawn(tmp_path: Path, content: PageContent) -> None:
