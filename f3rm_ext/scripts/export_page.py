@@ -1,4 +1,4 @@
-"""``f3rm-ext export page``: splats as a web page that can be turned and asked, in one file."""
+"""``f3rm-ext export page``: splats or a mesh as a web page that can be turned, in one file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Page(QueryInputs):
-    """Writes the splats of a run as one HTML file that opens in a browser, without a network.
+    """Writes the splats of a run, or a mesh, as one HTML file that opens in a browser, without a network.
 
-    The page shows what was trained: drag to turn, jump to the cameras of the capture, fly and walk, save pictures and
+    The page of splats shows what was trained: drag to turn, jump to the cameras of the capture, fly and walk, save pictures and
     the splats themselves. It answers the questions that you give here: heat with a threshold, colours of all questions
     together, only the matches or all but them, and a list of the places where matches lie together. A question needs a
-    feature on the Gaussians, which `f3rm-ext features lift` adds to a finished run. An existing file is replaced only
+    feature on the Gaussians, which `f3rm-ext features lift` adds to a finished run. With --mesh the page shows a mesh and
+    answers none. An existing file is replaced only
     if this program wrote it.
 
     Typical calls:

@@ -10,8 +10,8 @@
     const width = body.clientWidth, height = body.clientHeight, { camera } = viewer;
     const { fx, fy, cx, cy, width: w, height: h } = lens, scale = Math.min(width / w, height / h);
     camera.fov = 2 * Math.atan(height / 2 / (fy * scale)) * 180 / Math.PI;
-    camera.aspect = width * fy / (height * fx);
-    camera.setViewOffset(width, height, (w / 2 - cx) * scale, (h / 2 - cy) * scale, width, height);
+    const across = width * fy / fx;  // the aspect follows from it
+    camera.setViewOffset(across, height, (w / 2 - cx) * scale * fy / fx, (h / 2 - cy) * scale, across, height);
     viewer.draw();
   }
 
