@@ -11,7 +11,7 @@ OUT ?= demo
 PYTEST = OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install same-python demo check test lint format docs bench clean
+.PHONY: help install same-python demo check test release lint format docs bench clean
 
 help:  ## Show this help
 	@echo "usage: make TARGET"
@@ -44,6 +44,9 @@ check: lint  ## Check style and types, then run the unit tests: what to run befo
 
 test: lint docs  ## Check style, types and docs, then run all tests that this machine can run
 	$(PYTEST)
+
+release: test  ## Run all tests and those that only a release needs
+	$(PYTEST) -m release
 
 lint: install  ## Check style, format and types
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -80,16 +81,35 @@ def torch_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Makes a folder that tests only read: where they run in several processes, the first that needs it does."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def make(name: str, fill: Callable[[Path], None]) -> Path:
+        import fcntl
+
+        is_made = root / f"{name}-is-made"
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not is_made.exists():
+                (root / name).mkdir(exist_ok=True)
+                fill(root / name)
+                is_made.touch()
+        return root / name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_capture(make_once: Callable[..., Path]) -> Path:
     """A synthetic room of 12 images of 64 × 48 pixels; F3RM_EXT_TEST_ROOM may name one that was made elsewhere."""
     if given := os.environ.get("F3RM_EXT_TEST_ROOM"):
         return Path(given)
     from f3rm_ext.synthetic import SynthConfig, synthesize
 
-    out = tmp_path_factory.mktemp("capture") / "room"
-    return synthesize(
-        out, SynthConfig(num_images=12, width=64, height=48, seed=1, light_rays=1, holdout_every=4), progress=False
-    )
+    options = SynthConfig(num_images=12, width=64, height=48, seed=1, light_rays=1, holdout_every=4)
+    return make_once("capture", lambda out: synthesize(out / "room", options, progress=False)) / "room"
 
 
 @pytest.fixture(scope="session")
@@ -202,6 +222,32 @@ def wait_until() -> Callable[[Callable[[], bool], float, str], None]:
     return wait
 
 
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """Names a port nobody listens on."""
+
+    def name() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return probe.getsockname()[1]
+
+    return name
+
+
+@pytest.fixture(scope="session")
+def listening_hosts() -> Callable[[int, int], set[str]]:
+    """Addresses on which a process listens for a port; empty while it does not."""
+    import psutil
+
+    def hosts(pid: int, port: int) -> set[str]:
+        process = psutil.Process(pid)
+        connections = getattr(process, "net_connections", None) or process.connections
+        found = connections("inet")
+        return {c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
+
+    return hosts
+
+
 @dataclass
 class Run:
     """A trained run."""
@@ -254,9 +300,9 @@ def train(run_command: Callable[..., Any], tiny_capture: Path) -> Callable[..., 
 
 
 @pytest.fixture(scope="session")
-def trained(train: Callable[..., Run], tmp_path_factory: pytest.TempPathFactory) -> Run:
+def trained(train: Callable[..., Run], make_once: Callable[..., Path]) -> Run:
     """A run of 60 steps that other tests look at but do not change."""
-    return train(tmp_path_factory.mktemp("trained"), 60, fresh=True)
+    return Run(make_once("trained", lambda out: train(out, 60, fresh=True)) / "e" / "f3rm-ext-lite" / "t")
 
 
 SPLAT_STEPS = 60
@@ -281,14 +327,14 @@ def train_splats(run_command: Callable[..., Any], tiny_capture: Path) -> Callabl
 
 
 @pytest.fixture(scope="session")
-def labelled_splats(
-    train_splats: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Run:
-    """A run of splats with the capture's classes as features."""
-    root = tmp_path_factory.mktemp("splats")
-    done = train_splats(root, "--pipeline.model.features", f"labels:data={tiny_capture}")
-    assert done.code == 0, done.text[-4000:]
-    return Run(root / "e" / "sugar-ext-lite" / "t")
+def labelled_splats(train_splats: Callable[..., Any], tiny_capture: Path, make_once: Callable[..., Path]) -> Run:
+    """A run of splats with the capture's classes as features, which tests do not change."""
+
+    def fill(out: Path) -> None:
+        done = train_splats(out, "--pipeline.model.features", f"labels:data={tiny_capture}")
+        assert done.code == 0, done.text[-4000:]
+
+    return Run(make_once("labelled-splats", fill) / "e" / "sugar-ext-lite" / "t")
 
 
 @pytest.fixture(scope="session")

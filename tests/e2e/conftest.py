@@ -70,12 +70,6 @@ def difference() -> Callable[..., float]:
     return DRIVER.difference
 
 
-@pytest.fixture(scope="session")
-def free_port() -> Callable[[], int]:
-    """Names a port nobody listens on."""
-    return DRIVER.free_port
-
-
 @pytest.fixture(scope="package")
 def viewer(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The viewer of the trained run in this process, with small pictures."""
@@ -184,20 +178,6 @@ def start_command(command_environment: dict[str, str], tmp_path_factory: pytest.
                         process.kill()
 
         yield lambda name, *arguments: stack.enter_context(running(name, arguments))
-
-
-@pytest.fixture(scope="session")
-def listening_hosts() -> Callable[[int, int], set[str]]:
-    """Addresses on which a process listens for a port; empty while it does not."""
-    import psutil
-
-    def hosts(pid: int, port: int) -> set[str]:
-        process = psutil.Process(pid)
-        connections = getattr(process, "net_connections", None) or process.connections
-        found = connections("inet")
-        return {c.laddr.ip for c in found if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
-
-    return hosts
 
 
 if os.name != "posix":

@@ -5,43 +5,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 WAIT_S = 180
 Hosts = Callable[[int, int], set[str]]
 
 
-@pytest.fixture(scope="module")
-def viewers(trained: Any, start_command: Callable[..., Any], free_port: Callable[[], int]) -> dict[str, Any]:
-    """Two `ns-viewer`, started at the same time: as it comes, and opened to the network."""
-    started = {}
-    for name, options in (("local", ()), ("open", ("--viewer.websocket-host", "0.0.0.0"))):
-        port = free_port()
-        arguments = ("--load-config", trained.config, "--viewer.websocket-port", port, *options)
-        started[name] = (start_command("ns-viewer", *arguments), port)
-    return started
-
-
-@pytest.mark.parametrize(("name", "expected"), [("local", "127.0.0.1"), ("open", "0.0.0.0")])
-def test_ns_viewer_is_open_to_the_network_only_when_asked(
-    viewers: dict[str, Any], listening_hosts: Hosts, wait_until: Callable[..., None], name: str, expected: str
-) -> None:
-    process, port = viewers[name]
-    wait_until(lambda: process.poll() is not None or bool(listening_hosts(process.pid, port)), WAIT_S, "listening")
-    assert process.poll() is None, process.said.read_text()[-3000:]
-    assert listening_hosts(process.pid, port) == {expected}
-
-
 def test_ns_viewer_shows_the_scene(
-    viewers: dict[str, Any],
+    trained: Any,
+    start_command: Callable[..., Any],
+    free_port: Callable[[], int],
     listening_hosts: Hosts,
     open_page: Callable[[str], Any],
     wait_until: Callable[..., None],
 ) -> None:
-    process, port = viewers["local"]
+    port = free_port()
+    process = start_command("ns-viewer", "--load-config", trained.config, "--viewer.websocket-port", port)
     # It listens long before it is built, and a page that comes in between can stop the building for good.
     wait_until(lambda: "disabled local writer" in process.said.read_text(), WAIT_S, "built")
-    assert listening_hosts(process.pid, port)
+    assert listening_hosts(process.pid, port) == {"127.0.0.1"}
     page = open_page(f"http://127.0.0.1:{port}")
     page.set_max_res(64)
     page.hide_cameras()

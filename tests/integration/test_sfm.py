@@ -159,15 +159,18 @@ def test_a_video(run_command: Run, scene: Scene, tmp_path: Path) -> None:
     assert len(names) >= NUM_PHOTOS - 2 and set(names) <= {f"frame_{i + 1:05d}.jpg" for i in range(NUM_PHOTOS)}
 
 
-def test_a_look_in_the_browser(processed: tuple[Path, Any]) -> None:
-    out, _ = processed
-    view = [*COMMAND[:-1], "view", "--capture", str(out), "--port", "7321"]
+def test_a_look_in_the_browser(
+    processed: tuple[Path, Any], free_port: Callable[[], int], listening_hosts: Callable[[int, int], set[str]]
+) -> None:
+    (out, _), port = processed, free_port()
+    view = [*COMMAND[:-1], "view", "--capture", str(out), "--port", str(port)]
     process = subprocess.Popen(view, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         address = next((line.split()[1] for line in process.stdout if line.startswith("Open http://127.0.0.1:")), "")
         with urllib.request.urlopen(address, timeout=60) as page:
             assert page.status == 200
+        assert listening_hosts(process.pid, port) == {"127.0.0.1"}
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
     finally:
