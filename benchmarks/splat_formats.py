@@ -11,6 +11,7 @@ results/splat_formats.json.
 
 import datetime
 import json
+import math
 import platform
 import re
 import resource
@@ -126,14 +127,15 @@ class Judge:
         self.psnr = self._budget.psnr(self.gaussians)
         self._pictures = self._draw(self.gaussians)
 
-    def losses(self, gaussians: Gaussians) -> dict[str, float]:
-        """The loss of PSNR on photos, dB, and the PSNR of pictures to those of the Gaussians of the run, dB."""
+    def losses(self, gaussians: Gaussians) -> dict[str, float | None]:
+        """The loss of PSNR on photos, dB, and the PSNR of pictures to those of the run, dB (None: the same)."""
         moved = gaussians.to(self.gaussians.means.device)
         errors = [
             (ours - theirs).square().mean() for ours, theirs in zip(self._draw(moved), self._pictures, strict=True)
         ]
-        psnr = float(-10 * torch.stack(errors).clamp_min(1e-10).log10().mean())
-        return {"lost_db": round(self.psnr - self._budget.psnr(moved), 4), "picture_psnr": round(psnr, 1)}
+        psnr = float(-10 * torch.stack(errors).log10().mean())
+        shown = round(psnr, 1) if math.isfinite(psnr) else None
+        return {"lost_db": round(self.psnr - self._budget.psnr(moved), 4), "picture_psnr": shown}
 
     @torch.no_grad()
     def _draw(self, gaussians: Gaussians) -> list[torch.Tensor]:

@@ -128,9 +128,10 @@ def _splat_formats(report: Report) -> str:
             return ["–"] * 4
         if "longer_than_s" in row:
             return ["–", "–", "–", f"> {row['longer_than_s']:.0f}"]
-        losses = [
-            f"{row[key]:.{digits}f}" if key in row else "–" for key, digits in (("lost_db", 3), ("picture_psnr", 1))
-        ]
+        losses = ["–", "–"]
+        if "lost_db" in row:
+            same = row["picture_psnr"] is None
+            losses = [f"{row['lost_db']:.3f}", "the same" if same else f"{row['picture_psnr']:.1f}"]
         return [f"{row['bytes'] / report['gaussians']:.1f}", *losses, f"{row['write_cpu_s']:.2f}"]
 
     head = ["bytes per Gaussian", "dB lost", "pictures, dB", "CPU s"]

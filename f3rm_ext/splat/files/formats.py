@@ -136,7 +136,7 @@ def write_splats(
         ConfigError: the file exists and was made by others, or cannot be written.
     """
     kind = format_to_write(path, spz_version)
-    if kind == "spz":
+    if kind == "spz" and spz_version == 3:
         require_readable(path, len(gaussians))
     require_replaceable(path, info.scores is not None)
     kept, valid, notices = check_values(gaussians, path, bad_values, action="would get")
@@ -163,8 +163,15 @@ def write_splats(
     if scores is not None and kind not in SCORED:
         beside = write_sidecar(path, scores, find_maker(info.comments))
         notices.append(f"{path.name} has no place for the scores of queries, so they are in {beside}.")
-    counts = {"sh_degree": kept.sh_degree, "count": len(kept)}
-    return replace(info, format=kind, notices=tuple(notices), scores=scores, **counts)
+    return replace(
+        info,
+        format=kind,
+        version=spz_version if kind == "spz" else None,
+        sh_degree=kept.sh_degree,
+        count=len(kept),
+        notices=tuple(notices),
+        scores=scores,
+    )
 
 
 def storage_order(gaussians: Gaussians, kind: Format) -> Int[Tensor, " gaussians"]:

@@ -38,7 +38,7 @@ class SplatInfo:
     notices: tuple[str, ...] = ()
     """Sentences for the user on what was left out or changed; never written to files."""
     version: int | None = None
-    """Version of the format of an ``.spz`` file that was read."""
+    """Version of the format of an ``.spz`` file."""
 
     scores: GaussianScores | None = field(default=None, compare=False)
     """Scores of queries on the Gaussians."""

@@ -44,7 +44,7 @@ SH_STEPS = (8, 16)
 """Steps of SH coefficients of degree 1, and of higher ones, in units of 1/128."""
 MAX_FRACTION_BITS = 23
 MAX_GAUSSIANS = 10_000_000
-"""Niantic's library, on which most viewers build, refuses files with more."""
+"""Niantic's library, on which most viewers build, refused files with more before version 4."""
 _LIMIT = (1 << 23) - 1
 _COMMENT = 0x10
 _HIGHEST_RATIO, _ALWAYS_READ = 20, 1 << 26
@@ -220,11 +220,11 @@ def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axe
 
 
 def require_readable(path: Path, count: int) -> None:
-    """Raises SplatFileError if a file would have more Gaussians than readers of the format accept."""
+    """Raises SplatFileError if a file of version 3 would have more Gaussians than readers accept."""
     if count > MAX_GAUSSIANS:
         raise SplatFileError(
-            f"{path} would hold {count} Gaussians, but readers of .spz refuse more than {MAX_GAUSSIANS}: write .ply or "
-            ".compressed.ply, or train with a lower --pipeline.model.densify.max-gaussians."
+            f"{path} would hold {count} Gaussians, but readers of .spz refuse more than {MAX_GAUSSIANS}: write .ply, "
+            ".compressed.ply or --spz-version 4, or train with a lower --pipeline.model.densify.max-gaussians."
         )
 
 

@@ -87,6 +87,7 @@ def test_bytes_that_are_written(make: Make, tmp_path: Path) -> None:
         at += length
     assert at == len(data) and values == old[16:]
     found = read_splats(tmp_path / "4.spz")[1]
+    assert write_splats(tmp_path / "a.ply", make(9), found).version is None and found.version == 4
     assert (found.render_mode, found.filters_fused) == ("mip", True)
     assert found.comments == ("made_by: us", "scene: café") and found.notices == ()
 
