@@ -16,9 +16,8 @@ import torch
 from PIL import Image
 
 from f3rm_ext.errors import SplatFileError
-from f3rm_ext.splat.files import RenderMode, SplatInfo, read_splats, write_splats
+from f3rm_ext.splat.files import RenderMode, SplatInfo, packing, read_splats, write_splats
 from f3rm_ext.splat.files.convert import rotation_differences
-from f3rm_ext.splat.files.formats import storage_order
 from f3rm_ext.splat.gaussians import Gaussians
 
 Make = Callable[..., Gaussians]
@@ -101,6 +100,20 @@ def test_a_folder_and_a_pressed_zip_hold_the_same(tmp_path: Path, assert_same: A
         read_splats(tmp_path / "meta.json")
 
 
+def test_textures_outside_the_folder_are_not_read(tmp_path: Path) -> None:
+    meta, textures = parts()
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name, data in textures.items():
+        (folder / name).write_bytes(data)
+    shutil.move(folder / "sh0.webp", tmp_path / "sh0.webp")
+    for name in ("../sh0.webp", str(tmp_path / "sh0.webp"), "../in"):
+        meta["sh0"]["files"] = [name]
+        (folder / "meta.json").write_text(json.dumps(meta))
+        with pytest.raises(SplatFileError, match=r"meta\.json .*plain file name"):
+            read_splats(folder / "meta.json")
+
+
 def test_a_first_entry_that_is_null(tmp_path: Path) -> None:
     """Early files have it; PlayCanvas' engine continues the codebook by a mean step."""
     meta, textures = parts()
@@ -143,10 +156,11 @@ def test_tags_that_are_written(mode: RenderMode | None, make: Make, tmp_path: Pa
 def test_round_trip(count: int, degree: int, make: Make, tmp_path: Path) -> None:
     gaussians = make(count, degree)
     gaussians.means[:, 0] = 0.5  # no extent along an axis
+    gaussians.opacities[0] = -20.0  # a byte of 0, under which colours have to stay
     write_splats(tmp_path / "a.sog", gaussians, SplatInfo())
     found, info = read_splats(tmp_path / "a.sog")
     assert (info.count, info.sh_degree) == (count, degree)
-    gaussians = gaussians[storage_order(gaussians, "sog")]
+    gaussians = gaussians[packing.morton_order(gaussians)]
     step = (gaussians.means.abs().log1p().amax() * 2 / 65535) * (1 + gaussians.means.abs())
     assert ((found.means - gaussians.means).abs() <= step / 2 + 1e-5).all()
     assert ((found.alphas() - gaussians.alphas()).abs() <= 0.5 / 255 + 1e-3).all()
