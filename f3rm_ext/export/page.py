@@ -80,6 +80,14 @@ class PageContent:
     origin: str = ""
     """Where the scene comes from, for the foot of the page."""
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError if there are too many questions."""
+        if len(self.questions) > MAX_QUESTIONS:
+            raise ConfigError(
+                f"A page holds at most {MAX_QUESTIONS} questions, but there are {len(self.questions)}: leave out "
+                f"{', '.join(repr(question.name) for question in self.questions[MAX_QUESTIONS:])}, or others."
+            )
+
     @classmethod
     def of_run(
         cls,
@@ -100,7 +108,7 @@ class PageContent:
             notes: texts that are pinned to places.
 
         Raises:
-            ConfigError: the run has no such feature, or the questions are of several.
+            ConfigError: the run has no such feature, or the questions are too many or of several.
         """
         model, mip = run.model, run.model.config.mip
         assert isinstance(model, Queryable)
@@ -164,13 +172,9 @@ def write_page(out: Path, content: PageContent) -> PageInfo:
         content: what it shows.
 
     Raises:
-        ConfigError: there are too many questions, a note has no place, or the file cannot be written.
+        ConfigError: a note has no place, or the file cannot be written.
         SplatFileError: the Gaussians have values that are NaN or infinite.
     """
-    if len(content.questions) > MAX_QUESTIONS:
-        raise ConfigError(
-            f"A page holds at most {MAX_QUESTIONS} questions, but there are {len(content.questions)}: ask fewer."
-        )
     gaussians, _, _ = check_values(content.gaussians, out, action="would get")
     content = content.take(torch.nonzero(gaussians.alphas() >= MIN_ALPHA)[:, 0], gaussians.sh_degree)
     places = [

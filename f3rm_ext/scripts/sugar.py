@@ -9,7 +9,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.scripts.switches import parse_command
 from f3rm_ext.workflow.options import ChainOptions, option_words, split_stage_options
 
-_QUESTIONS = ("text", "exemplar", "vector")
+_QUESTIONS = ("text", "exemplar", "vector", "saved")
 _FEATURES = "pipeline.model.features"
 
 

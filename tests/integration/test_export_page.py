@@ -107,7 +107,7 @@ def test_saved_questions_have_the_scores_of_new_ones(run: Path, bare: Path, f3rm
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--text", ""), "--text"),
+        (("--text", ""), "empty"),
         (("--exemplar", "frame_00001.png:1,2,3"), "IMAGE:x,y"),
         (("--exemplar", "frame_00001.png:1,2,0,3"), "empty"),
         (("--exemplar", "none.png:1,2"), "none.png"),
@@ -115,8 +115,7 @@ def test_saved_questions_have_the_scores_of_new_ones(run: Path, bare: Path, f3rm
         (("--vector", "none.npy"), "none.npy"),
         (("--saved", "none"), "none"),
         (("--notes", "none.json"), "none.json"),
-        (("--text", *(f"q{i}=table" for i in range(17))), "at most 16"),
-        (("--text", "table", "--max-mb", 0.1), "--max-mb"),
+        (("--text", *(f"q{i}=table" for i in range(17))), "'q16'"),
         (("--max-mb", 1, "--max-loss-db", 1), "--max-loss-db"),
         (("--out", "page.htm"), ".html"),
     ],
