@@ -21,10 +21,11 @@ class Page(QueryInputs):
     """Writes the splats of a run, or a mesh, as one HTML file that opens in a browser, without a network.
 
     The page of splats shows what was trained: drag to turn, jump to the cameras of the capture, fly and walk, save
-    pictures and the splats themselves. It answers the questions that you give here: heat with a threshold, colours of all questions
-    together, only the matches or all but them, and a list of the places where matches lie together. It shows notes too.
-    A question needs a feature on the Gaussians, which `f3rm-ext features lift` adds to a finished run. With --mesh the
-    page shows a mesh and answers none. An existing file is replaced only if this program wrote it.
+    pictures and the splats themselves. It answers the questions that you give here: heat with a threshold, colours of
+    all questions together, only the matches or all but them, and a list of the places where matches lie together. It
+    shows notes, too. A question needs a feature on the Gaussians, which `f3rm-ext features lift` adds to a finished
+    run. With --mesh the page shows a mesh, which answers no questions. An existing file is replaced only if this
+    program wrote it.
 
     Typical calls:
       f3rm-ext export page --load-config .../config.yml --out room.html
