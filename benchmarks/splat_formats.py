@@ -5,8 +5,7 @@ python benchmarks/splat_formats.py --load-config RUN/config.yml
 Each format is written from the Gaussians of a run, with its filter in them. Where the format is read, too, the loss is
 that of the PSNR on held-out photos, and the pictures of these cameras are compared with those of the Gaussians before.
 Where `splat-transform` (npm) is on the PATH, it converts the PLY file to the same format. Times are CPU seconds of all
-threads, with the start of the program for splat-transform, which takes about half a second. Writes
-results/splat_formats.json.
+threads, with the start of the program for splat-transform. Writes results/splat_formats.json.
 """
 
 import datetime

@@ -135,7 +135,7 @@ def lies() -> dict[str, tuple[bytes, str]]:
         "degree": (spz4(degree=4), "degree 4"),
         "fraction bits": (spz4(bits=24), "24 fraction bits"),
         "count beyond memory": (spz4(count=4_000_000_000), "4000000000 Gaussians"),
-        "count beyond the size": (spz4(count=1_000_000), "1000000 Gaussians"),
+        "count beyond the size": (spz4(count=1_000_000), "cannot hold the 1000000"),
         "count": (spz4(count=2), "sizes that 2 Gaussians"),
         "no Gaussians": (spz4(count=0, frames=[]), "no Gaussians"),
         "streams": (spz4(streams=5), "5 streams"),
