@@ -29,6 +29,7 @@ from f3rm_ext.splat.files.packing import morton_order
 from f3rm_ext.splat.files.spz import TO_RUB, write_spz
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.rasterize.camera import MIN_ALPHA
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
 from f3rm_ext.utils.colormaps import heat_stops, heat_table, label_hex, label_table
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.pictures import to_bytes
@@ -229,16 +230,19 @@ class PageContent:
         """
         model, mip = run.model, run.model.config.mip
         assert isinstance(model, Queryable)
+        gaussians = run.splats()
+        view = PinholeCameras.to_render(run.manager.train_dataset.cameras[0:1], model.device)
+        scene = SplatScene(gaussians, gaussians.means.new_zeros(len(gaussians)), replace(mip, filter_3d=False))
         with torch.inference_mode():
-            poster = model.get_outputs_for_camera(run.manager.train_dataset.cameras[0:1])["rgb"][..., :3]
+            picture = render(scene, view, gaussians.sh_degree, model.background, RenderSettings())
         cameras, names = _cameras(run)
         red, green, blue = model.background.tolist()
         return cls(
             title=title,
-            gaussians=run.splats().to("cpu"),
+            gaussians=gaussians.to("cpu"),
             cameras=cameras,
             names=names,
-            poster=to_bytes(poster.cpu().numpy()),
+            poster=to_bytes(picture.rasterization.colors.clamp(0, 1).cpu().numpy()),
             blur_px2=mip.eps2d,
             antialiased=mip.antialiased,
             questions=[
@@ -323,7 +327,7 @@ def _draw(content: PageContent, name: str, places: Sequence[Sequence[Place]]) ->
         heat_stops=heat_stops(),
         poster=Picture.from_array(content.poster),
         splats=base64.b64encode(packed.getvalue()).decode("ascii"),
-        scores=base64.b64encode(gzip.compress(scores, 9, mtime=0)).decode("ascii"),
+        scores=base64.b64encode(gzip.compress(scores, 6, mtime=0)).decode("ascii"),
         footer=f"f3rm_ext {__version__}{content.origin and ', '}{content.origin}: {len(content.gaussians)} Gaussians.",
     )
     return sign_text(text, COMMAND)

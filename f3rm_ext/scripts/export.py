@@ -9,7 +9,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.options import Length, Share
 from f3rm_ext.query.options import QueryOptions, parse_queries
-from f3rm_ext.scripts.common import FrameOption, Vector, check_crop, check_suffix
+from f3rm_ext.scripts.common import FrameOption, SplatBudgetOptions, Vector, check_crop, check_suffix
 from f3rm_ext.scripts.export_mesh import Mesh, RefinedMesh
 from f3rm_ext.scripts.export_page import Page
 from f3rm_ext.scripts.export_part import Part
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from f3rm_ext.capture.frame import CaptureFrame
     from f3rm_ext.export.cloud import CloudOptions
     from f3rm_ext.query.queryable import QueryHead
+    from f3rm_ext.splat.files import SplatInfo
+    from f3rm_ext.splat.gaussians import Gaussians
 
 COMMAND = "export features"
 
@@ -157,7 +159,7 @@ class Features(QueryOptions, FrameOption):
 
 
 @dataclass(kw_only=True)
-class Splats:
+class Splats(SplatBudgetOptions):
     """Writes the Gaussians of a run of sugar-ext for other viewers and programs.
 
     The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
@@ -171,6 +173,7 @@ class Splats:
       f3rm-ext export splats --load-config .../config.yml --out room.ply
       f3rm-ext export splats --load-config .../config.yml --out room.spz
       f3rm-ext export splats --load-config .../config.yml --out room.compressed.ply
+      f3rm-ext export splats --load-config .../config.yml --out room.spz --max-mb 5
     """
 
     load_config: Path
@@ -187,16 +190,27 @@ class Splats:
     """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which SuperSplat and
     other PlayCanvas tools expect."""
 
+    def __post_init__(self) -> None:
+        self.check_budget()
+
     def main(self) -> int:
         """Exports. Returns the exit code."""
-        from f3rm_ext.export.splats import export_run, load_splat_run
+        from f3rm_ext.export.splats import export_run, export_size, load_splat_run
         from f3rm_ext.splat.files.formats import format_to_write, require_replaceable
         from f3rm_ext.utils.console import say
 
         kind = format_to_write(self.out)
         require_replaceable(self.out)
         run = load_splat_run(self.load_config)
-        made = export_run(run, self.out, self.fused, self.bad_values, self.spz_axes)
+        splats = run.splats(self.fused)
+        if self.sh_degree is not None:
+            splats = splats.to_sh_degree(min(self.sh_degree, splats.sh_degree))
+
+        def write(splats: "Gaussians", out: Path) -> "SplatInfo":
+            return export_run(run, out, self.fused, self.bad_values, self.spz_axes, splats)
+
+        kept = self.reduce(run, lambda rows, form: export_size(form.apply(splats[rows]), self.out, write), self.out)
+        made = write(splats if kept is None else kept.apply(splats), self.out)
         lines = list(made.notices)
         if run.model.config.mip.filter_3d and not self.fused:
             lines.append("The 3D filter is not in the file, so other viewers show a different picture from this run.")
