@@ -1,4 +1,4 @@
-r"""Splats to a budget: quality at shares of the size, pruned by contribution and by opacity, and pages of many Gaussians.
+r"""Splats to a budget: quality at shares of the size, beside pruning by opacity, and pages of many Gaussians.
 
     ns-train sugar-ext-lite --data fox --max-num-iterations 1200 --sh-degree 2 \
         --pipeline.datamanager.camera-res-scale-factor 0.25 --pipeline.model.densify.max-gaussians 40000
@@ -29,7 +29,7 @@ RESULT = Path(__file__).parent / "results" / "splat_budget.json"
 GAUSSIANS = "_model.gauss_params."
 
 
-def write_rows(kind: str, key: str, name: str, rows: list[dict[str, Any]]) -> None:
+def write_rows(kind: str, key: str, name: object, rows: list[dict[str, Any]]) -> None:
     """Replaces the rows of one kind whose key has this name."""
     report = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for row in rows:
@@ -114,15 +114,15 @@ class Page:
     """Texts of the questions."""
     gaussians: int = 500_000
     """Number of Gaussians of the page."""
-    max_mb: tuple[float, ...] = (20.0, 10.0)
+    max_mb: tuple[float, ...] = (20.0,)
     """Limits, MB."""
 
     def main(self) -> None:
         """Makes the run and the pages."""
         with tempfile.TemporaryDirectory() as folder:
             config = multiply(self.run.parent, Path(folder) / "run", self.gaussians)
-            rows = [self._row(config, Path(folder) / "page.html", limit) for limit in self.max_mb]
-        write_rows("pages", "gaussians", str(self.gaussians), rows)
+            for limit in self.max_mb:
+                write_rows("pages", "max_mb", limit, [self._row(config, Path(folder) / "page.html", limit)])
 
     def _row(self, config: Path, out: Path, max_mb: float) -> dict[str, Any]:
         command = [str(BIN / "f3rm-ext"), "export", "page", "--load-config", str(config), "--out", str(out)]
@@ -133,7 +133,7 @@ class Page:
         if status:
             sys.exit(f"{' '.join(command)} ended with status {status}.")
         return {
-            "gaussians": str(self.gaussians),
+            "gaussians": self.gaussians,
             "questions": len(self.text),
             "max_mb": max_mb,
             "mb": out.stat().st_size / 1e6,

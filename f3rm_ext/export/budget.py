@@ -33,6 +33,8 @@ _SPARE = 0.985
 """A guess aims at this share of the size, as sizes are not quite in proportion."""
 _CLOSE = 0.96
 """A file of this share of the size is large enough."""
+_GUESSES = 8
+"""Tries of a number of Gaussians for a size; two are usual."""
 _HALVINGS = 6
 """Tries of a number of Gaussians for a loss."""
 _FEWEST = 0.01
@@ -128,7 +130,8 @@ def reduce_splats(run: SplatRun, size_of: SizeOf, out: Path, limit: Limit) -> Re
     """
     budget = SplatBudget(run, out)
     check_values(budget.gaussians, out, action="would get")
-    degrees = range(min(limit.sh_degree, budget.gaussians.sh_degree), -1, -1)
+    highest = 0 if format_to_write(out) == "splat" else min(limit.sh_degree, budget.gaussians.sh_degree)
+    degrees = range(highest, -1, -1)
     with image_progress("steps") as progress:
         views = progress.add_task("Contributions of the Gaussians", total=len(run.manager.train_dataset))
         search = BudgetSearch(budget, lambda: budget.contributions(lambda: progress.advance(views)), size_of)
@@ -224,23 +227,23 @@ class BudgetSearch:
 
     def fit_size(self, max_bytes: float, degrees: Iterable[int]) -> Reduction:
         """Returns the best picture within a size: degrees from above, until a lower one shows less."""
-        total, best = self._total, None
+        total, best, whole = self._total, None, None
         base = per_gaussian = step = 0.0
         for degree in degrees:
             form = Form(degree, step)
-            if best is None and not base:
-                size = self._size(total, form)
-                if size <= max_bytes:
+            if whole is None:
+                whole = self._size(total, form)
+                if whole <= max_bytes:
                     return self._reduction(total, form)
-                form, rounded = self._rounded(form, size)
-                if rounded <= max_bytes:
+                form, whole = self._rounded(form, whole)
+                if whole <= max_bytes:
                     return self._reduction(total, form)
-                base, step = self._size(1, form), form.step
-                per_gaussian = (rounded - base) / max(total - 1, 1)
-            if (smallest := self._size(1, form)) > max_bytes:
-                base = smallest
+                step = form.step
+            base = self._size(1, form)
+            if base > max_bytes:
                 continue
-            count, per_gaussian = self._largest_count(form, max_bytes, smallest, per_gaussian)
+            per_gaussian = per_gaussian or (whole - base) / max(total - 1, 1)
+            count, per_gaussian = self._largest_count(form, max_bytes, base, per_gaussian)
             found = self._reduction(count, form)
             if best is not None and found.psnr <= best.psnr:
                 break
@@ -313,7 +316,7 @@ class BudgetSearch:
             per_gaussian: first guess, bytes.
         """
         low, low_size, high = 1, base, self._total + 1
-        for _ in range(4):
+        for _ in range(_GUESSES):
             if high - low <= 1:
                 break
             room = _SPARE * max_bytes - low_size
