@@ -16,7 +16,7 @@ import learning_tables
 import mesh_tables
 from markdown_table import Report, quality, table
 
-PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "coming-from.md", "splat-files.md")]
+PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "coming-from.md", "page.md", "splat-files.md")]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
@@ -304,6 +304,35 @@ def _step_operators(report: Report) -> str:
     return table(["method", "stage", "kernels", "host waits"], rows)
 
 
+def _splat_budget(report: Report) -> str:
+    body = [
+        [
+            f"{row['capture']}: {row['gaussians']:,} Gaussians, {row['mb']:.2f} MB",
+            f"{row['whole_psnr']:.2f}",
+            f"{row['share']:.0%}",
+            f"{row['kept']:,}, SH {row['kept_degree']}",
+            f"{row['kept_mb'] / row['mb']:.0%}",
+            f"**{row['psnr']:.2f}**",
+            f"{row['opacity_psnr']:.2f}",
+        ]
+        for row in report["rows"]
+    ]
+    head = ["capture", "whole, dB", "limit", "kept", "size", "by contribution, dB", "by opacity, dB"]
+    pages = [
+        [
+            f"{row['gaussians']:,}",
+            str(row["questions"]),
+            f"`--max-mb {row['max_mb']:g}`",
+            f"{row['mb']:.1f}",
+            f"{row['cpu_s']:.0f}",
+            f"{row['peak_mb'] / 1000:.1f}",
+        ]
+        for row in report.get("pages", ())
+    ]
+    costs = table(["Gaussians", "questions", "limit", "MB", "CPU s", "peak, GB"], pages)
+    return f"{table(head, body)}\n\n{costs}"
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "cpu_speed": _speed,
@@ -327,6 +356,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "splat_sizes": _splat_sizes,
     "splat_formats": _splat_formats,
     "splat_precision": _splat_precision,
+    "splat_budget": _splat_budget,
     "shared_cores": _shared,
     "gpu_day": _gpu_day,
     "poses": learning_tables.poses,

@@ -29,6 +29,7 @@ from f3rm_ext.splat.files.packing import morton_order
 from f3rm_ext.splat.files.spz import TO_RUB, write_spz
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.rasterize.camera import MIN_ALPHA
+from f3rm_ext.splat.rendering import SplatScene, render
 from f3rm_ext.utils.colormaps import heat_stops, heat_table, label_hex, label_table
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.pictures import to_bytes
@@ -112,8 +113,11 @@ class PageContent:
         """
         model, mip = run.model, run.model.config.mip
         assert isinstance(model, Queryable)
+        gaussians = run.splats()
+        view = PinholeCameras.to_render(run.manager.train_dataset.cameras[0:1], model.device)
+        scene = SplatScene(gaussians, replace(mip, filter_3d=False), background=model.background)
         with torch.inference_mode():
-            poster = model.get_outputs_for_camera(run.manager.train_dataset.cameras[0:1])["rgb"][..., :3]
+            picture = render(scene, view)
         cameras, names = _cameras(run)
         features = sorted({query.head for query, _ in queries})
         if len(features) > 1:
@@ -125,10 +129,10 @@ class PageContent:
         red, green, blue = model.background.tolist()
         return cls(
             title=title,
-            gaussians=run.splats().to("cpu"),
+            gaussians=gaussians.to("cpu"),
             cameras=cameras,
             names=names,
-            poster=to_bytes(poster.cpu().numpy()),
+            poster=to_bytes(picture.rasterization.colors.clamp(0, 1).cpu().numpy()),
             blur_px2=mip.eps2d,
             antialiased=mip.antialiased,
             questions=[
@@ -222,7 +226,7 @@ def _draw(content: PageContent, name: str, places: Sequence[Sequence[Place]]) ->
         heat_stops=heat_stops(),
         poster=Picture.from_array(content.poster),
         splats=base64.b64encode(packed.getvalue()).decode("ascii"),
-        scores=base64.b64encode(gzip.compress(content.to_score_bytes(), 9, mtime=0)).decode("ascii"),
+        scores=base64.b64encode(gzip.compress(content.to_score_bytes(), 6, mtime=0)).decode("ascii"),
         footer=f"f3rm_ext {__version__}{content.origin and ', '}{content.origin}: {len(content.gaussians)} Gaussians.",
     )
     return sign_text(text, COMMAND)

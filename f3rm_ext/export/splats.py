@@ -1,7 +1,9 @@
 """Opening a trained run of splats, and exporting its splats to a file."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
@@ -106,6 +108,19 @@ def load_splat_run(load_config: Path) -> SplatRun:
     return SplatRun(model, manager, opened.config, opened.checkpoint, opened.step)
 
 
+def export_size(splats: Gaussians, out: Path, write: Callable[[Gaussians, Path], object]) -> int:
+    """Returns the size in bytes of a file with some splats, written beside nothing of the user's.
+
+    Args:
+        out: its name, which gives the format.
+        write: writes splats to a path.
+    """
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / out.name
+        write(splats, path)
+        return path.stat().st_size
+
+
 def export_run(
     run: SplatRun,
     out: Path,
@@ -114,6 +129,7 @@ def export_run(
     spz_axes: Axes = "rub",
     spz_version: SpzVersion = 3,
     scores: GaussianScores | None = None,
+    splats: Gaussians | None = None,
 ) -> SplatInfo:
     """Writes the splats of a run, in the format given by the file name and in the scene frame.
 
@@ -123,7 +139,8 @@ def export_run(
         bad_values: treatment of values that are NaN or infinite.
         spz_axes: axes of the coordinates in an ``.spz`` file.
         spz_version: version of an ``.spz`` file.
-        scores: of queries on all Gaussians, to go with them.
+        scores: of queries on the Gaussians that are written, to go with them.
+        splats: those of the run's Gaussians to write; by default all of them.
 
     Returns:
         Contents of the file; its notices are for the user.
@@ -136,4 +153,5 @@ def export_run(
     info = SplatInfo(render_mode="mip" if mip.filter_2d else "default", filters_fused=fused if mip.filter_3d else False)
     info = replace(info, scores=scores)
     record = {**run.describe(), "frame": "scene", "dilation_px2": mip.eps2d}
-    return export_splats(run.splats(fused), out, info, record, bad_values, spz_axes, spz_version)
+    splats = run.splats(fused) if splats is None else splats
+    return export_splats(splats, out, info, record, bad_values, spz_axes, spz_version)

@@ -9,7 +9,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.options import Length, Share
 from f3rm_ext.query.options import QueryInputs, QueryOptions, QuerySpec, parse_queries
-from f3rm_ext.scripts.common import FrameOption, Vector, check_crop, check_suffix
+from f3rm_ext.scripts.common import FrameOption, SplatBudgetOptions, Vector, check_crop, check_suffix
 from f3rm_ext.scripts.export_mesh import Mesh, RefinedMesh
 from f3rm_ext.scripts.export_page import Page
 from f3rm_ext.scripts.export_part import Part
@@ -17,11 +17,17 @@ from f3rm_ext.scripts.export_texture import Texture
 from f3rm_ext.utils.ranges import Count
 
 if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
     from f3rm_ext.capture.frame import CaptureFrame
+    from f3rm_ext.export.budget import Form
     from f3rm_ext.export.cloud import CloudOptions
     from f3rm_ext.export.splats import SplatRun
     from f3rm_ext.query.queryable import QueryHead
+    from f3rm_ext.splat.files import SplatInfo
     from f3rm_ext.splat.files.scores import GaussianScores
+    from f3rm_ext.splat.gaussians import Gaussians
 
 COMMAND = "export features"
 
@@ -159,7 +165,7 @@ class Features(QueryOptions, FrameOption):
 
 
 @dataclass(kw_only=True)
-class Splats(QueryInputs):
+class Splats(SplatBudgetOptions, QueryInputs):
     """Writes the Gaussians of a run of sugar-ext for other viewers and programs.
 
     The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
@@ -177,6 +183,7 @@ class Splats(QueryInputs):
       f3rm-ext export splats --load-config .../config.yml --out room.spz
       f3rm-ext export splats --load-config .../config.yml --out room.ply --text "blue mug" plant
       f3rm-ext export splats --load-config .../config.yml --out room.compressed.ply
+      f3rm-ext export splats --load-config .../config.yml --out room.spz --max-mb 5
     """
 
     load_config: Path
@@ -196,9 +203,13 @@ class Splats(QueryInputs):
     """Version of .spz to write: 3, which every reader of .spz knows, or 4, which is smaller, but which viewers without
     zstd, such as Spark, do not open."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_budget()
+
     def main(self) -> int:
         """Exports. Returns the exit code."""
-        from f3rm_ext.export.splats import export_run, load_splat_run
+        from f3rm_ext.export.splats import export_run, export_size, load_splat_run
         from f3rm_ext.splat.files.formats import format_to_write, require_replaceable
         from f3rm_ext.utils.console import say
 
@@ -207,7 +218,23 @@ class Splats(QueryInputs):
         require_replaceable(self.out, bool(queries))
         run = load_splat_run(self.load_config)
         scores = self._scores(run, queries) if queries else None
-        made = export_run(run, self.out, self.fused, self.bad_values, self.spz_axes, self.spz_version, scores)
+        splats = run.splats(self.fused)
+        if self.sh_degree is not None:
+            splats = splats.to_sh_degree(min(self.sh_degree, splats.sh_degree))
+
+        def write(splats: "Gaussians", out: Path, scores: "GaussianScores | None" = None) -> "SplatInfo":
+            options = (self.fused, self.bad_values, self.spz_axes, self.spz_version)
+            return export_run(run, out, *options, scores, splats)
+
+        def size(rows: "Int[Tensor, ' kept']", form: "Form") -> int:
+            part = None if scores is None else scores.take(rows)
+            return export_size(form.apply(splats[rows]), self.out, lambda splats, out: write(splats, out, part))
+
+        kept = self.reduce(run, size, self.out)
+        if kept is None:
+            made = write(splats, self.out, scores)
+        else:
+            made = write(kept.apply(splats), self.out, None if scores is None else scores.take(kept.rows))
         lines = list(made.notices)
         if run.model.config.mip.filter_3d and not self.fused:
             lines.append("The 3D filter is not in the file, so other viewers show a different picture from this run.")

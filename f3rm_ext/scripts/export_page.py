@@ -1,31 +1,34 @@
 """``f3rm-ext export page``: splats or a mesh as a web page that can be turned, in one file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryInputs, parse_queries
-from f3rm_ext.scripts.common import check_suffix, require_own_file
-from f3rm_ext.utils.ranges import Range
+from f3rm_ext.scripts.common import SplatBudgetOptions, check_suffix, require_own_file
 
 if TYPE_CHECKING:
+    from jaxtyping import Int
+    from torch import Tensor
+
+    from f3rm_ext.export.budget import Form
     from f3rm_ext.query.embeddings import Query
     from f3rm_ext.query.run import Run
 
 
 @dataclass(kw_only=True)
-class Page(QueryInputs):
+class Page(SplatBudgetOptions, QueryInputs):
     """Writes the splats of a run, or a mesh, as one HTML file that opens in a browser, without a network.
 
     The page of splats shows what was trained: drag to turn, jump to the cameras of the capture, fly and walk, save
     pictures and the splats themselves. It answers the questions that you give here: heat with a threshold, colours of
     all questions together, only the matches or all but them, and a list of the places where matches lie together. It
     shows notes, too. A question needs a feature on the Gaussians, which `f3rm-ext features lift` adds to a finished
-    run. With --mesh the page shows a mesh, which answers no questions. An existing file is replaced only if this
-    program wrote it.
+    run. With --mesh the page shows a mesh, which answers no questions; --max-mb then reduces its texture. An existing
+    file is replaced only if this program wrote it.
 
     Typical calls:
       f3rm-ext export page --load-config .../config.yml --out room.html
@@ -48,19 +51,11 @@ class Page(QueryInputs):
     transforms.json, or {"text": ..., "query": NAME} for the largest place of a question."""
     title: str = ""
     """Headline of the page; by default the name of the capture."""
-    sh_degree: Literal[0, 1, 2, 3] | None = None
-    """Lower the spherical harmonics to this degree, for a smaller page; by default the degree stays."""
-    max_mb: Annotated[float | None, Range(0.1)] = None
-    """Largest size of the page, MB, 0.1 or more: chooses the SH degree and prunes the Gaussians that contribute least
-    to the training views. The command says what that costs on held-out photos. With --mesh it reduces the texture."""
-    max_loss_db: Annotated[float | None, Range(0)] = None
-    """Make the page as small as possible at this loss of PSNR on held-out photos, dB, 0 or more."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_suffix(self.out, ".html")
-        if self.max_mb is not None and self.max_loss_db is not None:
-            raise ConfigError("--max-mb and --max-loss-db both choose what is kept: give one of them.")
+        self.check_budget()
         if self.mesh is None and self.load_config is None:
             raise ConfigError("A page shows the splats of a run or a mesh: give either --load-config or --mesh.")
         if self.mesh is not None:
@@ -71,6 +66,8 @@ class Page(QueryInputs):
             "--text": self.text,
             "--exemplar": self.exemplar,
             "--vector": self.vector,
+            "--saved": self.saved,
+            "--notes": self.notes,
             "--sh-degree": self.sh_degree is not None,
             "--max-loss-db": self.max_loss_db is not None,
         }
@@ -109,14 +106,13 @@ class Page(QueryInputs):
         import torch
 
         from f3rm_ext.capture.frame import CaptureFrame
-        from f3rm_ext.export.budget import reduce_splats
         from f3rm_ext.export.notes import read_notes
         from f3rm_ext.export.page import COMMAND, PageContent, page_size, write_page
         from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.html.content import capture_name
         from f3rm_ext.html.page import plural
         from f3rm_ext.query.run import Run
-        from f3rm_ext.utils.console import note, say
+        from f3rm_ext.utils.console import say
 
         assert self.load_config is not None
         require_own_file(self.out, COMMAND)
@@ -132,16 +128,15 @@ class Page(QueryInputs):
         )
         if self.sh_degree is not None:
             content = content.take(torch.arange(len(content.gaussians)), self.sh_degree)
-        if self.max_mb is not None or self.max_loss_db is not None:
-            kept = reduce_splats(
-                run,
-                lambda rows, degree: page_size(content.take(rows, degree)),
-                self.max_mb,
-                self.max_loss_db,
-                content.gaussians.sh_degree,
-            )
-            content = content.take(kept.rows, kept.sh_degree)
-            note(str(kept))
+
+        def part(rows: "Int[Tensor, ' kept']", form: "Form") -> PageContent:
+            taken = content.take(rows, form.sh_degree)
+            return replace(taken, gaussians=form.apply(taken.gaussians))
+
+        # A page holds its splats as .spz.
+        kept = self.reduce(run, lambda rows, form: page_size(part(rows, form)), self.out.with_suffix(".spz"))
+        if kept is not None:
+            content = part(kept.rows, kept.form)
         made = write_page(self.out, content)
         asked = f" and {plural(len(content.questions), 'question')}" if content.questions else ""
         say(

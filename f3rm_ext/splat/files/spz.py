@@ -51,7 +51,7 @@ _HIGHEST_RATIO, _ALWAYS_READ = 20, 1 << 26
 """Largest ratio of compression that is believed of files that hold more than so many bytes. Splats reach about 2; gzip
 and zstd themselves reach 1000, with which a file of 15 MB would fill the memory."""
 _LONGEST_TAIL = 1 << 20
-_BLOCK = 1 << 20
+_BLOCK = 1 << 16
 TO_RUB = np.array([1, -1, -1])
 """From the axes of PLY files to right, up, back: half a turn about x."""
 _TURN_SH = np.array([-1, -1, 1, -1, 1, 1, -1, 1, -1, 1, -1, -1, 1, -1, 1])

@@ -1,0 +1,215 @@
+"""Splats to a budget: the choice of Gaussians, degree and precision, by a scene that is counted and by one drawn."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.errors import ConfigError, SplatFileError
+from f3rm_ext.export.budget import BudgetSearch, Form, Limit, SplatBudget, reduce_splats
+from f3rm_ext.export.splats import SplatRun, load_splat_run
+from f3rm_ext.scripts.cli import main
+from f3rm_ext.splat.files import read_splats
+from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
+from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+
+COUNT, BASE = 4000, 5000
+TRUE_STEP = 2.0**-9
+
+
+class CountedBudget(SplatBudget):
+    """A budget whose PSNR is the share of the importance that is kept, and what degree and rounding leave of it."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.held_out, self.tried = True, 0
+        self.importance = torch.rand(COUNT, generator=generator) ** 6
+        widths = {"scales": 3, "quats": 4, "opacities": 1, "features_dc": 3}
+        self.gaussians = Gaussians(
+            means=torch.randn(COUNT, 3, generator=generator),
+            features_rest=torch.zeros(COUNT, sh_rest_count(2), 3),
+            **{name: torch.zeros(COUNT, width) for name, width in widths.items()},
+        )
+
+    def step(self) -> float:
+        return TRUE_STEP
+
+    def psnr(self, gaussians: Gaussians) -> float:
+        return 30.0
+
+    def stored_psnr(self, rows: torch.Tensor, form: Form) -> float:
+        self.tried += 1
+        share = float(self.importance[rows].sum() / self.importance.sum())
+        return 30 * share - 0.8 * (2 - form.sh_degree) - 0.01 * (form.step > 0)
+
+    def size(self, rows: torch.Tensor, form: Form) -> int:
+        """Gaussians far apart compress worse, and rounded ones better."""
+        per_gaussian = (13 + 3 * sh_rest_count(form.sh_degree)) * (0.85 if form.step else 1.0)
+        return BASE + int(len(rows) * per_gaussian * (1.2 - 0.2 * len(rows) / COUNT))
+
+    def search(self) -> BudgetSearch:
+        return BudgetSearch(self, lambda: self.importance, self.size)
+
+
+def fitted(size: float) -> tuple[CountedBudget, Any]:
+    budget = CountedBudget()
+    return budget, budget.search().fit_size(size, range(2, -1, -1))
+
+
+SIZES = (8e3, 15e3, 30e3, 60e3, 110e3)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_file_keeps_its_size_and_uses_it(size: float) -> None:
+    budget, kept = fitted(size)
+    assert 0.9 * size < budget.size(kept.rows, kept.form) <= size
+    first = budget.importance.argsort(descending=True)[: len(kept.rows)]
+    assert kept.rows.sort().values.tolist() == first.sort().values.tolist(), "the most important ones"
+    assert kept.form.step == TRUE_STEP and (budget.tried <= 3 or kept.fine_mb), "one picture per degree"
+
+
+def test_a_larger_file_shows_more() -> None:
+    shown = [fitted(size)[1] for size in SIZES]
+    assert all(a.psnr < b.psnr for a, b in pairwise(shown))
+    degrees = [kept.form.sh_degree for kept in shown]
+    assert degrees == sorted(degrees) and degrees[0] == 0 and degrees[-1] == 2
+
+
+def test_what_fits_is_left_as_it_is() -> None:
+    budget = CountedBudget()
+    search = BudgetSearch(budget, lambda: pytest.fail("nothing is to be ranked"), budget.size)
+    kept = search.fit_size(1e6, range(2, -1, -1))
+    assert len(kept.rows) == COUNT and kept.form == Form(2) and f"All {COUNT}" in str(kept)
+
+
+def test_rounding_comes_before_pruning() -> None:
+    budget = CountedBudget()
+    kept = budget.search().fit_size(0.9 * budget.size(torch.arange(COUNT), Form(2)), range(2, -1, -1))
+    assert len(kept.rows) == COUNT and kept.form == Form(2, TRUE_STEP) and kept.fine_mb is None
+
+
+def test_a_file_without_room_for_a_gaussian_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"0\.005"):
+        fitted(float(BASE))
+
+
+def test_a_ruined_picture_comes_with_a_size_that_keeps_it() -> None:
+    _, ruined = fitted(7e3)
+    assert ruined.full_psnr - ruined.psnr > 3 and ruined.fine_mb is not None
+    assert f"{ruined.fine_mb:.2g}" in str(ruined) and "Warning" in str(ruined)
+    budget, fine = fitted(1e6 * ruined.fine_mb)
+    whole = budget.stored_psnr(torch.arange(COUNT), ruined.form)
+    assert whole - 1.1 < fine.psnr and fine.fine_mb is None and "Warning" not in str(fine)
+    assert budget.size(fine.rows, fine.form) < budget.size(torch.arange(COUNT), ruined.form), "a smaller one does"
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05, 0.5, 2.0])
+def test_a_loss_is_kept_with_few_gaussians(loss: float) -> None:
+    budget = CountedBudget()
+    kept = budget.search().fit_loss(loss, range(2, -1, -1))
+    assert kept.psnr >= 30 - loss
+    assert kept.form == Form(0 if loss > 1 else 2, TRUE_STEP if loss else 0.0), "at no loss nothing is rounded"
+    fewer = budget.importance.argsort(descending=True)[: int(0.93 * len(kept.rows))]
+    assert budget.stored_psnr(fewer, kept.form) < 30 - loss
+
+
+@pytest.fixture
+def run(splat_config: Path) -> SplatRun:
+    return load_splat_run(splat_config)
+
+
+def picture(run: SplatRun, gaussians: Gaussians) -> torch.Tensor:
+    scene = SplatScene(gaussians, torch.zeros(len(gaussians)), replace(run.model.config.mip, filter_3d=False))
+    view = PinholeCameras.of(run.photos.cameras[:1])
+    return render(scene, view, gaussians.sh_degree, torch.zeros(3), RenderSettings()).rasterization.colors
+
+
+def test_contribution_chooses_better_than_opacity(run: SplatRun) -> None:
+    budget = SplatBudget(run, Path("a.ply"))
+    specks = budget.gaussians[torch.arange(200)]
+    specks = replace(specks, scales=specks.scales - 3, opacities=torch.full_like(specks.opacities, 5))
+    budget.gaussians = Gaussians.from_tensors(
+        {name: torch.cat([value, specks.tensors()[name]]) for name, value in budget.gaussians.tensors().items()}
+    )
+    truth, contributions = picture(run, budget.gaussians), budget.contributions()
+    assert (contributions >= 0).all() and contributions.max() > 1, "sums over pixels of several views"
+
+    def error(importance: torch.Tensor) -> float:
+        rows = importance.argsort(descending=True)[:250]
+        return float((picture(run, budget.gaussians[rows]) - truth).square().mean())
+
+    assert error(contributions) < 0.3 * error(budget.gaussians.alphas())
+
+
+def test_rounded_positions_are_multiples_of_a_step_that_no_picture_shows(run: SplatRun) -> None:
+    budget = SplatBudget(run, Path("a.spz"))
+    step = budget.step()
+    form = Form(1, step)
+    rounded = form.apply(budget.gaussians)
+    multiples = rounded.means / step
+    assert rounded.sh_degree == 1 and torch.equal(multiples, multiples.round())
+    moved = (rounded.means - budget.gaussians.means).norm(dim=1)
+    assert 0 < moved.max() < 0.15 * budget.gaussians.sizes().median()
+    rows = torch.arange(len(rounded))
+    assert budget.stored_psnr(rows, form) == pytest.approx(budget.stored_psnr(rows, Form(1)), abs=0.05)
+
+
+def test_training_photos_judge_where_none_are_held_out(run: SplatRun) -> None:
+    limit = Limit(2, max_mb=1.0)
+    assert "held-out photos" in str(reduce_splats(run, lambda rows, form: 10, Path("a.ply"), limit))
+    run.manager.eval_dataset = None
+    assert "training photos" in str(reduce_splats(run, lambda rows, form: 10, Path("a.ply"), limit))
+
+
+def test_broken_values_are_refused_by_the_name_of_the_file(run: SplatRun) -> None:
+    run.model.gauss_params["means"].data[3, 1] = torch.nan
+    with pytest.raises(SplatFileError, match=r"room\.spz"):
+        reduce_splats(run, lambda rows, form: 10, Path("room.spz"), Limit(2, max_mb=1.0))
+
+
+@pytest.mark.parametrize(
+    "name", ["room.ply", "room.compressed.ply", "room.spz", "room.splat", "room.glb", "room.usda", "room.html"]
+)
+def test_the_command_keeps_the_size_of_every_format(
+    splat_config: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture
+) -> None:
+    out = tmp_path / name
+    command = ["export", "page" if name.endswith("html") else "splats", "--load-config", str(splat_config)]
+    command += ["--out", str(out), "--sh-degree", "0"]
+    assert main(command) == 0
+    whole = out.stat().st_size
+    out.unlink()  # .splat files do not say who wrote them, and so are not replaced
+    wanted = whole - (2600 if name == "room.html" else 1500)
+    assert main([*command, "--max-mb", str(wanted / 1e6)]) == 0
+    assert 0.85 * wanted < out.stat().st_size <= wanted and "of 300 Gaussians are kept" in capsys.readouterr().out
+    out.unlink()
+    assert main([*command, "--max-mb", "50"]) == 0
+    assert "All 300 Gaussians are kept" in capsys.readouterr().out and 0 <= out.stat().st_size - whole < 200
+
+
+def test_the_degree_of_splats_can_be_lowered(splat_config: Path, tmp_path: Path) -> None:
+    for name, limit in {"a.ply": [], "b.ply": ["--max-loss-db", "0.5"]}.items():
+        out = tmp_path / name
+        options = ["export", "splats", "--load-config", str(splat_config), "--out", str(out), "--sh-degree", "1"]
+        assert main([*options, *limit]) == 0
+        assert read_splats(out)[0].sh_degree <= 1
+
+
+@pytest.mark.parametrize("command", ["splats", "page"])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ["--max-mb", "-1"], ["--max-mb", "0"], ["--max-mb", "nan"], ["--max-mb", "inf"], ["--max-loss-db", "-0.1"],
+        ["--max-loss-db", "nan"], ["--max-mb", "1", "--max-loss-db", "1"],
+    ],
+)  # fmt: skip
+def test_limits_that_are_none(command: str, limits: list[str], tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / ("a.html" if command == "page" else "a.ply")
+    options = ["export", command, "--load-config", str(tmp_path / "none.yml"), "--out", str(out)]
+    assert main([*options, *limits]) == 2
+    error = capsys.readouterr().err
+    assert all(option in error for option in limits[::2]) and not list(tmp_path.iterdir())
