@@ -90,6 +90,7 @@ def test_gradients_reach_everything_but_the_direction(scene: SplatScene, view: P
     for name in ("means", "scales", "quats", "opacities", "features_dc"):
         grad = tensors[name].grad
         assert grad is not None and torch.isfinite(grad).all() and grad.any(), name
+    assert tensors["features_rest"].grad is None, "coefficients above the degree in use are not read"
 
 
 def test_near_plane(scene: SplatScene, view: PinholeCameras) -> None:
