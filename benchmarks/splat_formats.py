@@ -117,7 +117,7 @@ class Judge:
     """Compares Gaussians with those of a run, on at most eight held-out photos and in pictures of their cameras."""
 
     def __init__(self, run: SplatRun) -> None:
-        self._budget = SplatBudget(run)
+        self._budget = SplatBudget(run, Path("splats.ply"))
         self.gaussians = self._budget.gaussians
         self._mip, self._background = replace(run.model.config.mip, filter_3d=False), run.model.background
         cameras = PinholeCameras.of(run.photos.cameras).to(run.model.device)
