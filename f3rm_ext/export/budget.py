@@ -244,10 +244,10 @@ class BudgetSearch:
                 continue
             per_gaussian = per_gaussian or (whole - base) / max(total - 1, 1)
             count, per_gaussian = self._largest_count(form, max_bytes, base, per_gaussian)
-            found = self._reduction(count, form)
-            if best is not None and found.psnr <= best.psnr:
+            choice = self._reduction(count, form)
+            if best is not None and choice.psnr <= best.psnr:
                 break
-            best = found
+            best = choice
         if best is None:
             raise ConfigError(
                 f"The file takes {base / 1e6:.3g} MB without any Gaussians, more than the {max_bytes / 1e6:g} MB of "

@@ -14,7 +14,7 @@ from f3rm_ext.errors import ConfigError, MeshError, SplatFileError
 from f3rm_ext.mesh.mesh_files import read_mesh
 from f3rm_ext.preview.glb import encode_glb
 from f3rm_ext.splat.files.checks import BadValues
-from f3rm_ext.splat.files.formats import SUFFIXES, WRITE_ONLY, read_splats
+from f3rm_ext.splat.files.formats import READABLE, read_splats
 from f3rm_ext.splat.files.packing import importance_order
 from f3rm_ext.splat.files.ply import DC, POSITION, RGB
 from f3rm_ext.splat.files.spz import Axes
@@ -156,12 +156,11 @@ def _face_count(tables: PlyTables) -> int:
 
 
 def _read_splats(path: Path, bad_values: BadValues, spz_axes: Axes, most: int | None) -> SplatContent:
-    suffixes = [suffix for suffix, kind in SUFFIXES.items() if kind not in WRITE_ONLY]
     try:
         gaussians, info = read_splats(path, bad_values, spz_axes)
     except SplatFileError as error:
-        if path.is_file() and not path.name.lower().endswith(tuple(suffixes)):
-            known = ", ".join(dict.fromkeys((*suffixes, *MESH_SUFFIXES)))
+        if path.is_file() and not path.name.lower().endswith(READABLE):
+            known = ", ".join(dict.fromkeys((*READABLE, *MESH_SUFFIXES)))
             raise ConfigError(f"{path} is neither splats nor a mesh that can be read: give one of {known}.") from error
         raise
     remarks, count = list(info.notices), len(gaussians)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class View:
     """Shows a file of splats, a mesh or points in the browser, whichever program wrote it.
 
-    Splats are read from .ply, .compressed.ply, .spz and .splat, meshes from .glb, .obj, .ply and .stl with their
-    textures, points from .ply. With the cameras of a capture, buttons go from camera to camera; those of 3DGS are found
+    Splats are read from .ply, .compressed.ply, .spz, .sog, .splat and .ksplat, meshes from .glb, .obj, .ply and .stl
+    with their textures, points from .ply. With the cameras of a capture, buttons go from camera to camera; those of 3DGS are found
     in the cameras.json of its output folder. Colours of splats are those of SH degree 0, whatever the direction. Ctrl-C
     stops the server. `ns-viewer` shows runs, and asks them.
 
@@ -46,8 +46,8 @@ class View:
     bad_values: Literal["error", "drop"] = "error"
     """What to do about values of splats that are NaN or infinite: error stops, drop leaves those Gaussians out."""
     spz_axes: Literal["rub", "ply"] = "rub"
-    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which SuperSplat and
-    other PlayCanvas tools write."""
+    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which some programs
+    write, such as version 3 of PlayCanvas' splat-transform."""
     host: str = LOCAL_HOST
     """Address at which the page is served; 0.0.0.0 lets other machines open it."""
     port: Annotated[int, Range(1, 65535)] = 7008

@@ -49,8 +49,10 @@ WRITE_ONLY: tuple[Format, ...] = ("gltf", "usd")
 """Formats that are not read."""
 SCORED: tuple[Format, ...] = ("ply", "gltf", "usd")
 """Formats that have a place for scores of queries."""
-READ_ONLY = ".ksplat"
-"""End of the file name of the format that is not written."""
+KSPLAT = ".ksplat"
+"""End of the file name of the format that is only read."""
+READABLE = (*(suffix for suffix, kind in SUFFIXES.items() if kind not in WRITE_ONLY), KSPLAT)
+"""Ends of the names of files that can be read."""
 MAKERS = ("f3rm-ext export splats", "f3rm-ext export convert")
 """Commands that may overwrite each other's files."""
 
@@ -106,10 +108,9 @@ def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
         return read_compressed_ply(path, tables) if is_compressed(tables) else read_ply(path, tables)
     if path.suffix.lower() == ".splat":
         return read_splat(path)
-    if path.suffix.lower() == READ_ONLY:
+    if path.suffix.lower() == KSPLAT:
         return read_ksplat(path)
-    readable = [*(suffix for suffix, kind in SUFFIXES.items() if kind not in WRITE_ONLY), READ_ONLY]
-    raise SplatFileError(f"{path} is no file of splats that can be read: give one of {', '.join(readable)}.")
+    raise SplatFileError(f"{path} is no file of splats that can be read: give one of {', '.join(READABLE)}.")
 
 
 def write_splats(
