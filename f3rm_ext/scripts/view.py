@@ -20,9 +20,9 @@ class View:
     """Shows a file of splats, a mesh or points in the browser, whichever program wrote it.
 
     Splats are read from .ply, .compressed.ply, .spz, .sog, .splat and .ksplat, meshes from .glb, .obj, .ply and .stl
-    with their textures, points from .ply. With the cameras of a capture, buttons go from camera to camera; those of 3DGS are found
-    in the cameras.json of its output folder. Colours of splats are those of SH degree 0, whatever the direction. Ctrl-C
-    stops the server. `ns-viewer` shows runs, and asks them.
+    with their textures, points from .ply. With the cameras of a capture, buttons go from camera to camera; those of
+    3DGS are found in the cameras.json of its output folder. Colours of splats are those of SH degree 0, whatever the
+    direction. Ctrl-C stops the server. `ns-viewer` shows runs, and asks them.
 
     Typical calls:
       f3rm-ext view room.spz
