@@ -26,7 +26,7 @@ def parse_arguments(method: str, default: Config, arguments: Sequence[str]) -> C
 def remove_options(arguments: Sequence[str], names: Collection[str]) -> list[str]:
     """Returns words without some options of one value.
 
-    >>> without_options(["--vis", "viewer", "--load_dir=old", "--load-dir", "old"], {"load-dir"})
+    >>> remove_options(["--vis", "viewer", "--load_dir=old", "--load-dir", "old"], {"load-dir"})
     ['--vis', 'viewer']
 
     Args:

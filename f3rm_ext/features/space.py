@@ -26,7 +26,7 @@ MIN_NORM = 1e-8
 class FeatureSpace:
     """Coordinates in which the features of one head are compared with queries.
 
-    >>> space = FeatureSpace.of_linear_map(torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))  # feat 3, hidden 2
+    >>> space = FeatureSpace.from_linear_map(torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))  # feat 3, hidden 2
     >>> space.cosine(rendered=torch.tensor([1.0, 0.0]), vectors=torch.eye(3)).tolist()
     [1.0, 0.0, 0.0]
     """

@@ -104,7 +104,7 @@ def replace_options(method: str, arguments: Sequence[str], options: Sequence[tup
 def option_names(config: object, option: str) -> set[str]:
     """Returns the names of an option on the command line, without dashes.
 
-    >>> sorted(names_of(methods()["sugar-ext"], "pipeline.model.sh-degree"))
+    >>> sorted(option_names(methods()["sugar-ext"], "pipeline.model.sh-degree"))
     ['pipeline.model.sh-degree', 'sh-degree']
     """
     names = {option}

@@ -62,8 +62,8 @@ class TensorStorage(NamedTuple):
 def parameter_group(name: str) -> str:
     """Returns the group that a parameter belongs to, by its name.
 
-    >>> kind_of("gauss_params.features_rest"), kind_of("field.grid.table"), kind_of("field.color_mlp.first.weight")
-    ('harmonics', 'hash tables', 'MLPs')
+    >>> parameter_group("gauss_params.features_rest"), parameter_group("field.grid.table")
+    ('harmonics', 'hash tables')
     """
     return next((kind for kind, pattern in _KINDS if re.search(pattern, name)), REST)
 

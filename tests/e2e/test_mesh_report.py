@@ -33,7 +33,7 @@ def report(tmp_path: Path) -> Path:
     write_mesh(glb, mesh, {"made_by": "f3rm-ext export texture"}, "y")
     page = tmp_path / "report.html"
     mesh = {"file": glb.name, "data": page_mesh(glb), "view": asdict(VIEW)}
-    empty: dict[str, Any] = dict.fromkeys(("keys", "views", "commands", "facts"), ())
+    empty: dict[str, Any] = dict.fromkeys(("keys", "views", "commands", "facts", "splats_page"), ())
     tables = dict.fromkeys(("figures", "stages"), Table([], []))
     page.write_text(render_page("sugar_run.html", title="A mesh", mesh=mesh, config="", **empty, **tables))
     return page

@@ -44,7 +44,7 @@ def test_there_and_back(scene: Path, run_command: Callable) -> None:
     found, info = read_splats(folder / "b.ply")
     assert (found.means - gaussians().means).abs().max() < 1e-5
     assert (info.render_mode, info.filters_fused, info.sh_degree) == ("mip", True, 1)
-    assert "converted_from: scene.spz (spz)" in info.comments
+    assert "converted_from: scene.spz (spz version 3)" in info.comments
 
 
 @pytest.fixture

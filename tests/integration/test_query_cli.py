@@ -75,7 +75,8 @@ class TestResults:
         views = [f"{name}.png" for name in HELD_OUT]
         expected = [f"{kind}/{view}" for kind in ("overlay/middle", "overlay/corner", "labels") for view in views]
         expected += [f"scores/{name}.npz" for name in HELD_OUT]
-        expected += ["middle.npy", "corner.npy", "overview.png", "summary.json"]
+        expected += [f"{folder}{name}.npy" for folder in ("", "negatives/") for name in ("middle", "corner")]
+        expected += ["overview.png", "summary.json"]
         assert files_in(folder) == sorted(expected)
         assert read(folder / "summary.json")["files"] == sorted(set(expected) - {"summary.json"})
 

@@ -15,7 +15,7 @@ from f3rm_ext.export.splats import SplatRun, load_splat_run
 from f3rm_ext.scripts.cli import main
 from f3rm_ext.splat.files import read_splats
 from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
-from f3rm_ext.splat.rendering import RenderSettings, SplatScene, render
+from f3rm_ext.splat.rendering import SplatScene, render
 
 COUNT, BASE = 4000, 5000
 TRUE_STEP = 2.0**-9
@@ -123,9 +123,8 @@ def run(splat_config: Path) -> SplatRun:
 
 
 def picture(run: SplatRun, gaussians: Gaussians) -> torch.Tensor:
-    scene = SplatScene(gaussians, torch.zeros(len(gaussians)), replace(run.model.config.mip, filter_3d=False))
-    view = PinholeCameras.of(run.photos.cameras[:1])
-    return render(scene, view, gaussians.sh_degree, torch.zeros(3), RenderSettings()).rasterization.colors
+    scene = SplatScene(gaussians, replace(run.model.config.mip, filter_3d=False))
+    return render(scene, PinholeCameras.of(run.photos.cameras[:1])).rasterization.colors
 
 
 def test_contribution_chooses_better_than_opacity(run: SplatRun) -> None:
