@@ -1,5 +1,6 @@
 """Texture coordinates of a mesh by xatlas, and the place on the surface of every texel."""
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +87,7 @@ def unwrap(
         ConfigError: xatlas is not installed.
     """
     mesh = weld(mesh)
-    packed = _xatlas().Atlas()
+    packed = _new_atlas()
     # xatlas leaves out triangles with an area below 1e-7, whatever the units.
     sized = mesh if space is None else contract_mesh(mesh, space)
     enlarged = ((sized.vertices - sized.bounds[0]) / np.sqrt(np.median(sized.area_faces))).astype(np.float32)
@@ -110,7 +111,7 @@ def unwrap(
                 f"padding of {padding_px}: raise --texture-size, lower --padding, or simplify the mesh with "
                 "`f3rm-ext export mesh --vertices`."
             )
-        packed = _xatlas().Atlas()
+        packed = _new_atlas()
         packed.add_uv_mesh(places, faces)
         _pack(packed, size_px, padding_px, scale)
         uv = packed[0][2]
@@ -235,6 +236,17 @@ def _margin_texels(inside: np.ndarray, atlas: Atlas) -> np.ndarray:
     column, row = np.clip(np.floor(points).astype(int), 0, len(inside) - 1).T
     touched[row, column] = True
     return binary_dilation(touched, np.ones((5, 5), bool)) & ~inside
+
+
+def _new_atlas() -> Any:
+    """Returns an empty atlas of xatlas, which is never destroyed.
+
+    The destructor signals and joins the threads of the atlas. A thread that is about to sleep misses the signal, and
+    the destructor then waits for ever, holding the GIL. What stays is idle threads, and the memory of the charts.
+    """
+    atlas = _xatlas().Atlas()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(atlas))
+    return atlas
 
 
 def _xatlas() -> Any:
