@@ -18,6 +18,7 @@ from PIL import Image
 
 from f3rm_ext.data.undistort import MAX_HALF_ANGLE_RAD, DistortedCamera
 from f3rm_ext.errors import CaptureError
+from f3rm_ext.utils.pictures import pick_evenly
 
 MAX_RATIO, RATIO_PER_DISAGREEMENT = 0.5, 4.0
 """Masks are silhouettes up to this ratio of the disagreement on rays of kept pixels to that on rays of masked ones; up
@@ -43,7 +44,7 @@ def are_silhouettes(cameras: Cameras, mask_files: Sequence[Path]) -> bool:
         cameras: of the photos, at the size of the files.
         mask_files: a mask for each; non-zero means keep.
     """
-    chosen = np.unique(np.linspace(0, len(mask_files) - 1, min(_VIEWS, len(mask_files))).round().astype(int)).tolist()
+    chosen = pick_evenly(len(mask_files), _VIEWS)
     try:
         masks = [_small_mask(Path(mask_files[index])) for index in chosen]
         lenses = [DistortedCamera.of(cameras, index, mask_files[index]) for index in chosen]

@@ -19,7 +19,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.export.notes import Note
 from f3rm_ext.export.questions import Place, Question, best_camera, find_places, score_gaussians
 from f3rm_ext.export.splats import SplatRun
-from f3rm_ext.html.page import Picture, render_page
+from f3rm_ext.html.page import MAX_CAMERAS, Picture, render_page
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import Queryable, get_head
 from f3rm_ext.splat.features.heads import LiftedHead
@@ -32,13 +32,12 @@ from f3rm_ext.splat.rasterize.camera import MIN_ALPHA
 from f3rm_ext.splat.rendering import SplatScene, render
 from f3rm_ext.utils.colormaps import heat_stops, heat_table, label_hex, label_table
 from f3rm_ext.utils.output_file import replace_file
-from f3rm_ext.utils.pictures import to_bytes
+from f3rm_ext.utils.pictures import pick_evenly, to_bytes
 from f3rm_ext.utils.provenance import sign_text
 
 COMMAND = "f3rm-ext export page"
 MAX_QUESTIONS = 16
 """The page's shader has as many colours."""
-_MAX_CAMERAS = 120
 
 
 @dataclass(frozen=True)
@@ -264,8 +263,7 @@ def _cameras(run: SplatRun) -> tuple[PinholeCameras, list[str]]:
     parts = [PinholeCameras.of(dataset.cameras.to(torch.device("cpu"))) for dataset in datasets]
     names = [Path(name).name for dataset in datasets for name in dataset.image_filenames]
     joined = PinholeCameras(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-    spread = np.unique(np.linspace(0, len(names) - 1, min(len(names), _MAX_CAMERAS)).round().astype(int))
-    chosen = np.argsort(names, kind="stable")[spread]
+    chosen = np.argsort(names, kind="stable")[pick_evenly(len(names), MAX_CAMERAS)]
     return joined.take(torch.from_numpy(chosen)), [names[i] for i in chosen]
 
 

@@ -13,6 +13,9 @@ from markupsafe import Markup
 
 from f3rm_ext.utils.pictures import MAX_SIDE_PX, data_uri, read_picture
 
+MAX_CAMERAS = 120
+"""Cameras to choose from on a page of a scene."""
+
 
 @dataclass(frozen=True)
 class Picture:

@@ -12,8 +12,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from f3rm_ext import events
 from f3rm_ext.errors import CheckpointError, ConfigError, install_excepthook
 from f3rm_ext.utils.atomic_files import write_atomic
@@ -310,9 +308,9 @@ def _train_views(manager: Any, count: int) -> Iterator[tuple[Any, dict[str, Any]
     from nerfstudio.data.utils.dataloaders import FixedIndicesEvalDataloader
 
     from f3rm_ext.data.eval_dataloaders import EvalLoader
+    from f3rm_ext.utils.pictures import pick_evenly
 
-    last = len(manager.train_dataset) - 1
-    chosen = np.unique(np.linspace(0, last, min(count, last + 1)).round().astype(int)).tolist()
+    chosen = pick_evenly(len(manager.train_dataset), count)
     dataloader = manager.fixed_indices_eval_dataloader
     if isinstance(dataloader, EvalLoader):
         loader = type(dataloader)(manager.train_dataset, manager.device, lambda: None)

@@ -13,7 +13,7 @@ from trimesh.visual.color import ColorVisuals
 from f3rm_ext import __version__
 from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import MeshError
-from f3rm_ext.html.page import Picture, render_page
+from f3rm_ext.html.page import MAX_CAMERAS, Picture, render_page
 from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.mesh_files import read_mesh, vertex_colors
 from f3rm_ext.mesh.texture.rendering import MeshRenderer, get_texture
@@ -21,13 +21,13 @@ from f3rm_ext.preview.cameras import NamedCamera, extent_of, overview
 from f3rm_ext.preview.content import MeshContent
 from f3rm_ext.preview.glb import encode_glb, texture_side_px
 from f3rm_ext.utils.output_file import replace_file
+from f3rm_ext.utils.pictures import pick_evenly
 from f3rm_ext.utils.provenance import sign_text
 
 COMMAND = "f3rm-ext export page"
 MAX_TEXTURE_PX = 4096
 """Longer side of the texture, which every graphics card takes; larger ones are reduced."""
 _LEAST_TEXTURE_PX = 256
-_MAX_CAMERAS = 120
 _POSTER_PX = 640
 _GREY = np.array([216.0, 212.0, 204.0])
 
@@ -65,8 +65,8 @@ def write_mesh_page(
     turn = content.turn_up()
     upright = mesh.copy()
     upright.apply_transform(np.block([[turn, np.zeros((3, 1))], [np.zeros((1, 3)), 1.0]]))
-    spread = np.unique(np.linspace(0, len(cameras) - 1, min(len(cameras), _MAX_CAMERAS)).round().astype(int))
-    views = [cameras[i].turn(turn) for i in spread] or [overview(np.asarray(upright.vertices))]
+    chosen = pick_evenly(len(cameras), MAX_CAMERAS)
+    views = [cameras[i].turn(turn) for i in chosen] or [overview(np.asarray(upright.vertices))]
     poster = _draw_poster(upright, views[0].camera)
     given_px = texture_side_px(mesh)
     side_px = min(given_px, MAX_TEXTURE_PX)

@@ -21,6 +21,15 @@ def read_picture(path: Path) -> UInt8[np.ndarray, "h w 3"]:
         return np.asarray(image.convert("RGB"))
 
 
+def pick_evenly(count: int, most: int) -> list[int]:
+    """Returns the indices of at most so many of a number of pictures, spread evenly from the first to the last.
+
+    >>> pick_evenly(10, 4)
+    [0, 3, 6, 9]
+    """
+    return np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(int)).tolist()
+
+
 def to_bytes(image: Float[np.ndarray, "*shape"]) -> UInt8[np.ndarray, "*shape"]:
     """Converts values from 0 to 1 to bytes; values outside are clipped, NaN becomes 0."""
     return np.rint(np.clip(np.nan_to_num(image, nan=0.0), 0.0, 1.0) * 255.0).astype(np.uint8)

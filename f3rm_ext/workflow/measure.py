@@ -118,7 +118,7 @@ class Measure:
         examples = self._example_queries() if self.head else []
         if examples:
             self._show_exemplar(examples[0])
-        indices = np.unique(np.linspace(0, count - 1, min(self.max_views, count)).round().astype(int)).tolist()
+        indices = pictures.pick_evenly(count, self.max_views)
         record["views"], views = [], []
         masks = {index: self.run.kept("test", index) for index in indices}
         indices = [index for index in indices if (mask := masks[index]) is None or mask.any()]

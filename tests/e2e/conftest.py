@@ -46,6 +46,21 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
+def check_without_webgl2(browser: Any) -> Callable[[Path], None]:
+    """Checks that a page shows its picture and says why, in a browser without WebGL2."""
+
+    def check(file: Path) -> None:
+        page = browser.new_page()
+        page.add_init_script("HTMLCanvasElement.prototype.getContext = () => null")
+        page.goto(file.as_uri())
+        page.locator("body[data-state=failed]").wait_for(timeout=60_000)
+        assert page.locator("#poster").is_visible() and "WebGL2" in page.locator("#problem").inner_text()
+        page.close()
+
+    return check
+
+
+@pytest.fixture
 def open_page(browser: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
     """Opens pages of a viewer; closes them after the test, and keeps what a failed test saw."""
     pages: list[Any] = []

@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,7 @@ def test_a_picture_and_the_mesh_can_be_saved(page: Any, tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes().startswith(start)
 
 
-def test_a_browser_without_webgl2_shows_a_picture_and_says_so(browser: Any, file: Path) -> None:
-    context = browser.new_context()
-    page = context.new_page()
-    page.add_init_script("HTMLCanvasElement.prototype.getContext = () => null")
-    page.goto(file.as_uri())
-    page.locator("body[data-state=failed]").wait_for(timeout=60_000)
-    assert page.locator("#poster").is_visible() and "WebGL2" in page.locator("#problem").inner_text()
-    context.close()
+def test_a_browser_without_webgl2_shows_a_picture_and_says_so(
+    check_without_webgl2: Callable[[Path], None], file: Path
+) -> None:
+    check_without_webgl2(file)

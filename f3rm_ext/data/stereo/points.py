@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float32, Float64, Int, UInt8
+from jaxtyping import Bool, Float32, Float64, UInt8
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
 from f3rm_ext.capture.points import RGB, SOURCE, XYZ, read_point_cloud
-from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth
@@ -20,6 +19,7 @@ from f3rm_ext.data.stereo.sweep import AGREEING, FARTHEST, PhotoStereo
 from f3rm_ext.utils import threads
 from f3rm_ext.utils.atomic_files import FolderLock, hash_bytes, write_atomic
 from f3rm_ext.utils.console import console, image_progress
+from f3rm_ext.utils.pictures import pick_evenly
 from f3rm_ext.utils.ply import write_ply
 
 VERSION = 1
@@ -56,16 +56,16 @@ def dense_points(
     """Returns points on which the depth of several photos agrees, and some behind them on rays of pixels without depth,
     such as the sky; none if the photos agree on nothing. Reports how many views are done, of how many.
     """
-    chosen = np.unique(np.linspace(0, len(stereo) - 1, min(len(stereo), MOST_VIEWS)).round().astype(int))
+    chosen = pick_evenly(len(stereo), MOST_VIEWS)
     depths = []
     for index in chosen:
-        depths.append(stereo.depth(int(index)))
+        depths.append(stereo.depth(index))
         on_progress(len(depths), len(chosen))
-    cameras = PinholeCameras(*(part[torch.from_numpy(chosen)] for part in stereo.cameras))
+    cameras = stereo.cameras.take(torch.tensor(chosen))
     sure = [agreeing_depth(DepthMaps(cameras, depths), index, MIN_VIEWS, AGREEING) for index in range(len(chosen))]
     if not any(depth.any() for depth in sure):
         return DensePoints(np.zeros((0, 3), np.float32), np.zeros((0, 3), np.uint8))
-    usable = [stereo.usable(int(index)) for index in chosen]
+    usable = [stereo.usable(index) for index in chosen]
     blank = [mask & (depth == 0) for mask, depth in zip(usable, sure, strict=True)]
     share = sum(mask.sum() for mask in blank) / max(1, sum(mask.sum() for mask in usable))
     behind = round(count * min(share, BACKDROP_SHARE))
@@ -93,14 +93,14 @@ def _backdrop(
 
 
 def _pixels(
-    stereo: PhotoStereo, chosen: Int[np.ndarray, " views"], maps: DepthMaps
+    stereo: PhotoStereo, chosen: Sequence[int], maps: DepthMaps
 ) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"], Float64[np.ndarray, " points"]]:
     """Where the pixels with depth are, their colours, and their widths there."""
     xyz, rgb, spacing = [], [], []
     for position, index in enumerate(chosen):
         points, pixels = maps.points(position)
         xyz.append(points.numpy())
-        rgb.append(stereo.color(int(index)).reshape(-1, 3)[pixels.numpy()])
+        rgb.append(stereo.color(index).reshape(-1, 3)[pixels.numpy()])
         depth = maps.depth(position).reshape(-1)[pixels.numpy()].astype(np.float64)
         spacing.append(depth / float(maps.cameras.Ks[position, 0, 0]))
     return np.concatenate(xyz), np.concatenate(rgb), np.concatenate(spacing)

@@ -173,9 +173,7 @@ class Training:
             )
         try:
             saved = torch.load(paths[-1], map_location="cpu", weights_only=True)
-            saved_values = {
-                key: saved["settings"][key] for key in ("training.dpt_head", "model.size", "training.batch_size")
-            }
+            saved_values = {key: saved["settings"][key] for key in _FIXED_SETTINGS}
         except Exception as error:  # a damaged file raises anything
             raise CheckpointError(
                 f"The checkpoint {paths[-1]} cannot be read ({reason_of(error)}): delete it to resume from the one "

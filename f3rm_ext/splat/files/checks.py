@@ -17,6 +17,9 @@ Gaussians. When dropping, infinite opacities become finite ones that look the sa
 ALPHA_MARGIN = 1 / 1020
 """Distance of opacities from 0 and 1 that keeps their logits finite: a quarter of the step of a byte. Images stay the
 same, since rasterisers skip opacities below 1/255 and clamp them at 0.999."""
+_HIGHEST_RATIO, _ALWAYS_READ = 20, 1 << 26
+"""Largest ratio of compression that is believed of files that hold more than so many bytes. Splats reach about 2; gzip
+and zstd themselves reach 1000, with which a file of 15 MB would fill the memory."""
 _NAMES = {
     "means": ("x", "y", "z"),
     "scales": ("scale_0", "scale_1", "scale_2"),
@@ -24,6 +27,16 @@ _NAMES = {
     "opacities": ("opacity",),
     "features_dc": ("f_dc_0", "f_dc_1", "f_dc_2"),
 }
+
+
+def is_plausible(size: int, stored: int) -> bool:
+    """Returns whether so many bytes of Gaussians can come from a compressed file; a bomb claims far more.
+
+    Args:
+        size: that the header claims, bytes.
+        stored: size of the compressed data, bytes.
+    """
+    return size <= max(stored * _HIGHEST_RATIO, _ALWAYS_READ)
 
 
 def check_values(

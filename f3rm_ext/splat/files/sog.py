@@ -26,6 +26,7 @@ from PIL import Image
 
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import packing
+from f3rm_ext.splat.files.checks import is_plausible
 from f3rm_ext.splat.files.clustering import cluster_vectors, fit_codebook, nearest_entries
 from f3rm_ext.splat.files.info import RenderMode, SplatInfo, read_tags, tag_comments
 from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
@@ -41,9 +42,8 @@ _ENTRIES, _ROW = 256, 64
 _LARGEST_PALETTE = 1 << 16
 _FIRST_TAG = 252
 """Alpha of a rotation whose largest component is w."""
-_BYTES, _HIGHEST_RATIO, _ALWAYS_READ = 20, 20, 1 << 26
-"""Bytes of a Gaussian in the textures; largest ratio of compression that is believed of files that hold more than so
-many bytes. Splats reach about 2."""
+_BYTES = 20
+"""Bytes of a Gaussian in the textures."""
 _LONGEST_META = 1 << 20
 _SLOW = 20_000
 """From so many Gaussians on, clustering shows its progress."""
@@ -103,7 +103,7 @@ def read_sog(path: Path) -> tuple[Gaussians, SplatInfo]:
     parts = [meta.means, meta.scales, meta.quats, meta.sh0, *([meta.shN] if meta.shN else [])]
     data = {name: _read_entry(path, name) for part in parts for name in part.files}
     held = sum(map(len, data.values()))
-    if meta.count * _BYTES > max(held * _HIGHEST_RATIO, _ALWAYS_READ):
+    if not is_plausible(meta.count * _BYTES, held):
         raise _damaged(path, f"its {META} claims {meta.count} Gaussians, but its textures have {held} bytes")
 
     def rows(name: str) -> UInt8[np.ndarray, "count 4"]:

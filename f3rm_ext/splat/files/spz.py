@@ -22,6 +22,7 @@ from jaxtyping import Float, UInt8, UInt32
 
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import packing
+from f3rm_ext.splat.files.checks import is_plausible
 from f3rm_ext.splat.files.info import SplatInfo, read_tags, tag_comments
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
 
@@ -47,9 +48,6 @@ MAX_GAUSSIANS = 10_000_000
 """Niantic's library, on which most viewers build, refused files with more before version 4."""
 _LIMIT = (1 << 23) - 1
 _COMMENT = 0x10
-_HIGHEST_RATIO, _ALWAYS_READ = 20, 1 << 26
-"""Largest ratio of compression that is believed of files that hold more than so many bytes. Splats reach about 2; gzip
-and zstd themselves reach 1000, with which a file of 15 MB would fill the memory."""
 _LONGEST_TAIL = 1 << 20
 _BLOCK = 1 << 16
 TO_RUB = np.array([1, -1, -1])
@@ -97,7 +95,7 @@ class SpzHeader:
                 f"{path} has spherical harmonics of degree {self.sh_degree}, but only degrees up to {MAX_SH_DEGREE} "
                 "are supported: export it with a lower one."
             )
-        if self.count * sum(self.widths) > max(path.stat().st_size * _HIGHEST_RATIO, _ALWAYS_READ):
+        if not is_plausible(self.count * sum(self.widths), path.stat().st_size):
             raise SplatFileError(
                 f"{path} is cut short or damaged: its header claims {self.count} Gaussians, copy it again."
             )
