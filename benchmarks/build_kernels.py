@@ -218,7 +218,18 @@ def build_gsplat(options: argparse.Namespace, home: Path) -> None:
     print(f"{made}: {made.stat().st_size / 2**20:.1f} MiB")
 
 
-def tiny_cuda_nn(source: Path, folder: Path, capabilities: str, home: Path) -> tuple[list[str], dict[str, str]]:
+def write_stubs(folder: Path, cuda_major: str) -> None:
+    """Writes empty libraries by whose names an extension is linked to the GPU machine's driver and CUDA."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("libcuda.so.1", f"libcudart.so.{cuda_major}", f"libnvrtc.so.{cuda_major}"):
+        target = folder / f"{name.partition('.')[0]}.so"
+        command = ["g++", "-shared", f"-Wl,-soname,{name}", "-x", "c++", os.devnull, "-o", str(target)]
+        subprocess.run(command, check=True)
+
+
+def tiny_cuda_nn(
+    source: Path, folder: Path, capabilities: str, home: Path, stubs: Path
+) -> tuple[list[str], dict[str, str]]:
     """Returns the command that makes tiny-cuda-nn's wheel, and what its environment needs."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     numbers = re.sub(r"[;\s]+", ",", re.sub(r"\.|\+PTX", "", capabilities.strip()))
@@ -227,6 +238,8 @@ def tiny_cuda_nn(source: Path, folder: Path, capabilities: str, home: Path) -> t
         "TCNN_CUDA_ARCHITECTURES": numbers,
         "CUDA_HOME": str(home),
         "PATH": path,
+        "LIBRARY_PATH": str(stubs.resolve()),  # comes after the toolkit's own folder
+        "LDFLAGS": "-Wl,--no-as-needed",
     }
 
 
@@ -248,7 +261,11 @@ def main() -> None:
     home = find_toolkit(os.environ.get("CUDA_HOME"))
     build_gsplat(options, home)
     if options.tiny_cuda_nn is not None:
-        command, more = tiny_cuda_nn(options.tiny_cuda_nn, options.folder, options.arch, home)
+        import torch
+
+        stubs = options.work / "stubs"
+        write_stubs(stubs, str(torch.version.cuda).partition(".")[0])
+        command, more = tiny_cuda_nn(options.tiny_cuda_nn, options.folder, options.arch, home, stubs)
         subprocess.run(command, env={**os.environ, **more, "MAX_JOBS": str(options.jobs)}, check=True)
 
 

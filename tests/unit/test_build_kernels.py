@@ -2,7 +2,9 @@
 
 import base64
 import hashlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -112,6 +114,17 @@ def test_commands_name_the_module_and_the_architectures(build: ModuleType, tmp_p
     assert {"-I/gsplat", "-isystem=/cuda/include", "-isystem=/torch/include"} <= set(command)
     linked = build.link_command([target], tmp_path / "csrc.so", Path("/torch/lib"))
     assert str(target) in linked and {"-L/torch/lib", "-ltorch_python", "-lc10_cuda"} <= set(linked)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no linker")
+def test_tiny_cuda_nn_is_linked_to_libraries_that_are_not_here(build: ModuleType, tmp_path: Path) -> None:
+    build.write_stubs(tmp_path / "stubs", "13")
+    command, more = build.tiny_cuda_nn(Path("tcnn"), tmp_path, "8.9 9.0+PTX", tmp_path / "cuda", tmp_path / "stubs")
+    assert command[-1] == str(Path("tcnn", "bindings", "torch")) and more["TCNN_CUDA_ARCHITECTURES"] == "89,90"
+    target, libraries = tmp_path / "bindings.so", ("-lcuda", "-lcudart", "-lnvrtc")
+    linked = ["g++", "-shared", more["LDFLAGS"], "-x", "c++", os.devnull, "-x", "none", *libraries, "-o", str(target)]
+    subprocess.run(linked, env={**os.environ, **more}, check=True)
+    assert all(name in target.read_bytes() for name in (b"libcuda.so.1\0", b"libcudart.so.13\0", b"libnvrtc.so.13\0"))
 
 
 @pytest.mark.parametrize("with_kernels", [False, True])
