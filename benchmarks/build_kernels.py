@@ -4,7 +4,7 @@
     python benchmarks/build_kernels.py wheels/kernels --only rasterize_to_pixels_fwd.cu   # tries one file
 
 Run it with the GPU machine's versions of Python and PyTorch, and with nvcc of PyTorch's CUDA version: from a toolkit,
-or from PyPI (nvidia-cuda-nvcc, -cccl, -crt, nvidia-nvvm and nvidia-cuda-runtime, which lie in
+or from PyPI (nvidia-cuda-nvcc, -cccl, -crt, nvidia-nvvm and nvidia-cuda-runtime, all ==13.0.*, which lie in
 site-packages/nvidia/cu13). No GPU is needed. The wheel has ``gsplat.csrc``, which gsplat takes before it thinks of
 compiling. Objects stay in --work, so a build that was ended goes on. With --tiny-cuda-nn, a checkout with its
 submodules, its wheel is made, too.
@@ -13,6 +13,7 @@ submodules, its wheel is made, too.
 import argparse
 import base64
 import hashlib
+import importlib.util
 import os
 import re
 import subprocess
@@ -26,6 +27,8 @@ from pathlib import Path
 GSPLAT = "gsplat==1.4.0"
 MODULE = "csrc"
 """Module of the package gsplat in which it looks for compiled kernels."""
+UNITS = 4
+"""Number of files that all of gsplat's .cu files are compiled as."""
 TORCH = ("c10", "c10_cuda", "torch", "torch_cpu", "torch_cuda", "torch_python")
 """Libraries of PyTorch; CUDA's runtime comes with them."""
 
@@ -59,17 +62,36 @@ def find_toolkit(named: str | None) -> Path:
     )
 
 
-def compile_command(source: Path, target: Path, home: Path, includes: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Returns the command that compiles a file of gsplat.
+def write_units(sources: Sequence[Path], folder: Path) -> list[Path]:
+    """Writes files that include several of gsplat's, as PyTorch's headers cost more than the kernels; returns them.
+
+    Files that are neighbours in the order of their names share names of functions, and come into different units.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> [unit.read_text().split() for unit in write_units([Path("fwd.cu"), Path("bwd.cu")], folder)]
+    [['#include', '"bwd.cu"'], ['#include', '"fwd.cu"']]
+    """
+    groups = [sorted(sources)[index::UNITS] for index in range(UNITS)]
+    units = {folder / f"unit-{index}.cu": group for index, group in enumerate(groups, 1) if group}
+    for unit, group in units.items():
+        unit.write_text("".join(f'#include "{path.name}"\n' for path in group))
+    return list(units)
+
+
+def compile_command(
+    source: Path, target: Path, csrc: Path, home: Path, includes: Sequence[str], flags: Sequence[str]
+) -> list[str]:
+    """Returns the command that compiles a file of gsplat, or a unit.
 
     Args:
-        source: the file, in gsplat/cuda/csrc.
+        source: the file.
         target: the object.
+        csrc: folder of gsplat's files.
         home: CUDA's toolkit.
         includes: folders of PyTorch's headers.
         flags: further options.
     """
-    csrc = source.parent
     return [
         *(str(home / "bin" / "nvcc"), "-c", str(source), "-o", str(target)),
         *(f"-DTORCH_EXTENSION_NAME={MODULE}", "-DTORCH_API_INCLUDE_EXTENSION_H"),
@@ -107,6 +129,18 @@ def link_command(objects: Sequence[Path], target: Path, torch_lib: Path) -> list
     """Returns the command that links objects to an extension of Python."""
     libraries = [f"-l{name}" for name in TORCH]
     return ["g++", "-shared", *map(str, objects), f"-L{torch_lib}", "-Wl,--no-as-needed", *libraries, "-o", str(target)]
+
+
+def load(extension: Path) -> None:
+    """Loads an extension of Python, which needs no GPU, so that a symbol which is missing is told here."""
+    spec = importlib.util.spec_from_file_location(MODULE, extension)
+    assert spec is not None
+    try:
+        importlib.util.module_from_spec(spec)
+    except ImportError as error:
+        raise SystemExit(
+            f"The kernels are linked and cannot be loaded: {error}. Empty --work and try again."
+        ) from error
 
 
 def packed(wheel: Path, extension: Path, folder: Path) -> Path:
@@ -159,29 +193,43 @@ def build_gsplat(options: argparse.Namespace, home: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(source)
     csrc = source / "gsplat" / "cuda" / "csrc"
-    files = [path for path in sorted([*csrc.glob("*.cu"), *csrc.glob("*.cpp")]) if options.only in ("", path.name)]
-    if not files:
-        raise SystemExit(f"gsplat has no file {options.only}: see {csrc}.")
     # Objects of other versions are others.
     objects = options.work / f"{sysconfig.get_config_var('SOABI')}-torch{torch.__version__}-{options.arch}".replace(
         " ", "_"
     )
     objects.mkdir(exist_ok=True)
+    files = [*csrc.glob("*.cpp"), *write_units([*csrc.glob("*.cu")], objects)]
+    if options.only:
+        files = [csrc / options.only]
+        if not files[0].is_file():
+            raise SystemExit(f"gsplat has no file {options.only}: see {csrc}.")
     flags = [*cpp_extension.COMMON_NVCC_FLAGS, *architecture_flags(options.arch)]
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
     includes = cpp_extension.include_paths()
     targets = {objects / f"{path.name}.o": path for path in files}
-    commands = {target: compile_command(path, target, home, includes, flags) for target, path in targets.items()}
+    commands = {target: compile_command(path, target, csrc, home, includes, flags) for target, path in targets.items()}
     compile_all(commands, options.jobs)
     if options.only:
         return
     extension = objects / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
     subprocess.run(link_command(list(targets), extension, Path(torch.__file__).parent / "lib"), check=True)
+    load(extension)
     made = packed(wheel, extension, options.folder)
     print(f"{made}: {made.stat().st_size / 2**20:.1f} MiB")
 
 
-def tiny_cuda_nn(source: Path, folder: Path, capabilities: str, home: Path) -> tuple[list[str], dict[str, str]]:
+def write_stubs(folder: Path, cuda_major: str) -> None:
+    """Writes empty libraries by whose names an extension is linked to the GPU machine's driver and CUDA."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("libcuda.so.1", f"libcudart.so.{cuda_major}", f"libnvrtc.so.{cuda_major}"):
+        target = folder / f"{name.partition('.')[0]}.so"
+        command = ["g++", "-shared", f"-Wl,-soname,{name}", "-x", "c++", os.devnull, "-o", str(target)]
+        subprocess.run(command, check=True)
+
+
+def tiny_cuda_nn(
+    source: Path, folder: Path, capabilities: str, home: Path, stubs: Path
+) -> tuple[list[str], dict[str, str]]:
     """Returns the command that makes tiny-cuda-nn's wheel, and what its environment needs."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
     numbers = re.sub(r"[;\s]+", ",", re.sub(r"\.|\+PTX", "", capabilities.strip()))
@@ -190,6 +238,8 @@ def tiny_cuda_nn(source: Path, folder: Path, capabilities: str, home: Path) -> t
         "TCNN_CUDA_ARCHITECTURES": numbers,
         "CUDA_HOME": str(home),
         "PATH": path,
+        "LIBRARY_PATH": str(stubs.resolve()),  # comes after the toolkit's own folder
+        "LDFLAGS": "-Wl,--no-as-needed",
     }
 
 
@@ -199,7 +249,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("folder", type=Path, help="for the wheels")
     parser.add_argument("--arch", default=os.environ.get("TORCH_CUDA_ARCH_LIST", "9.0"), help="compute capabilities")
     parser.add_argument("--work", type=Path, default=Path(".kernels"), help="folder of what is compiled")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="files at a time; each takes 2 GiB or so")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="files at a time; each takes 4 GiB or so")
     parser.add_argument("--only", default="", help="compile this file alone, and pack nothing")
     parser.add_argument("--tiny-cuda-nn", type=Path, help="its source, to make its wheel, too")
     return parser
@@ -211,7 +261,11 @@ def main() -> None:
     home = find_toolkit(os.environ.get("CUDA_HOME"))
     build_gsplat(options, home)
     if options.tiny_cuda_nn is not None:
-        command, more = tiny_cuda_nn(options.tiny_cuda_nn, options.folder, options.arch, home)
+        import torch
+
+        stubs = options.work / "stubs"
+        write_stubs(stubs, str(torch.version.cuda).partition(".")[0])
+        command, more = tiny_cuda_nn(options.tiny_cuda_nn, options.folder, options.arch, home, stubs)
         subprocess.run(command, env={**os.environ, **more, "MAX_JOBS": str(options.jobs)}, check=True)
 
 

@@ -29,7 +29,7 @@ NEEDED = (
     "open_clip_torch==2.32.0",
     *("appdirs", "beartype", "dill", "docstring_parser", "fpsample", "ftfy", "mediapy", "msgspec", "multiprocess"),
     *("pathos", "pox", "ppft", "pyquaternion", "pytorch-msssim", "rawpy", "tensorly", "tyro", "typeguard", "wandb"),
-    *("setuptools", "trimesh", "wcwidth", "websockets"),
+    *("setuptools", "trimesh", "wcwidth", "websockets", "zstandard"),
     # of f3rm-ext sfm train
     *("accelerate", "diffusers"),
     # of wandb

@@ -2,7 +2,9 @@
 
 import base64
 import hashlib
+import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -82,19 +84,47 @@ def test_a_build_goes_on_where_it_was_ended(build: ModuleType, tmp_path: Path) -
     assert fails.read_text() == "new"
 
 
+def test_units_have_every_file_once_and_part_those_that_share_names(build: ModuleType, tmp_path: Path) -> None:
+    pixels = [f"rasterize_to_pixels_{name}.cu" for name in ("2dgs_bwd", "2dgs_fwd", "bwd", "fwd")]
+    ranges = ["rasterize_to_indices_in_range.cu", "rasterize_to_indices_in_range_2dgs.cu"]
+    names = ["proj_fwd.cu", *pixels, "isect_tiles.cu", *ranges]
+    units = build.write_units([tmp_path / "csrc" / name for name in names], tmp_path)
+    found = [re.findall('^#include "(.*)"$', unit.read_text(), re.MULTILINE) for unit in units]
+    assert sorted(name for unit in found for name in unit) == sorted(names)
+    assert all(len({*unit} & {*alike}) < 2 for unit in found for alike in (pixels, ranges))
+
+
+def test_what_cannot_be_loaded_is_not_packed(build: ModuleType, tmp_path: Path) -> None:
+    extension = tmp_path / f"csrc{SUFFIX}"
+    extension.write_bytes(b"no machine code")
+    with pytest.raises(SystemExit, match=extension.name):
+        build.load(extension)
+
+
 def test_commands_name_the_module_and_the_architectures(build: ModuleType, tmp_path: Path) -> None:
     flags = build.architecture_flags("8.9;9.0+PTX")
     assert flags == ["-gencode=arch=compute_89,code=sm_89", "-gencode=arch=compute_90,code=[compute_90,sm_90]"]
     with pytest.raises(SystemExit, match="Hopper"):
         build.architecture_flags("Hopper")
-    source, target = tmp_path / "csrc" / "a.cu", tmp_path / "a.o"
-    command = build.compile_command(source, target, Path("/cuda"), ["/torch/include"], flags)
+    source, target = tmp_path / "a.cu", tmp_path / "a.o"
+    command = build.compile_command(source, target, Path("/gsplat"), Path("/cuda"), ["/torch/include"], flags)
     assert command[:5] == ["/cuda/bin/nvcc", "-c", str(source), "-o", str(target)]
     # gsplat imports its kernels as gsplat.csrc.
     assert "-DTORCH_EXTENSION_NAME=csrc" in command and set(flags) <= set(command)
-    assert {"-isystem=/cuda/include", "-isystem=/torch/include"} <= set(command)
+    assert {"-I/gsplat", "-isystem=/cuda/include", "-isystem=/torch/include"} <= set(command)
     linked = build.link_command([target], tmp_path / "csrc.so", Path("/torch/lib"))
     assert str(target) in linked and {"-L/torch/lib", "-ltorch_python", "-lc10_cuda"} <= set(linked)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no linker")
+def test_tiny_cuda_nn_is_linked_to_libraries_that_are_not_here(build: ModuleType, tmp_path: Path) -> None:
+    build.write_stubs(tmp_path / "stubs", "13")
+    command, more = build.tiny_cuda_nn(Path("tcnn"), tmp_path, "8.9 9.0+PTX", tmp_path / "cuda", tmp_path / "stubs")
+    assert command[-1] == str(Path("tcnn", "bindings", "torch")) and more["TCNN_CUDA_ARCHITECTURES"] == "89,90"
+    target, libraries = tmp_path / "bindings.so", ("-lcuda", "-lcudart", "-lnvrtc")
+    linked = ["g++", "-shared", more["LDFLAGS"], "-x", "c++", os.devnull, "-x", "none", *libraries, "-o", str(target)]
+    subprocess.run(linked, env={**os.environ, **more}, check=True)
+    assert all(name in target.read_bytes() for name in (b"libcuda.so.1\0", b"libcudart.so.13\0", b"libnvrtc.so.13\0"))
 
 
 @pytest.mark.parametrize("with_kernels", [False, True])

@@ -1,8 +1,11 @@
 """What the GPU day is made of, as far as it needs no GPU: its list of programs, their processes, and the step watch."""
 
 import argparse
+import ast
 import doctest
+import importlib.metadata
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +17,7 @@ import pytest
 import torch
 
 CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("rehearse", [False, True])
@@ -170,6 +174,21 @@ def test_the_peer_renders_features_and_their_loss_moves_the_density(
     assert any(value.grad is not None and value.grad.any() for value in model.field.parameters())
     assert any(value.grad.any() for value in model.get_param_groups()["feature_field"] if value.grad is not None)
     assert "feature" not in model.eval()(make_rays(4))
+
+
+def test_the_wheels_have_whatever_a_module_imports_at_its_top(load: Callable[[str], ModuleType]) -> None:
+    def canonical(requirement: str) -> str:
+        return re.sub("[-_.]+", "-", re.split("[=<>]", requirement)[0]).lower()
+
+    collect_wheels, owners = load("collect_wheels"), importlib.metadata.packages_distributions()
+    there = {canonical(name) for name in (*collect_wheels.NEEDED, *collect_wheels.USUAL)}
+    there |= {"f3rm-ext", "torch", "triton", "jinja2", "markupsafe"}  # Jinja comes with PyTorch.
+    for path in Path(ROOT, "f3rm_ext").rglob("*.py"):
+        for line in ast.parse(path.read_text()).body:
+            modules = [alias.name for alias in line.names] if isinstance(line, ast.Import) else []
+            modules += [line.module or ""] if isinstance(line, ast.ImportFrom) and not line.level else []
+            for name in {module.partition(".")[0] for module in modules} - sys.stdlib_module_names:
+                assert there & {canonical(owner) for owner in owners[name]}, f"{path} imports {name}"
 
 
 @pytest.mark.parametrize("name", ["gpu_day", "processes", "step_watch", "collect_wheels", "build_kernels"])
