@@ -57,8 +57,9 @@ class Measure:
     def _rows(self, name: str, config: Path) -> list[dict[str, Any]]:
         import torch
 
-        from f3rm_ext.export.budget import BudgetSearch, Form, SplatBudget
-        from f3rm_ext.export.splats import export_run, export_size, load_splat_run
+        from f3rm_ext.export.budget import BudgetSearch, SplatBudget
+        from f3rm_ext.export.splats import export_run, load_splat_run
+        from f3rm_ext.splat.files.pruning import Form, export_size
 
         out = Path("splats.spz")
         run = load_splat_run(config)

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
-    from f3rm_ext.export.budget import Form
     from f3rm_ext.query.embeddings import Query
     from f3rm_ext.query.run import Run
+    from f3rm_ext.splat.files.pruning import Form
 
 
 @dataclass(kw_only=True)

@@ -5,20 +5,24 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError, SplatFileError
-from f3rm_ext.export.budget import BudgetSearch, Form, Limit, SplatBudget, reduce_splats
+from f3rm_ext.export.budget import BudgetSearch, Limit, SplatBudget, reduce_splats
 from f3rm_ext.export.splats import SplatRun, load_splat_run
 from f3rm_ext.scripts.cli import main
-from f3rm_ext.splat.files import read_splats
+from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
+from f3rm_ext.splat.files.pruning import Form, position_step
+from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
 from f3rm_ext.splat.rendering import SplatScene, render
 
 COUNT, BASE = 4000, 5000
-TRUE_STEP = 2.0**-9
+TRUE_STEP = 2.0**-3
+"""An eighth of the size of all Gaussians."""
 
 
 class CountedBudget(SplatBudget):
@@ -34,9 +38,6 @@ class CountedBudget(SplatBudget):
             features_rest=torch.zeros(COUNT, sh_rest_count(2), 3),
             **{name: torch.zeros(COUNT, width) for name, width in widths.items()},
         )
-
-    def step(self) -> float:
-        return TRUE_STEP
 
     def psnr(self, gaussians: Gaussians) -> float:
         return 30.0
@@ -146,7 +147,7 @@ def test_contribution_chooses_better_than_opacity(run: SplatRun) -> None:
 
 def test_rounded_positions_are_multiples_of_a_step_that_no_picture_shows(run: SplatRun) -> None:
     budget = SplatBudget(run, Path("a.spz"))
-    step = budget.step()
+    step = position_step(budget.gaussians)
     form = Form(1, step)
     rounded = form.apply(budget.gaussians)
     multiples = rounded.means / step
@@ -155,6 +156,98 @@ def test_rounded_positions_are_multiples_of_a_step_that_no_picture_shows(run: Sp
     assert 0 < moved.max() < 0.15 * budget.gaussians.sizes().median()
     rows = torch.arange(len(rounded))
     assert budget.stored_psnr(rows, form) == pytest.approx(budget.stored_psnr(rows, Form(1)), abs=0.05)
+
+
+@pytest.mark.parametrize("limit", [["--max-mb", "0.012"], ["--max-mb", "50"], ["--max-loss-db", "0.5"]])
+def test_gaussians_with_bad_values_are_dropped_before_the_choice(
+    splat_config: Path, tmp_path: Path, limit: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    broken = {"means": 3, "opacities": 5}
+
+    def splats(self: SplatRun, fused: bool = True) -> Gaussians:
+        made = whole(self, fused)
+        for name, row in broken.items():
+            made.tensors()[name][row] = torch.nan
+        return made
+
+    whole = SplatRun.splats
+    given = whole(load_splat_run(splat_config))
+    monkeypatch.setattr(SplatRun, "splats", splats)
+    out = tmp_path / "room.ply"
+    typed = ["export", "splats", "--load-config", str(splat_config), "--out", str(out), *limit]
+    assert main(typed) == 2
+    assert main([*typed, "--bad-values", "drop"]) == 0
+    said = capsys.readouterr().out
+    kept = read_splats(out)[0]
+    assert "of 298 Gaussians are kept" in said.replace("All 298", "of 298") and "2 Gaussians are left out" in said
+    first = {tuple(row) for row in given.quats.tolist()}
+    lost = {tuple(given.quats[row].tolist()) for row in broken.values()}
+    chosen = {tuple(row) for row in kept.quats.tolist()}
+    assert len(chosen) == len(kept) and chosen <= first - lost
+
+
+def scene(count: int = 2000) -> Gaussians:
+    """Gaussians of all sizes and opacities, of SH degree 1."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(count, *shape, generator=generator)
+
+    return Gaussians(draw(3), draw(1) - 4 + torch.zeros(3), draw(4), 2 * draw(1), draw(3), draw(3, 3) / 9)
+
+
+@pytest.mark.parametrize("name", ["b.ply", "b.compressed.ply", "b.spz", "b.sog", "b.splat", "b.glb"])
+def test_a_file_alone_keeps_its_largest_and_most_opaque_gaussians(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture
+) -> None:
+    given, source, out = scene(), tmp_path / "a.ply", tmp_path / name
+    scores = GaussianScores.of_queries({"mug": np.arange(2000, dtype=np.float32) / 2000}, 0.5)
+    write_splats(source, given, SplatInfo(scores=scores))
+    assert main(["export", "convert", str(source), str(out)]) == 0
+    whole = out.stat().st_size
+    for file in tmp_path.glob("b*"):
+        file.unlink()
+    assert main(["export", "convert", str(source), str(out), "--max-mb", str(0.6 * whole / 1e6)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert 0.5 * whole < out.stat().st_size <= 0.6 * whole and "of 2000 Gaussians are kept" in said
+    assert "export splats --load-config" in said
+    if name.endswith("glb"):
+        return
+    kept, info = read_splats(out)
+    volume = given.scales.sum(dim=1) + torch.nn.functional.logsigmoid(given.opacities[:, 0])
+    first = volume.argsort(descending=True)[: len(kept)]
+    spread = torch.cdist(kept.means, given.means[first]).min(dim=1).values
+    assert len(kept) < 2000 and spread.max() < 0.01, "neighbours are farther apart"
+    assert kept.sh_degree == (0 if name.endswith("splat") else 1)
+    assert info.scores is not None and torch.allclose(
+        torch.from_numpy(info.scores.scores[:, 0]), torch.cdist(kept.means, given.means).argmin(dim=1) / 2000
+    )
+
+
+def test_a_file_alone_that_fits_is_whole_and_bad_values_are_dropped(tmp_path: Path) -> None:
+    given, source, out = scene(), tmp_path / "a.ply", tmp_path / "b.ply"
+    write_splats(source, given, SplatInfo())
+    given.means[7] = torch.nan
+    broken = source.read_bytes().replace(read_row(source), b"\xff" * 12)
+    source.write_bytes(broken)
+    assert main(["export", "convert", str(source), str(out), "--max-mb", "50"]) == 2
+    assert main(["export", "convert", str(source), str(out), "--max-mb", "50", "--bad-values", "drop"]) == 0
+    assert len(read_splats(out)[0]) == 1999
+    assert main(["export", "convert", str(source), str(out), "--max-mb", "0.05", "--bad-values", "drop"]) == 0
+    assert out.stat().st_size < 50_000
+
+
+def read_row(path: Path, row: int = 7) -> bytes:
+    """The bytes of the position of a Gaussian."""
+    return read_splats(path)[0].means[row].numpy().tobytes()
+
+
+@pytest.mark.parametrize("limit", [["--max-mb", "0.001"], ["--max-mb", "0"], ["--max-loss-db", "0.1"]])
+def test_limits_that_a_file_alone_cannot_have(tmp_path: Path, limit: list[str], capsys: pytest.CaptureFixture) -> None:
+    source, out = tmp_path / "a.ply", tmp_path / "b.glb"
+    write_splats(source, scene(), SplatInfo())
+    assert main(["export", "convert", str(source), str(out), *limit]) == 2
+    assert limit[0] in capsys.readouterr().err and not out.exists()
 
 
 def test_training_photos_judge_where_none_are_held_out(run: SplatRun) -> None:
