@@ -185,23 +185,22 @@ class BudgetSearch(SizeSearch):
 
     def fit_size(self, max_bytes: float, degrees: Iterable[int]) -> Reduction:
         """Returns the best picture within a size: degrees from above, until a lower one shows less."""
-        total, best, whole = self.total, None, None
+        total, best, sizes = self.total, None, {}
         base, per_gaussian, step = 0, 0.0, 0.0
         for degree in degrees:
-            form = Form(degree, step)
-            if whole is None:
+            form, is_first = Form(degree, step), not sizes
+            sizes = {}
+            if is_first:
                 whole = self.size(total, form)
+                if whole > max_bytes:
+                    form, whole = self.round_positions(form, whole)
                 if whole <= max_bytes:
                     return self._reduction(total, form)
-                form, whole = self.round_positions(form, whole)
-                if whole <= max_bytes:
-                    return self._reduction(total, form)
-                step = form.step
-            base = self.size(1, form)
+                step, sizes = form.step, {total: whole}
+            base = sizes[1] = self.size(1, form)
             if base > max_bytes:
                 continue
-            per_gaussian = per_gaussian or (whole - base) / max(total - 1, 1)
-            count, per_gaussian = self.largest_count(form, max_bytes, base, per_gaussian)
+            count, per_gaussian = self.largest_count(form, max_bytes, sizes, per_gaussian)
             choice = self._reduction(count, form)
             if best is not None and choice.psnr <= best.psnr:
                 break

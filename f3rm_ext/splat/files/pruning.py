@@ -103,7 +103,7 @@ def prune_to_size(gaussians: Gaussians, size_of: SizeOf, max_mb: float) -> Choic
     base = search.size(1, form)
     if base > max_bytes:
         raise too_small(base, max_bytes)
-    count, _ = search.largest_count(form, max_bytes, base, (size - base) / max(search.total - 1, 1))
+    count, _ = search.largest_count(form, max_bytes, {1: base, search.total: size})
     return Choice(search.first(count), form, search.total)
 
 
@@ -162,25 +162,29 @@ class SizeSearch:
         smaller = self.size(self.total, rounded)
         return (rounded, smaller) if smaller <= _WORTHWHILE * size else (form, size)
 
-    def largest_count(self, form: Form, max_bytes: float, base: int, per_gaussian: float) -> tuple[int, float]:
-        """Returns the largest number of Gaussians that fits, by interpolation, and the bytes that each of them takes.
+    def largest_count(
+        self, form: Form, max_bytes: float, sizes: dict[int, int], per_gaussian: float = 0.0
+    ) -> tuple[int, float]:
+        """Returns the largest number of Gaussians that fits, and the bytes that each of them takes on average.
+
+        It is found by the secant through the two sizes nearest to the wanted one: bytes per Gaussian fall with their
+        number where a palette or a compressor finds more that is alike.
 
         Args:
-            base: size with one Gaussian, which fits.
-            per_gaussian: first guess, bytes.
+            sizes: those that are known by number of Gaussians, bytes; one Gaussian fits. Gets those that are measured.
+            per_gaussian: first guess where no other size is known, bytes.
         """
-        low, low_size, high = 1, base, self.total + 1
+        target = _SPARE * max_bytes
         for _ in range(_GUESSES):
-            if high - low <= 1:
+            low = max(count for count, size in sizes.items() if size <= max_bytes)
+            high = min((count for count, size in sizes.items() if size > max_bytes), default=self.total + 1)
+            if high - low <= 1 or (low > 1 and sizes[low] > _CLOSE * max_bytes):
                 break
-            room = _SPARE * max_bytes - low_size
-            count = min(max(low + int(room / max(per_gaussian, 1e-9)), low + 1), high - 1)
-            size = self.size(count, form)
-            per_gaussian = (size - base) / (count - 1)
-            if size > max_bytes:
-                high = count
-                continue
-            low, low_size = count, size
-            if size > _CLOSE * max_bytes:
-                break
-        return low, per_gaussian
+            near, *others = sorted(sizes, key=lambda count: abs(sizes[count] - target))
+            if others:
+                per_gaussian = (sizes[near] - sizes[others[0]]) / (near - others[0])
+            count = near + int((target - sizes[near]) / max(per_gaussian, 1e-9))
+            count = min(max(count, low + 1), high - 1)
+            sizes[count] = self.size(count, form)
+        low = max(count for count, size in sizes.items() if size <= max_bytes)
+        return low, (sizes[low] - sizes[1]) / max(low - 1, 1)

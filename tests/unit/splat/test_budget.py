@@ -15,7 +15,7 @@ from f3rm_ext.export.budget import BudgetSearch, Limit, SplatBudget, reduce_spla
 from f3rm_ext.export.splats import SplatRun, load_splat_run
 from f3rm_ext.scripts.cli import main
 from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
-from f3rm_ext.splat.files.pruning import Form, position_step
+from f3rm_ext.splat.files.pruning import Form, SizeSearch, position_step
 from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
 from f3rm_ext.splat.rendering import SplatScene, render
@@ -106,6 +106,24 @@ def test_a_ruined_picture_comes_with_a_size_that_keeps_it() -> None:
     whole = budget.stored_psnr(torch.arange(COUNT), ruined.form)
     assert whole - 1.1 < fine.psnr and fine.fine_mb is None and "Warning" not in str(fine)
     assert budget.size(fine.rows, fine.form) < budget.size(torch.arange(COUNT), ruined.form), "a smaller one does"
+
+
+def test_few_sizes_are_measured_where_they_are_not_in_proportion() -> None:
+    """As with a palette, for which twice the Gaussians take less than twice the bytes."""
+    measured = []
+
+    def size(rows: torch.Tensor, form: Form) -> int:
+        measured.append(len(rows))
+        return BASE + int(400 * len(rows) ** 0.75)
+
+    budget = CountedBudget()
+    search = SizeSearch(budget.gaussians, lambda: budget.importance, size)
+    for wanted in (40e3, 80e3, 120e3):
+        measured.clear()
+        sizes = {count: search.size(count, Form(2)) for count in (1, COUNT)}
+        count, per_gaussian = search.largest_count(Form(2), wanted, sizes)
+        assert 0.95 * wanted < size(torch.arange(count), Form(2)) <= wanted and len(measured) <= 2 + 3 + 1
+        assert per_gaussian == pytest.approx(400 * count**-0.25, rel=0.01)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.05, 0.5, 2.0])
