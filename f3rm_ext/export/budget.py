@@ -1,4 +1,4 @@
-"""Smaller splats: which Gaussians, degree of harmonics and precision a file of a given size, or loss, keeps.
+"""Smaller splats: which Gaussians and which degree of harmonics a file of a given size, or loss, keeps.
 
 Gaussians are pruned by their contribution: the sum of their compositing weights over all pixels of the training views.
 Opacity says less, since an opaque Gaussian may be hidden or tiny. What a choice costs is measured on photos.
@@ -21,7 +21,7 @@ from f3rm_ext.splat.features.lifting import accumulate_pixels
 from f3rm_ext.splat.files.checks import BadValues, check_values
 from f3rm_ext.splat.files.formats import WRITE_ONLY, format_to_write, read_splats, write_splats
 from f3rm_ext.splat.files.info import SplatInfo
-from f3rm_ext.splat.files.pruning import Choice, Form, SizeOf, SizeSearch, too_small
+from f3rm_ext.splat.files.pruning import Choice, SizeOf, SizeSearch, too_small
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.rendering import SplatScene, render
 from f3rm_ext.utils.console import image_progress
@@ -78,11 +78,11 @@ class Reduction(Choice):
 def reduce_splats(
     run: SplatRun, size_of: SizeOf, out: Path, limit: Limit, bad_values: BadValues = "error"
 ) -> Reduction:
-    """Chooses the Gaussians of a file, their degree of harmonics and their precision, by one of two limits.
+    """Chooses the Gaussians of a file, and their degree of harmonics, by one of two limits.
 
     Args:
         run: the run.
-        size_of: returns the size in bytes of a file with these rows in this form.
+        size_of: returns the size in bytes of a file with these rows, of this SH degree.
         out: name of a file of the format whose losses count; it is not written.
         limit: what the file may take, or lose.
         bad_values: treatment of values that are NaN or infinite; Gaussians that are dropped are never chosen.
@@ -99,7 +99,7 @@ def reduce_splats(
     with image_progress("steps") as progress:
         views = progress.add_task("Contributions of the Gaussians", total=len(run.manager.train_dataset))
         contributions = lambda: budget.contributions(lambda: progress.advance(views))  # noqa: E731
-        search = BudgetSearch(budget, contributions, lambda rows, form: size_of(given[rows], form))
+        search = BudgetSearch(budget, contributions, lambda rows, degree: size_of(given[rows], degree))
         steps = progress.add_task("Degrees of harmonics", total=len(degrees))
         tried = progress.track(degrees, task_id=steps)
         if limit.max_mb is not None:
@@ -150,12 +150,12 @@ class SplatBudget:
             losses += [float(metrics["psnr"])] if "psnr" in metrics else []
         return sum(losses) / len(losses)
 
-    def stored_psnr(self, rows: Int[Tensor, " kept"], form: Form) -> float:
+    def stored_psnr(self, rows: Int[Tensor, " kept"], sh_degree: int) -> float:
         """Returns the PSNR of some Gaussians as a reader of the file gets them, dB.
 
         Formats that are only written hold what they are given.
         """
-        gaussians = form.apply(self.gaussians[rows])
+        gaussians = self.gaussians[rows].to_sh_degree(sh_degree)
         if format_to_write(Path(self._name)) not in WRITE_ONLY:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / self._name
@@ -186,22 +186,16 @@ class BudgetSearch(SizeSearch):
     def fit_size(self, max_bytes: float, degrees: Iterable[int]) -> Reduction:
         """Returns the best picture within a size: degrees from above, until a lower one shows less."""
         total, best, sizes = self.total, None, {}
-        base, per_gaussian, step = 0, 0.0, 0.0
+        base, per_gaussian = 0, 0.0
         for degree in degrees:
-            form, is_first = Form(degree, step), not sizes
-            sizes = {}
-            if is_first:
-                whole = self.size(total, form)
-                if whole > max_bytes:
-                    form, whole = self.round_positions(form, whole)
-                if whole <= max_bytes:
-                    return self._reduction(total, form)
-                step, sizes = form.step, {total: whole}
-            base = sizes[1] = self.size(1, form)
+            sizes = {} if sizes else {total: self.size(total, degree)}
+            if sizes and sizes[total] <= max_bytes:
+                return self._reduction(total, degree)
+            base = sizes[1] = self.size(1, degree)
             if base > max_bytes:
                 continue
-            count, per_gaussian = self.largest_count(form, max_bytes, sizes, per_gaussian)
-            choice = self._reduction(count, form)
+            count, per_gaussian = self.largest_count(degree, max_bytes, sizes, per_gaussian)
+            choice = self._reduction(count, degree)
             if best is not None and choice.psnr <= best.psnr:
                 break
             best = choice
@@ -209,47 +203,43 @@ class BudgetSearch(SizeSearch):
             raise too_small(base, max_bytes)
         if self._full - best.psnr <= _RUIN_DB:
             return best
-        fine = self._smallest_count(best.form, self._psnr(total, best.form) - _FINE_DB)
+        fine = self._smallest_count(best.sh_degree, self._psnr(total, best.sh_degree) - _FINE_DB)
         assert fine is not None
-        return replace(best, fine_mb=self.size(fine, best.form) / 1e6)
+        return replace(best, fine_mb=self.size(fine, best.sh_degree) / 1e6)
 
     def fit_loss(self, max_loss_db: float, degrees: Iterable[int]) -> Reduction:
         """Returns the smallest file that loses little enough, counted from the whole file."""
-        total, best, best_size, least, step = self.total, None, math.inf, -math.inf, 0.0
+        total, best, best_size, least = self.total, None, math.inf, -math.inf
         for degree in degrees:
-            form = Form(degree, step)
             if best is None:
-                best, best_size = self._reduction(total, form), self.size(total, form)
+                best, best_size = self._reduction(total, degree), self.size(total, degree)
                 least = best.psnr - max_loss_db
-                rounded, size = self.round_positions(form, best_size)
-                if size < best_size and self._psnr(total, rounded) >= least:
-                    form, step = rounded, rounded.step
-            count = self._smallest_count(form, least)
+            count = self._smallest_count(degree, least)
             if count is None:
                 break
-            size = self.size(count, form)
+            size = self.size(count, degree)
             if size < best_size:
-                best, best_size = self._reduction(count, form), size
+                best, best_size = self._reduction(count, degree), size
         assert best is not None
         return best
 
-    def _psnr(self, count: int, form: Form) -> float:
-        return self._budget.stored_psnr(self.first(count), form)
+    def _psnr(self, count: int, sh_degree: int) -> float:
+        return self._budget.stored_psnr(self.first(count), sh_degree)
 
-    def _reduction(self, count: int, form: Form) -> Reduction:
+    def _reduction(self, count: int, sh_degree: int) -> Reduction:
         rows, total = self.first(count), self.total
-        psnr = self._budget.stored_psnr(rows, form)
-        return Reduction(rows, form, total, psnr, self._full, self._budget.held_out)
+        psnr = self._budget.stored_psnr(rows, sh_degree)
+        return Reduction(rows, sh_degree, total, psnr, self._full, self._budget.held_out)
 
-    def _smallest_count(self, form: Form, least_psnr: float) -> int | None:
+    def _smallest_count(self, sh_degree: int, least_psnr: float) -> int | None:
         """The smallest number of Gaussians that keeps a PSNR, to a few per cent; None where all of them lose it."""
         high = self.total
-        if self._psnr(high, form) < least_psnr:
+        if self._psnr(high, sh_degree) < least_psnr:
             return None
         low = max(1, int(_FEWEST * high))
         for _ in range(_HALVINGS):
             count = round(math.sqrt(low * high))
-            if self._psnr(count, form) >= least_psnr:
+            if self._psnr(count, sh_degree) >= least_psnr:
                 high = count
             else:
                 low = count

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from f3rm_ext.export.splats import SplatRun
     from f3rm_ext.query.queryable import QueryHead
     from f3rm_ext.splat.files import SplatInfo
-    from f3rm_ext.splat.files.pruning import Choice, Form
+    from f3rm_ext.splat.files.pruning import Choice
     from f3rm_ext.splat.files.scores import GaussianScores
     from f3rm_ext.splat.gaussians import Gaussians
 
@@ -227,9 +227,11 @@ class Splats(SplatBudgetOptions, QueryInputs):
             options = (self.fused, self.bad_values, self.spz_axes, self.spz_version)
             return export_run(run, out, *options, scores, splats)
 
-        def size(rows: "Int[Tensor, ' kept']", form: "Form") -> int:
+        def size(rows: "Int[Tensor, ' kept']", degree: int) -> int:
             part = None if scores is None else scores.take(rows)
-            return export_size(form.apply(splats[rows]), self.out, lambda splats, out: write(splats, out, part))
+            return export_size(
+                splats[rows].to_sh_degree(degree), self.out, lambda splats, out: write(splats, out, part)
+            )
 
         kept = self.reduce(run, size, self.out, self.bad_values)
         if kept is None:
@@ -285,9 +287,8 @@ class Convert:
     sh_degree: Literal[0, 1, 2, 3] | None = None
     """Lower the spherical harmonics to this degree; by default the degree stays, as far as the format allows."""
     max_mb: Annotated[float | None, Range(0.001)] = None
-    """Largest size of the file, MB, 0.001 or more: rounds positions finely where the file then compresses better, and
-    leaves out the Gaussians that are smallest and most transparent. `f3rm-ext export splats` prunes by what the
-    training views of a run see, which keeps more of the picture."""
+    """Largest size of the file, MB, 0.001 or more: leaves out the Gaussians that are smallest and most transparent.
+    `f3rm-ext export splats` prunes by what the training views of a run see, which keeps more of the picture."""
     max_loss_db: float | None = None
     """An option of `f3rm-ext export splats` only, whose run has photos to measure a loss on."""
     bad_values: Literal["error", "drop"] = "error"

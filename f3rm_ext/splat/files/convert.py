@@ -22,7 +22,7 @@ from f3rm_ext.splat.files.formats import (
     write_splats,
 )
 from f3rm_ext.splat.files.info import SplatInfo, combine_provenance
-from f3rm_ext.splat.files.pruning import Choice, Form, export_size, prune_to_size
+from f3rm_ext.splat.files.pruning import Choice, export_size, prune_to_size
 from f3rm_ext.splat.files.spz import Axes, SpzVersion
 from f3rm_ext.splat.gaussians import SH_C0, Gaussians
 
@@ -107,9 +107,9 @@ def convert_splats(
     choice = None
     if max_mb is not None:
 
-        def size(rows: Int[Tensor, " kept"], form: Form) -> int:
+        def size(rows: Int[Tensor, " kept"], degree: int) -> int:
             part = info.take_scores(rows)
-            return export_size(form.apply(wanted[rows]), out, lambda splats, path: write(splats, path, part))
+            return export_size(wanted[rows].to_sh_degree(degree), out, lambda splats, path: write(splats, path, part))
 
         choice = prune_to_size(wanted, size, max_mb)
         gaussians, wanted, info = gaussians[choice.rows], choice.apply(wanted), info.take_scores(choice.rows)

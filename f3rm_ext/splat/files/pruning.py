@@ -1,11 +1,10 @@
-"""Smaller files of splats: which Gaussians are kept, and in which form, for a size.
+"""Smaller files of splats: which Gaussians are kept for a size.
 
 Without views, Gaussians are pruned by size and opacity. :mod:`f3rm_ext.export.budget` prunes by what views see.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,49 +23,29 @@ _CLOSE = 0.96
 """A file of this share of the size is large enough."""
 _GUESSES = 8
 """Tries of a number of Gaussians for a size; two are usual."""
-_STEP_SHARE = 1 / 8
-"""Largest step of rounded positions, in sizes of small Gaussians. It cost .003 dB at most on three captures."""
-_WORTHWHILE = 0.98
-"""Positions are rounded where the file shrinks to this share at least; formats of fixed precision do not shrink."""
 
-
-@dataclass(frozen=True)
-class Form:
-    """How Gaussians are stored, beyond what their format demands."""
-
-    sh_degree: int
-    step: float = 0.0
-    """Positions are rounded to multiples of this, scene units, so that they compress better; 0 leaves them."""
-
-    def apply(self, gaussians: Gaussians) -> Gaussians:
-        """Returns the Gaussians in this form."""
-        gaussians = gaussians.to_sh_degree(min(self.sh_degree, gaussians.sh_degree))
-        return replace(gaussians, means=(gaussians.means / self.step).round() * self.step) if self.step else gaussians
-
-
-SizeOf = Callable[[Int[Tensor, " kept"], Form], int]
-"""Returns the size in bytes of a file with these Gaussians in this form."""
+SizeOf = Callable[[Int[Tensor, " kept"], int], int]
+"""Returns the size in bytes of a file with these Gaussians, of this SH degree."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice of Gaussians and of their form."""
+    """A choice of Gaussians and of their SH degree."""
 
     rows: Int[Tensor, " kept"]
     """Indices of the Gaussians that are kept, neighbours side by side."""
-    form: Form
+    sh_degree: int
     total: int
     """Number of Gaussians there were."""
 
     def apply(self, gaussians: Gaussians) -> Gaussians:
-        """Returns what is kept of all Gaussians, in its form."""
-        return self.form.apply(gaussians[self.rows])
+        """Returns what is kept of all Gaussians."""
+        return gaussians[self.rows].to_sh_degree(self.sh_degree)
 
     def __str__(self) -> str:
         kept = len(self.rows)
         count = f"All {kept} Gaussians" if kept == self.total else f"{kept} of {self.total} Gaussians"
-        rounded = f" and positions in steps of {self.form.step:.2g}" if self.form.step else ""
-        return f"{count} are kept, with SH degree {self.form.sh_degree}{rounded}"
+        return f"{count} are kept, with SH degree {self.sh_degree}"
 
 
 def export_size(splats: Gaussians, out: Path, write: Callable[[Gaussians, Path], object]) -> int:
@@ -87,24 +66,22 @@ def prune_to_size(gaussians: Gaussians, size_of: SizeOf, max_mb: float) -> Choic
 
     Args:
         gaussians: finite.
-        size_of: returns the size in bytes of a file with these rows in this form.
+        size_of: returns the size in bytes of a file with these rows, of this SH degree.
         max_mb: what the file may take, MB.
 
     Raises:
         ConfigError: not even one Gaussian fits.
     """
     search = SizeSearch(gaussians, lambda: importance(gaussians), size_of)
-    form, max_bytes = Form(gaussians.sh_degree), max_mb * 1e6
-    size = search.size(search.total, form)
-    if size > max_bytes:
-        form, size = search.round_positions(form, size)
-    if size <= max_bytes:
-        return Choice(search.first(search.total), form, search.total)
-    base = search.size(1, form)
+    degree, max_bytes = gaussians.sh_degree, max_mb * 1e6
+    whole = search.size(search.total, degree)
+    if whole <= max_bytes:
+        return Choice(search.first(search.total), degree, search.total)
+    base = search.size(1, degree)
     if base > max_bytes:
         raise too_small(base, max_bytes)
-    count, _ = search.largest_count(form, max_bytes, {1: base, search.total: size})
-    return Choice(search.first(count), form, search.total)
+    count, _ = search.largest_count(degree, max_bytes, {1: base, search.total: whole})
+    return Choice(search.first(count), degree, search.total)
 
 
 def too_small(base: int, max_bytes: float) -> ConfigError:
@@ -113,13 +90,6 @@ def too_small(base: int, max_bytes: float) -> ConfigError:
         f"The file takes {base / 1e6:.3g} MB without any Gaussians, more than the {max_bytes / 1e6:g} MB of "
         "--max-mb: allow more, or ask fewer questions of a page."
     )
-
-
-def position_step(gaussians: Gaussians) -> float:
-    """Returns a step of positions that no picture shows: a power of two, scene units."""
-    sizes = gaussians.scales.mean(dim=1)
-    small = float(sizes.kthvalue(1 + len(sizes) // 10).values)
-    return 2.0 ** math.floor(small / math.log(2) + math.log2(_STEP_SHARE))
 
 
 class SizeSearch:
@@ -134,7 +104,6 @@ class SizeSearch:
     def __init__(
         self, gaussians: Gaussians, importance: Callable[[], Float[Tensor, " gaussians"]], size_of: SizeOf
     ) -> None:
-        self._gaussians = gaussians
         self._importance = importance
         self._size_of = size_of
         self.total = len(gaussians)
@@ -152,18 +121,12 @@ class SizeSearch:
     def _order(self) -> Int[Tensor, " gaussians"]:
         return self._importance().argsort(descending=True).cpu()
 
-    def size(self, count: int, form: Form) -> int:
-        """Returns the size in bytes of a file with so many Gaussians."""
-        return self._size_of(self.first(count), form)
-
-    def round_positions(self, form: Form, size: int) -> tuple[Form, int]:
-        """Returns the form with rounded positions and its size with all Gaussians, where that is worthwhile."""
-        rounded = replace(form, step=position_step(self._gaussians))
-        smaller = self.size(self.total, rounded)
-        return (rounded, smaller) if smaller <= _WORTHWHILE * size else (form, size)
+    def size(self, count: int, sh_degree: int) -> int:
+        """Returns the size in bytes of a file with so many Gaussians, of this SH degree."""
+        return self._size_of(self.first(count), sh_degree)
 
     def largest_count(
-        self, form: Form, max_bytes: float, sizes: dict[int, int], per_gaussian: float = 0.0
+        self, sh_degree: int, max_bytes: float, sizes: dict[int, int], per_gaussian: float = 0.0
     ) -> tuple[int, float]:
         """Returns the largest number of Gaussians that fits, and the bytes that each of them takes on average.
 
@@ -185,6 +148,6 @@ class SizeSearch:
                 per_gaussian = (sizes[near] - sizes[others[0]]) / (near - others[0])
             count = near + int((target - sizes[near]) / max(per_gaussian, 1e-9))
             count = min(max(count, low + 1), high - 1)
-            sizes[count] = self.size(count, form)
+            sizes[count] = self.size(count, sh_degree)
         low = max(count for count, size in sizes.items() if size <= max_bytes)
         return low, (sizes[low] - sizes[1]) / max(low - 1, 1)

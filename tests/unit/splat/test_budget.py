@@ -15,14 +15,12 @@ from f3rm_ext.export.budget import BudgetSearch, Limit, SplatBudget, reduce_spla
 from f3rm_ext.export.splats import SplatRun, load_splat_run
 from f3rm_ext.scripts.cli import main
 from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
-from f3rm_ext.splat.files.pruning import Form, SizeSearch, position_step
+from f3rm_ext.splat.files.pruning import SizeSearch
 from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
 from f3rm_ext.splat.rendering import SplatScene, render
 
 COUNT, BASE = 4000, 5000
-TRUE_STEP = 2.0**-3
-"""An eighth of the size of all Gaussians."""
 
 
 class CountedBudget(SplatBudget):
@@ -42,14 +40,14 @@ class CountedBudget(SplatBudget):
     def psnr(self, gaussians: Gaussians) -> float:
         return 30.0
 
-    def stored_psnr(self, rows: torch.Tensor, form: Form) -> float:
+    def stored_psnr(self, rows: torch.Tensor, degree: int) -> float:
         self.tried += 1
         share = float(self.importance[rows].sum() / self.importance.sum())
-        return 30 * share - 0.8 * (2 - form.sh_degree) - 0.01 * (form.step > 0)
+        return 30 * share - 0.8 * (2 - degree)
 
-    def size(self, rows: torch.Tensor, form: Form) -> int:
-        """Gaussians far apart compress worse, and rounded ones better."""
-        per_gaussian = (13 + 3 * sh_rest_count(form.sh_degree)) * (0.85 if form.step else 1.0)
+    def size(self, rows: torch.Tensor, degree: int) -> int:
+        """Gaussians far apart compress worse."""
+        per_gaussian = 13 + 3 * sh_rest_count(degree)
         return BASE + int(len(rows) * per_gaussian * (1.2 - 0.2 * len(rows) / COUNT))
 
     def search(self) -> BudgetSearch:
@@ -67,16 +65,16 @@ SIZES = (8e3, 15e3, 30e3, 60e3, 110e3)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_file_keeps_its_size_and_uses_it(size: float) -> None:
     budget, kept = fitted(size)
-    assert 0.9 * size < budget.size(kept.rows, kept.form) <= size
+    assert 0.9 * size < budget.size(kept.rows, kept.sh_degree) <= size
     first = budget.importance.argsort(descending=True)[: len(kept.rows)]
     assert kept.rows.sort().values.tolist() == first.sort().values.tolist(), "the most important ones"
-    assert kept.form.step == TRUE_STEP and (budget.tried <= 3 or kept.fine_mb), "one picture per degree"
+    assert budget.tried <= 3 or kept.fine_mb, "one picture per degree"
 
 
 def test_a_larger_file_shows_more() -> None:
     shown = [fitted(size)[1] for size in SIZES]
     assert all(a.psnr < b.psnr for a, b in pairwise(shown))
-    degrees = [kept.form.sh_degree for kept in shown]
+    degrees = [kept.sh_degree for kept in shown]
     assert degrees == sorted(degrees) and degrees[0] == 0 and degrees[-1] == 2
 
 
@@ -84,13 +82,7 @@ def test_what_fits_is_left_as_it_is() -> None:
     budget = CountedBudget()
     search = BudgetSearch(budget, lambda: pytest.fail("nothing is to be ranked"), budget.size)
     kept = search.fit_size(1e6, range(2, -1, -1))
-    assert len(kept.rows) == COUNT and kept.form == Form(2) and f"All {COUNT}" in str(kept)
-
-
-def test_rounding_comes_before_pruning() -> None:
-    budget = CountedBudget()
-    kept = budget.search().fit_size(0.9 * budget.size(torch.arange(COUNT), Form(2)), range(2, -1, -1))
-    assert len(kept.rows) == COUNT and kept.form == Form(2, TRUE_STEP) and kept.fine_mb is None
+    assert len(kept.rows) == COUNT and kept.sh_degree == 2 and f"All {COUNT}" in str(kept)
 
 
 def test_a_file_without_room_for_a_gaussian_is_refused() -> None:
@@ -103,16 +95,18 @@ def test_a_ruined_picture_comes_with_a_size_that_keeps_it() -> None:
     assert ruined.full_psnr - ruined.psnr > 3 and ruined.fine_mb is not None
     assert f"{ruined.fine_mb:.2g}" in str(ruined) and "Warning" in str(ruined)
     budget, fine = fitted(1e6 * ruined.fine_mb)
-    whole = budget.stored_psnr(torch.arange(COUNT), ruined.form)
+    whole = budget.stored_psnr(torch.arange(COUNT), ruined.sh_degree)
     assert whole - 1.1 < fine.psnr and fine.fine_mb is None and "Warning" not in str(fine)
-    assert budget.size(fine.rows, fine.form) < budget.size(torch.arange(COUNT), ruined.form), "a smaller one does"
+    assert budget.size(fine.rows, fine.sh_degree) < budget.size(torch.arange(COUNT), ruined.sh_degree), (
+        "a smaller one does"
+    )
 
 
 def test_few_sizes_are_measured_where_they_are_not_in_proportion() -> None:
     """As with a palette, for which twice the Gaussians take less than twice the bytes."""
     measured = []
 
-    def size(rows: torch.Tensor, form: Form) -> int:
+    def size(rows: torch.Tensor, degree: int) -> int:
         measured.append(len(rows))
         return BASE + int(400 * len(rows) ** 0.75)
 
@@ -120,9 +114,9 @@ def test_few_sizes_are_measured_where_they_are_not_in_proportion() -> None:
     search = SizeSearch(budget.gaussians, lambda: budget.importance, size)
     for wanted in (40e3, 80e3, 120e3):
         measured.clear()
-        sizes = {count: search.size(count, Form(2)) for count in (1, COUNT)}
-        count, per_gaussian = search.largest_count(Form(2), wanted, sizes)
-        assert 0.95 * wanted < size(torch.arange(count), Form(2)) <= wanted and len(measured) <= 2 + 3 + 1
+        sizes = {count: search.size(count, 2) for count in (1, COUNT)}
+        count, per_gaussian = search.largest_count(2, wanted, sizes)
+        assert 0.95 * wanted < size(torch.arange(count), 2) <= wanted and len(measured) <= 2 + 3 + 1
         assert per_gaussian == pytest.approx(400 * count**-0.25, rel=0.01)
 
 
@@ -131,9 +125,9 @@ def test_a_loss_is_kept_with_few_gaussians(loss: float) -> None:
     budget = CountedBudget()
     kept = budget.search().fit_loss(loss, range(2, -1, -1))
     assert kept.psnr >= 30 - loss
-    assert kept.form == Form(0 if loss > 1 else 2, TRUE_STEP if loss else 0.0), "at no loss nothing is rounded"
+    assert kept.sh_degree == (0 if loss > 1 else 2)
     fewer = budget.importance.argsort(descending=True)[: int(0.93 * len(kept.rows))]
-    assert budget.stored_psnr(fewer, kept.form) < 30 - loss
+    assert budget.stored_psnr(fewer, kept.sh_degree) < 30 - loss
 
 
 @pytest.fixture
@@ -161,19 +155,6 @@ def test_contribution_chooses_better_than_opacity(run: SplatRun) -> None:
         return float((picture(run, budget.gaussians[rows]) - truth).square().mean())
 
     assert error(contributions) < 0.3 * error(budget.gaussians.alphas())
-
-
-def test_rounded_positions_are_multiples_of_a_step_that_no_picture_shows(run: SplatRun) -> None:
-    budget = SplatBudget(run, Path("a.spz"))
-    step = position_step(budget.gaussians)
-    form = Form(1, step)
-    rounded = form.apply(budget.gaussians)
-    multiples = rounded.means / step
-    assert rounded.sh_degree == 1 and torch.equal(multiples, multiples.round())
-    moved = (rounded.means - budget.gaussians.means).norm(dim=1)
-    assert 0 < moved.max() < 0.15 * budget.gaussians.sizes().median()
-    rows = torch.arange(len(rounded))
-    assert budget.stored_psnr(rows, form) == pytest.approx(budget.stored_psnr(rows, Form(1)), abs=0.05)
 
 
 @pytest.mark.parametrize("limit", [["--max-mb", "0.012"], ["--max-mb", "50"], ["--max-loss-db", "0.5"]])
@@ -270,15 +251,15 @@ def test_limits_that_a_file_alone_cannot_have(tmp_path: Path, limit: list[str], 
 
 def test_training_photos_judge_where_none_are_held_out(run: SplatRun) -> None:
     limit = Limit(2, max_mb=1.0)
-    assert "held-out photos" in str(reduce_splats(run, lambda rows, form: 10, Path("a.ply"), limit))
+    assert "held-out photos" in str(reduce_splats(run, lambda rows, degree: 10, Path("a.ply"), limit))
     run.manager.eval_dataset = None
-    assert "training photos" in str(reduce_splats(run, lambda rows, form: 10, Path("a.ply"), limit))
+    assert "training photos" in str(reduce_splats(run, lambda rows, degree: 10, Path("a.ply"), limit))
 
 
 def test_broken_values_are_refused_by_the_name_of_the_file(run: SplatRun) -> None:
     run.model.gauss_params["means"].data[3, 1] = torch.nan
     with pytest.raises(SplatFileError, match=r"room\.spz"):
-        reduce_splats(run, lambda rows, form: 10, Path("room.spz"), Limit(2, max_mb=1.0))
+        reduce_splats(run, lambda rows, degree: 10, Path("room.spz"), Limit(2, max_mb=1.0))
 
 
 @pytest.mark.parametrize(
