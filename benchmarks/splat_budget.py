@@ -57,30 +57,31 @@ class Measure:
     def _rows(self, name: str, config: Path) -> list[dict[str, Any]]:
         import torch
 
-        from f3rm_ext.export.budget import BudgetSearch, Form, SplatBudget
-        from f3rm_ext.export.splats import export_run, export_size, load_splat_run
+        from f3rm_ext.export.budget import BudgetSearch, SplatBudget
+        from f3rm_ext.export.splats import export_run, load_splat_run
+        from f3rm_ext.splat.files.pruning import export_size
 
         out = Path("splats.spz")
         run = load_splat_run(config)
         budget = SplatBudget(run, out)
         everything = torch.arange(len(budget.gaussians))
 
-        def size_of(rows: torch.Tensor, form: Form) -> int:
-            splats = form.apply(budget.gaussians[rows])
+        def size_of(rows: torch.Tensor, degree: int) -> int:
+            splats = budget.gaussians[rows].to_sh_degree(degree)
             return export_size(splats, out, lambda splats, path: export_run(run, path, splats=splats))
 
         start = time.process_time()
         contributions = budget.contributions()
         cost = time.process_time() - start
         degree = budget.gaussians.sh_degree
-        whole = size_of(everything, Form(degree))
+        whole = size_of(everything, degree)
         facts = {
             "capture": name,
             "gaussians": len(everything),
             "sh_degree": degree,
             "mb": whole / 1e6,
             "full_psnr": budget.psnr(budget.gaussians),
-            "whole_psnr": budget.stored_psnr(everything, Form(degree)),
+            "whole_psnr": budget.stored_psnr(everything, degree),
             "contributions_cpu_s": cost,
         }
         rows = []
@@ -93,9 +94,8 @@ class Measure:
             row = {
                 "share": share,
                 "kept": len(kept.rows),
-                "kept_degree": kept.form.sh_degree,
-                "step": kept.form.step,
-                "kept_mb": size_of(kept.rows, kept.form) / 1e6,
+                "kept_degree": kept.sh_degree,
+                "kept_mb": size_of(kept.rows, kept.sh_degree) / 1e6,
                 "psnr": kept.psnr,
                 "opacity_psnr": by_opacity.fit_size(share * whole, range(degree, -1, -1)).psnr,
                 "search_cpu_s": seconds,

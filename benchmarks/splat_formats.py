@@ -1,11 +1,13 @@
 """Formats of splats: size, loss and time to write, beside splat-transform's conversion of the same PLY.
 
 python benchmarks/splat_formats.py --load-config RUN/config.yml
+python benchmarks/splat_formats.py --load-config RUN/config.yml --many 300000
 
 Each format is written from the Gaussians of a run, with its filter in them. Where the format is read, too, the loss is
 that of the PSNR on held-out photos, and the pictures of these cameras are compared with those of the Gaussians before.
 Where `splat-transform` (npm) is on the PATH, it converts the PLY file to the same format. Times are CPU seconds of all
-threads, with the start of the program for splat-transform. Writes results/splat_formats.json.
+threads, with the start of the program for splat-transform. `--many` measures only .sog, of so many Gaussians: those of
+the run, repeated with jitter. Writes results/splat_formats.json.
 """
 
 import datetime
@@ -19,6 +21,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,8 @@ import tyro
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.export.budget import SplatBudget
 from f3rm_ext.export.splats import SplatRun, load_splat_run
+from f3rm_ext.profiling.memory import MIB, peak_bytes, reset_peak
+from f3rm_ext.splat.files.convert import convert_splats
 from f3rm_ext.splat.files.formats import SUFFIXES, WRITE_ONLY, read_splats, write_splats
 from f3rm_ext.splat.files.info import SplatInfo
 from f3rm_ext.splat.gaussians import Gaussians
@@ -49,12 +54,20 @@ class SplatFormats:
     """The JSON file to write."""
     repeats: int = 3
     """How often each format is written."""
+    many: int | None = None
+    """Measures .sog of so many Gaussians instead: writing, reading, and a limit of half the size."""
     limit_s: float = 900.0
     """Longest time of a conversion by splat-transform, s."""
 
     def main(self) -> None:
         """Measures, and writes the results."""
         run = load_splat_run(self.load_config)
+        if self.many is not None:
+            report = json.loads(self.out.read_text())
+            report["many"] = {"run": self.load_config.parents[2].name, **measure_sog(repeat(run.splats(), self.many))}
+            print(json.dumps(report["many"]))
+            self.out.write_text(json.dumps(report, indent=1) + "\n")
+            return
         judge = Judge(run)
         program = shutil.which("splat-transform")
         info = SplatInfo(render_mode="mip" if run.model.config.mip.filter_2d else "default")
@@ -140,6 +153,38 @@ class Judge:
     def _draw(self, gaussians: Gaussians) -> list[torch.Tensor]:
         scene = SplatScene(gaussians, self._mip, background=self._background)
         return [render(scene, view).outputs()["rgb"].clamp(0, 1) for view in self._views]
+
+
+def repeat(gaussians: Gaussians, count: int) -> Gaussians:
+    """Returns so many Gaussians: those given in turn, inside each other, with a tenth of the spread of other values."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.arange(count) % len(gaussians)
+    tensors = {}
+    for name, values in gaussians.to("cpu").tensors().items():
+        spread = gaussians.scales.cpu().exp()[rows] if name == "means" else 0.1 * values.std(dim=0)
+        tensors[name] = values[rows] + spread * torch.randn(count, *values.shape[1:], generator=generator)
+    return Gaussians.from_tensors(tensors)
+
+
+def measure_sog(gaussians: Gaussians) -> dict[str, Any]:
+    """CPU seconds and peak memory of writing, reading and reducing a .sog, and its size."""
+    cpu = torch.device("cpu")
+    row: dict[str, Any] = {"gaussians": len(gaussians), "sh_degree": gaussians.sh_degree}
+    with tempfile.TemporaryDirectory() as folder:
+        source, out, small = (Path(folder) / name for name in ("source.ply", "out.sog", "small.sog"))
+        write_splats(source, gaussians, SplatInfo())
+        steps: dict[str, Callable[[], object]] = {
+            "write": lambda: write_splats(out, gaussians, SplatInfo()),
+            "read": lambda: read_splats(out),
+            "reduce": lambda: convert_splats(source, small, max_mb=out.stat().st_size / 2e6),
+        }
+        for name, step in steps.items():
+            reset_peak(cpu)
+            resident, before = peak_bytes(cpu), time.process_time()
+            step()
+            row[f"{name}_cpu_s"] = round(time.process_time() - before, 1)
+            row[f"{name}_peak_mib"] = round((peak_bytes(cpu) - resident) / MIB)
+        return row | {"bytes": out.stat().st_size, "reduced_bytes": small.stat().st_size}
 
 
 def version_of(program: str) -> str:

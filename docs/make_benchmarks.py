@@ -136,7 +136,17 @@ def _splat_formats(report: Report) -> str:
 
     head = ["bytes per Gaussian", "dB lost", "pictures, dB", "CPU s"]
     rows = [[f"`{row['format']}`", *cells(row), *cells(row.get("theirs"))] for row in report["rows"]]
-    return table(["", *head, *(f"{name}, splat-transform" for name in head)], rows)
+    told = table(["", *head, *(f"{name}, splat-transform" for name in head)], rows)
+    if "many" not in report:
+        return told
+    many = report["many"]
+    labels = {"write": "write", "read": "read", "reduce": "`convert --max-mb` to half the size"}
+    many_rows = [
+        [labels[step], f"{many[f'{step}_cpu_s']:.1f}", f"{many[f'{step}_peak_mib']:,}", f"{size / 1e6:.1f}"]
+        for step, size in (("write", many["bytes"]), ("read", many["bytes"]), ("reduce", many["reduced_bytes"]))
+    ]
+    title = f"`.sog` of {many['gaussians']:,} Gaussians, SH degree {many['sh_degree']}"
+    return told + "\n\n" + table([title, "CPU s", "peak MiB", "MB"], many_rows)
 
 
 def _splat_precision(report: Report) -> str:

@@ -1,9 +1,7 @@
 """Opening a trained run of splats, and exporting its splats to a file."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
@@ -106,19 +104,6 @@ def load_splat_run(load_config: Path) -> SplatRun:
     model, manager = opened.pipeline.model, opened.pipeline.datamanager
     assert isinstance(model, GaussianModel) and isinstance(manager, ImageDataManager)
     return SplatRun(model, manager, opened.config, opened.checkpoint, opened.step)
-
-
-def export_size(splats: Gaussians, out: Path, write: Callable[[Gaussians, Path], object]) -> int:
-    """Returns the size in bytes of a file with some splats, written beside nothing of the user's.
-
-    Args:
-        out: its name, which gives the format.
-        write: writes splats to a path.
-    """
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / out.name
-        write(splats, path)
-        return path.stat().st_size
 
 
 def export_run(

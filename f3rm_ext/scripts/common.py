@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     import trimesh
     from viser import ViserServer
 
-    from f3rm_ext.export.budget import Reduction, SizeOf
+    from f3rm_ext.export.budget import Reduction
     from f3rm_ext.export.splats import SplatRun
     from f3rm_ext.mesh.texture.photos import PhotoSource
+    from f3rm_ext.splat.files.checks import BadValues
+    from f3rm_ext.splat.files.pruning import SizeOf
 
 Vector = tuple[float, float, float]
 
@@ -42,9 +44,8 @@ class SplatBudgetOptions:
     sh_degree: Literal[0, 1, 2, 3] | None = None
     """Lower the spherical harmonics to this degree, for a smaller file; by default the degree stays."""
     max_mb: Annotated[float | None, Range(0.001)] = None
-    """Largest size of the file, MB, 0.001 or more: chooses the SH degree, rounds positions finely where the file then
-    compresses better, and prunes the Gaussians that contribute least to the training views. The command says what that
-    costs on held-out photos."""
+    """Largest size of the file, MB, 0.001 or more: chooses the SH degree, and prunes the Gaussians that contribute
+    least to the training views. The command says what that costs on held-out photos."""
     max_loss_db: Annotated[float | None, Range(0)] = None
     """Make the file as small as possible at this loss of PSNR on held-out photos, dB, 0 or more, beyond what the
     format's own compression loses."""
@@ -55,12 +56,15 @@ class SplatBudgetOptions:
         if self.max_mb is not None and self.max_loss_db is not None:
             raise ConfigError("--max-mb and --max-loss-db both choose what is kept: give one of them.")
 
-    def reduce(self, run: "SplatRun", size_of: "SizeOf", out: Path) -> "Reduction | None":
+    def reduce(
+        self, run: "SplatRun", size_of: "SizeOf", out: Path, bad_values: "BadValues" = "error"
+    ) -> "Reduction | None":
         """Chooses what a file keeps and says so; None where there is no limit.
 
         Args:
             size_of: measures files.
             out: name of a file of the format whose losses count.
+            bad_values: treatment of values that are NaN or infinite.
         """
         from f3rm_ext.export.budget import Limit, reduce_splats
         from f3rm_ext.splat.gaussians import MAX_SH_DEGREE
@@ -69,8 +73,9 @@ class SplatBudgetOptions:
         if self.max_mb is None and self.max_loss_db is None:
             return None
         degree = MAX_SH_DEGREE if self.sh_degree is None else self.sh_degree
-        kept = reduce_splats(run, size_of, out, Limit(degree, self.max_mb, self.max_loss_db))
-        note(str(kept))
+        kept = reduce_splats(run, size_of, out, Limit(degree, self.max_mb, self.max_loss_db), bad_values)
+        for line in (*kept.notices, str(kept)):
+            note(line)
         return kept
 
 

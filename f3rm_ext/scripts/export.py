@@ -14,18 +14,18 @@ from f3rm_ext.scripts.export_mesh import Mesh, RefinedMesh
 from f3rm_ext.scripts.export_page import Page
 from f3rm_ext.scripts.export_part import Part
 from f3rm_ext.scripts.export_texture import Texture
-from f3rm_ext.utils.ranges import Count
+from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
     from f3rm_ext.capture.frame import CaptureFrame
-    from f3rm_ext.export.budget import Form
     from f3rm_ext.export.cloud import CloudOptions
     from f3rm_ext.export.splats import SplatRun
     from f3rm_ext.query.queryable import QueryHead
     from f3rm_ext.splat.files import SplatInfo
+    from f3rm_ext.splat.files.pruning import Choice
     from f3rm_ext.splat.files.scores import GaussianScores
     from f3rm_ext.splat.gaussians import Gaussians
 
@@ -209,8 +209,9 @@ class Splats(SplatBudgetOptions, QueryInputs):
 
     def main(self) -> int:
         """Exports. Returns the exit code."""
-        from f3rm_ext.export.splats import export_run, export_size, load_splat_run
+        from f3rm_ext.export.splats import export_run, load_splat_run
         from f3rm_ext.splat.files.formats import format_to_write, require_replaceable
+        from f3rm_ext.splat.files.pruning import export_size
         from f3rm_ext.utils.console import say
 
         kind = format_to_write(self.out, self.spz_version)
@@ -226,11 +227,13 @@ class Splats(SplatBudgetOptions, QueryInputs):
             options = (self.fused, self.bad_values, self.spz_axes, self.spz_version)
             return export_run(run, out, *options, scores, splats)
 
-        def size(rows: "Int[Tensor, ' kept']", form: "Form") -> int:
+        def size(rows: "Int[Tensor, ' kept']", degree: int) -> int:
             part = None if scores is None else scores.take(rows)
-            return export_size(form.apply(splats[rows]), self.out, lambda splats, out: write(splats, out, part))
+            return export_size(
+                splats[rows].to_sh_degree(degree), self.out, lambda splats, out: write(splats, out, part)
+            )
 
-        kept = self.reduce(run, size, self.out)
+        kept = self.reduce(run, size, self.out, self.bad_values)
         if kept is None:
             made = write(splats, self.out, scores)
         else:
@@ -273,6 +276,7 @@ class Convert:
       f3rm-ext export convert scene.ply scene.spz
       f3rm-ext export convert scene.spz scene.ply
       f3rm-ext export convert scene.ply small.compressed.ply --sh-degree 1
+      f3rm-ext export convert scene.ply small.spz --max-mb 5
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IN")]
@@ -282,6 +286,11 @@ class Convert:
     """File to write: .ply, .compressed.ply, .spz, .sog, .splat, .glb or .usda."""
     sh_degree: Literal[0, 1, 2, 3] | None = None
     """Lower the spherical harmonics to this degree; by default the degree stays, as far as the format allows."""
+    max_mb: Annotated[float | None, Range(0.001)] = None
+    """Largest size of the file, MB, 0.001 or more: leaves out the Gaussians that are smallest and most transparent.
+    `f3rm-ext export splats` prunes by what the training views of a run see, which keeps more of the picture."""
+    max_loss_db: float | None = None
+    """An option of `f3rm-ext export splats` only, whose run has photos to measure a loss on."""
     bad_values: Literal["error", "drop"] = "error"
     """What to do about values that are NaN or infinite: error stops, drop leaves those Gaussians out. With drop, a
     Gaussian whose opacity alone is infinite stays, with a finite opacity that looks the same."""
@@ -292,15 +301,26 @@ class Convert:
     """Version of .spz to write: 3, which every reader of .spz knows, or 4, which is smaller, but which viewers without
     zstd, such as Spark, do not open."""
 
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.max_loss_db is not None:
+            raise ConfigError(
+                "A file has no photos to measure --max-loss-db on: give the run to `f3rm-ext export splats "
+                "--load-config .../config.yml --max-loss-db`, or a --max-mb."
+            )
+
     def main(self) -> int:
         """Converts. Returns the exit code."""
         from f3rm_ext.splat.files import convert_splats
         from f3rm_ext.utils.console import say
 
-        made = convert_splats(self.source, self.out, self.sh_degree, self.bad_values, self.spz_axes, self.spz_version)
+        made = convert_splats(
+            self.source, self.out, self.sh_degree, self.bad_values, self.spz_axes, self.spz_version, self.max_mb
+        )
         size_mib = self.out.stat().st_size / 2**20
         lines = [
             *made.source.notices,
+            *([] if made.choice is None else [_tell_choice(made.choice)]),
             *made.result.notices,
             *(made.lost or ["Nothing was lost."]),
             f"{made.result.count} Gaussians (SH degree {made.result.sh_degree}, {size_mib:.1f} MiB) are in {self.out}.",
@@ -308,6 +328,15 @@ class Convert:
         for line in lines:
             say(line)
         return 0
+
+
+def _tell_choice(choice: "Choice") -> str:
+    if len(choice.rows) == choice.total:
+        return f"{choice}."
+    return (
+        f"{choice}: the largest and most opaque ones. `f3rm-ext export splats --load-config .../config.yml --max-mb` "
+        "prunes by what the views of a run see, which keeps more of the picture."
+    )
 
 
 ExportCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's members

@@ -1,6 +1,6 @@
 """``f3rm-ext export page``: splats or a mesh as a web page that can be turned, in one file."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,10 +11,6 @@ from f3rm_ext.query.options import QueryInputs, parse_queries
 from f3rm_ext.scripts.common import SplatBudgetOptions, check_suffix, require_own_file
 
 if TYPE_CHECKING:
-    from jaxtyping import Int
-    from torch import Tensor
-
-    from f3rm_ext.export.budget import Form
     from f3rm_ext.query.embeddings import Query
     from f3rm_ext.query.run import Run
 
@@ -129,14 +125,12 @@ class Page(SplatBudgetOptions, QueryInputs):
         if self.sh_degree is not None:
             content = content.take(torch.arange(len(content.gaussians)), self.sh_degree)
 
-        def part(rows: "Int[Tensor, ' kept']", form: "Form") -> PageContent:
-            taken = content.take(rows, form.sh_degree)
-            return replace(taken, gaussians=form.apply(taken.gaussians))
-
         # A page holds its splats as .spz.
-        kept = self.reduce(run, lambda rows, form: page_size(part(rows, form)), self.out.with_suffix(".spz"))
+        kept = self.reduce(
+            run, lambda rows, degree: page_size(content.take(rows, degree)), self.out.with_suffix(".spz")
+        )
         if kept is not None:
-            content = part(kept.rows, kept.form)
+            content = content.take(kept.rows, kept.sh_degree)
         made = write_page(self.out, content)
         asked = f" and {plural(len(content.questions), 'question')}" if content.questions else ""
         say(

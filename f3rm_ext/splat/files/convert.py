@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,6 +22,7 @@ from f3rm_ext.splat.files.formats import (
     write_splats,
 )
 from f3rm_ext.splat.files.info import SplatInfo, combine_provenance
+from f3rm_ext.splat.files.pruning import Choice, export_size, prune_to_size
 from f3rm_ext.splat.files.spz import Axes, SpzVersion
 from f3rm_ext.splat.gaussians import SH_C0, Gaussians
 
@@ -35,7 +36,9 @@ class ConversionResult:
     source: SplatInfo
     result: SplatInfo
     lost: list[str]
-    """One sentence for each kind of loss; empty if nothing was lost."""
+    """One sentence for each kind of loss of the Gaussians that are kept; empty if nothing was lost."""
+    choice: Choice | None = None
+    """What is kept, where the size was limited."""
 
 
 def export_splats(
@@ -71,15 +74,17 @@ def convert_splats(
     bad_values: BadValues = "error",
     spz_axes: Axes = "rub",
     spz_version: SpzVersion = 3,
+    max_mb: float | None = None,
 ) -> ConversionResult:
     """Converts a file of splats to another format, and reads the result back to report what was lost.
 
     Args:
         sh_degree: new, lower SH degree; None keeps it if the format supports it.
+        max_mb: largest size of the file, MB; see :func:`~f3rm_ext.splat.files.pruning.prune_to_size`.
 
     Raises:
         SplatFileError: the splats cannot be read or converted.
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, or not even one Gaussian fits.
     """
     kind = format_to_write(out, spz_version)
     if out.exists() and source.exists() and out.samefile(source):
@@ -93,8 +98,22 @@ def convert_splats(
         )
     record = {"made_by": _CONVERT, "version": __version__, "converted_from": f"{source.name} ({origin.format_name})"}
     info = replace(origin, comments=combine_provenance(origin, record))
-    wanted = gaussians if sh_degree is None else gaussians.to_sh_degree(sh_degree)
-    written = write_splats(out, wanted, info, spz_axes=spz_axes, spz_version=spz_version)
+    highest = 0 if kind == "splat" else gaussians.sh_degree
+    wanted = gaussians.to_sh_degree(highest if sh_degree is None else min(highest, sh_degree))
+
+    def write(splats: Gaussians, path: Path, info: SplatInfo) -> SplatInfo:
+        return write_splats(path, splats, info, spz_axes=spz_axes, spz_version=spz_version)
+
+    choice = None
+    if max_mb is not None:
+
+        def size(rows: Int[Tensor, " kept"], degree: int) -> int:
+            part = info.take_scores(rows)
+            return export_size(wanted[rows].to_sh_degree(degree), out, lambda splats, path: write(splats, path, part))
+
+        choice = prune_to_size(wanted, size, max_mb)
+        gaussians, wanted, info = gaussians[choice.rows], choice.apply(wanted), info.take_scores(choice.rows)
+    written = write(wanted, out, info)
     if kind in WRITE_ONLY:
         lost = [f"What {out.suffix} loses was not measured: it is a format that is written only."]
         result = written
@@ -103,7 +122,7 @@ def convert_splats(
         lost = conversion_losses(gaussians[storage_order(wanted, kind)], again)
     if origin.render_mode == "mip" and result.render_mode != "mip":
         lost.append("The format cannot record that the splats need anti-aliasing (SplatRenderMode: mip).")
-    return ConversionResult(origin, replace(result, notices=written.notices), lost)
+    return ConversionResult(origin, replace(result, notices=written.notices), lost, choice)
 
 
 def rotation_differences(

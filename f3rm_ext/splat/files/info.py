@@ -1,8 +1,11 @@
 """Information about a file of splats besides the Gaussians, and how the formats record it in comments."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from jaxtyping import Int
+from torch import Tensor
 
 from f3rm_ext.splat.files.scores import GaussianScores
 
@@ -47,6 +50,10 @@ class SplatInfo:
     def format_name(self) -> str:
         """Format, with its version where there are several."""
         return self.format if self.version is None else f"{self.format} version {self.version}"
+
+    def take_scores(self, rows: Int[Tensor, " kept"]) -> "SplatInfo":
+        """Returns the information with the scores of some Gaussians, where there are scores."""
+        return self if self.scores is None else replace(self, scores=self.scores.take(rows))
 
 
 def read_tags(comments: Iterable[str]) -> tuple[RenderMode | None, bool | None, tuple[str, ...]]:

@@ -87,11 +87,15 @@ def morton_order(gaussians: Gaussians) -> Int[Tensor, " gaussians"]:
     return torch.argsort(code, stable=True)
 
 
+def importance(gaussians: Gaussians) -> Float[Tensor, " gaussians"]:
+    """Returns the logarithm of the volume times the opacity, float64: large for large and opaque Gaussians."""
+    log_volume = gaussians.scales.detach().double().sum(dim=1)
+    return log_volume + torch.nn.functional.logsigmoid(gaussians.opacities.detach().double().squeeze(1))
+
+
 def importance_order(gaussians: Gaussians) -> Int[Tensor, " gaussians"]:
     """Returns indices that sort large and opaque Gaussians first, for viewers that render while they load."""
-    log_volume = gaussians.scales.detach().double().sum(dim=1)
-    log_alpha = torch.nn.functional.logsigmoid(gaussians.opacities.detach().double().squeeze(1))
-    return torch.argsort(log_volume + log_alpha, descending=True, stable=True)
+    return torch.argsort(importance(gaussians), descending=True, stable=True)
 
 
 HALF_DIAGONAL = math.sqrt(0.5)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 
-import numpy as np
 import zstandard
 
 from f3rm_ext.errors import SplatFileError
@@ -72,7 +71,7 @@ def write_spz4(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, ax
         SplatFileError: a position is too large for the format.
     """
     arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
-    bits = spz.choose_fraction_bits(float(np.abs(arrays["means"]).max()))
+    bits = spz.choose_fraction_bits(gaussians)
     streams = []
     for pieces in spz.pack_values(arrays, bits, axes):
         whole = b"".join(pieces)  # the frame says how large it becomes, as readers ask before they unpack

@@ -5,20 +5,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError, SplatFileError
-from f3rm_ext.export.budget import BudgetSearch, Form, Limit, SplatBudget, reduce_splats
+from f3rm_ext.export.budget import BudgetSearch, Limit, SplatBudget, reduce_splats
 from f3rm_ext.export.splats import SplatRun, load_splat_run
 from f3rm_ext.scripts.cli import main
-from f3rm_ext.splat.files import read_splats
+from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
+from f3rm_ext.splat.files.pruning import SizeSearch
+from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
 from f3rm_ext.splat.rendering import SplatScene, render
 
 COUNT, BASE = 4000, 5000
-TRUE_STEP = 2.0**-9
 
 
 class CountedBudget(SplatBudget):
@@ -35,20 +37,17 @@ class CountedBudget(SplatBudget):
             **{name: torch.zeros(COUNT, width) for name, width in widths.items()},
         )
 
-    def step(self) -> float:
-        return TRUE_STEP
-
     def psnr(self, gaussians: Gaussians) -> float:
         return 30.0
 
-    def stored_psnr(self, rows: torch.Tensor, form: Form) -> float:
+    def stored_psnr(self, rows: torch.Tensor, degree: int) -> float:
         self.tried += 1
         share = float(self.importance[rows].sum() / self.importance.sum())
-        return 30 * share - 0.8 * (2 - form.sh_degree) - 0.01 * (form.step > 0)
+        return 30 * share - 0.8 * (2 - degree)
 
-    def size(self, rows: torch.Tensor, form: Form) -> int:
-        """Gaussians far apart compress worse, and rounded ones better."""
-        per_gaussian = (13 + 3 * sh_rest_count(form.sh_degree)) * (0.85 if form.step else 1.0)
+    def size(self, rows: torch.Tensor, degree: int) -> int:
+        """Gaussians far apart compress worse."""
+        per_gaussian = 13 + 3 * sh_rest_count(degree)
         return BASE + int(len(rows) * per_gaussian * (1.2 - 0.2 * len(rows) / COUNT))
 
     def search(self) -> BudgetSearch:
@@ -66,16 +65,16 @@ SIZES = (8e3, 15e3, 30e3, 60e3, 110e3)
 @pytest.mark.parametrize("size", SIZES)
 def test_a_file_keeps_its_size_and_uses_it(size: float) -> None:
     budget, kept = fitted(size)
-    assert 0.9 * size < budget.size(kept.rows, kept.form) <= size
+    assert 0.9 * size < budget.size(kept.rows, kept.sh_degree) <= size
     first = budget.importance.argsort(descending=True)[: len(kept.rows)]
     assert kept.rows.sort().values.tolist() == first.sort().values.tolist(), "the most important ones"
-    assert kept.form.step == TRUE_STEP and (budget.tried <= 3 or kept.fine_mb), "one picture per degree"
+    assert budget.tried <= 3 or kept.fine_mb, "one picture per degree"
 
 
 def test_a_larger_file_shows_more() -> None:
     shown = [fitted(size)[1] for size in SIZES]
     assert all(a.psnr < b.psnr for a, b in pairwise(shown))
-    degrees = [kept.form.sh_degree for kept in shown]
+    degrees = [kept.sh_degree for kept in shown]
     assert degrees == sorted(degrees) and degrees[0] == 0 and degrees[-1] == 2
 
 
@@ -83,13 +82,7 @@ def test_what_fits_is_left_as_it_is() -> None:
     budget = CountedBudget()
     search = BudgetSearch(budget, lambda: pytest.fail("nothing is to be ranked"), budget.size)
     kept = search.fit_size(1e6, range(2, -1, -1))
-    assert len(kept.rows) == COUNT and kept.form == Form(2) and f"All {COUNT}" in str(kept)
-
-
-def test_rounding_comes_before_pruning() -> None:
-    budget = CountedBudget()
-    kept = budget.search().fit_size(0.9 * budget.size(torch.arange(COUNT), Form(2)), range(2, -1, -1))
-    assert len(kept.rows) == COUNT and kept.form == Form(2, TRUE_STEP) and kept.fine_mb is None
+    assert len(kept.rows) == COUNT and kept.sh_degree == 2 and f"All {COUNT}" in str(kept)
 
 
 def test_a_file_without_room_for_a_gaussian_is_refused() -> None:
@@ -102,9 +95,29 @@ def test_a_ruined_picture_comes_with_a_size_that_keeps_it() -> None:
     assert ruined.full_psnr - ruined.psnr > 3 and ruined.fine_mb is not None
     assert f"{ruined.fine_mb:.2g}" in str(ruined) and "Warning" in str(ruined)
     budget, fine = fitted(1e6 * ruined.fine_mb)
-    whole = budget.stored_psnr(torch.arange(COUNT), ruined.form)
+    whole = budget.stored_psnr(torch.arange(COUNT), ruined.sh_degree)
     assert whole - 1.1 < fine.psnr and fine.fine_mb is None and "Warning" not in str(fine)
-    assert budget.size(fine.rows, fine.form) < budget.size(torch.arange(COUNT), ruined.form), "a smaller one does"
+    assert budget.size(fine.rows, fine.sh_degree) < budget.size(torch.arange(COUNT), ruined.sh_degree), (
+        "a smaller one does"
+    )
+
+
+def test_few_sizes_are_measured_where_they_are_not_in_proportion() -> None:
+    """As with a palette, for which twice the Gaussians take less than twice the bytes."""
+    measured = []
+
+    def size(rows: torch.Tensor, degree: int) -> int:
+        measured.append(len(rows))
+        return BASE + int(400 * len(rows) ** 0.75)
+
+    budget = CountedBudget()
+    search = SizeSearch(budget.gaussians, lambda: budget.importance, size)
+    for wanted in (40e3, 80e3, 120e3):
+        measured.clear()
+        sizes = {count: search.size(count, 2) for count in (1, COUNT)}
+        count, per_gaussian = search.largest_count(2, wanted, sizes)
+        assert 0.95 * wanted < size(torch.arange(count), 2) <= wanted and len(measured) <= 2 + 3 + 1
+        assert per_gaussian == pytest.approx(400 * count**-0.25, rel=0.01)
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.05, 0.5, 2.0])
@@ -112,9 +125,9 @@ def test_a_loss_is_kept_with_few_gaussians(loss: float) -> None:
     budget = CountedBudget()
     kept = budget.search().fit_loss(loss, range(2, -1, -1))
     assert kept.psnr >= 30 - loss
-    assert kept.form == Form(0 if loss > 1 else 2, TRUE_STEP if loss else 0.0), "at no loss nothing is rounded"
+    assert kept.sh_degree == (0 if loss > 1 else 2)
     fewer = budget.importance.argsort(descending=True)[: int(0.93 * len(kept.rows))]
-    assert budget.stored_psnr(fewer, kept.form) < 30 - loss
+    assert budget.stored_psnr(fewer, kept.sh_degree) < 30 - loss
 
 
 @pytest.fixture
@@ -144,30 +157,109 @@ def test_contribution_chooses_better_than_opacity(run: SplatRun) -> None:
     assert error(contributions) < 0.3 * error(budget.gaussians.alphas())
 
 
-def test_rounded_positions_are_multiples_of_a_step_that_no_picture_shows(run: SplatRun) -> None:
-    budget = SplatBudget(run, Path("a.spz"))
-    step = budget.step()
-    form = Form(1, step)
-    rounded = form.apply(budget.gaussians)
-    multiples = rounded.means / step
-    assert rounded.sh_degree == 1 and torch.equal(multiples, multiples.round())
-    moved = (rounded.means - budget.gaussians.means).norm(dim=1)
-    assert 0 < moved.max() < 0.15 * budget.gaussians.sizes().median()
-    rows = torch.arange(len(rounded))
-    assert budget.stored_psnr(rows, form) == pytest.approx(budget.stored_psnr(rows, Form(1)), abs=0.05)
+@pytest.mark.parametrize("limit", [["--max-mb", "0.012"], ["--max-mb", "50"], ["--max-loss-db", "0.5"]])
+def test_gaussians_with_bad_values_are_dropped_before_the_choice(
+    splat_config: Path, tmp_path: Path, limit: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    broken = {"means": 3, "opacities": 5}
+
+    def splats(self: SplatRun, fused: bool = True) -> Gaussians:
+        made = whole(self, fused)
+        for name, row in broken.items():
+            made.tensors()[name][row] = torch.nan
+        return made
+
+    whole = SplatRun.splats
+    given = whole(load_splat_run(splat_config))
+    monkeypatch.setattr(SplatRun, "splats", splats)
+    out = tmp_path / "room.ply"
+    typed = ["export", "splats", "--load-config", str(splat_config), "--out", str(out), *limit]
+    assert main(typed) == 2
+    assert main([*typed, "--bad-values", "drop"]) == 0
+    said = capsys.readouterr().out
+    kept = read_splats(out)[0]
+    assert "of 298 Gaussians are kept" in said.replace("All 298", "of 298") and "2 Gaussians are left out" in said
+    first = {tuple(row) for row in given.quats.tolist()}
+    lost = {tuple(given.quats[row].tolist()) for row in broken.values()}
+    chosen = {tuple(row) for row in kept.quats.tolist()}
+    assert len(chosen) == len(kept) and chosen <= first - lost
+
+
+def scene(count: int = 2000) -> Gaussians:
+    """Gaussians of all sizes and opacities, of SH degree 1."""
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(count, *shape, generator=generator)
+
+    return Gaussians(draw(3), draw(1) - 4 + torch.zeros(3), draw(4), 2 * draw(1), draw(3), draw(3, 3) / 9)
+
+
+@pytest.mark.parametrize("name", ["b.ply", "b.compressed.ply", "b.spz", "b.sog", "b.splat", "b.glb"])
+def test_a_file_alone_keeps_its_largest_and_most_opaque_gaussians(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture
+) -> None:
+    given, source, out = scene(), tmp_path / "a.ply", tmp_path / name
+    scores = GaussianScores.of_queries({"mug": np.arange(2000, dtype=np.float32) / 2000}, 0.5)
+    write_splats(source, given, SplatInfo(scores=scores))
+    assert main(["export", "convert", str(source), str(out)]) == 0
+    whole = out.stat().st_size
+    for file in tmp_path.glob("b*"):
+        file.unlink()
+    assert main(["export", "convert", str(source), str(out), "--max-mb", str(0.6 * whole / 1e6)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert 0.5 * whole < out.stat().st_size <= 0.6 * whole and "of 2000 Gaussians are kept" in said
+    assert "export splats --load-config" in said
+    if name.endswith("glb"):
+        return
+    kept, info = read_splats(out)
+    volume = given.scales.sum(dim=1) + torch.nn.functional.logsigmoid(given.opacities[:, 0])
+    first = volume.argsort(descending=True)[: len(kept)]
+    spread = torch.cdist(kept.means, given.means[first]).min(dim=1).values
+    assert len(kept) < 2000 and spread.max() < 0.01, "neighbours are farther apart"
+    assert kept.sh_degree == (0 if name.endswith("splat") else 1)
+    assert info.scores is not None and torch.allclose(
+        torch.from_numpy(info.scores.scores[:, 0]), torch.cdist(kept.means, given.means).argmin(dim=1) / 2000
+    )
+
+
+def test_a_file_alone_that_fits_is_whole_and_bad_values_are_dropped(tmp_path: Path) -> None:
+    given, source, out = scene(), tmp_path / "a.ply", tmp_path / "b.ply"
+    write_splats(source, given, SplatInfo())
+    given.means[7] = torch.nan
+    broken = source.read_bytes().replace(read_row(source), b"\xff" * 12)
+    source.write_bytes(broken)
+    assert main(["export", "convert", str(source), str(out), "--max-mb", "50"]) == 2
+    assert main(["export", "convert", str(source), str(out), "--max-mb", "50", "--bad-values", "drop"]) == 0
+    assert len(read_splats(out)[0]) == 1999
+    assert main(["export", "convert", str(source), str(out), "--max-mb", "0.05", "--bad-values", "drop"]) == 0
+    assert out.stat().st_size < 50_000
+
+
+def read_row(path: Path, row: int = 7) -> bytes:
+    """The bytes of the position of a Gaussian."""
+    return read_splats(path)[0].means[row].numpy().tobytes()
+
+
+@pytest.mark.parametrize("limit", [["--max-mb", "0.001"], ["--max-mb", "0"], ["--max-loss-db", "0.1"]])
+def test_limits_that_a_file_alone_cannot_have(tmp_path: Path, limit: list[str], capsys: pytest.CaptureFixture) -> None:
+    source, out = tmp_path / "a.ply", tmp_path / "b.glb"
+    write_splats(source, scene(), SplatInfo())
+    assert main(["export", "convert", str(source), str(out), *limit]) == 2
+    assert limit[0] in capsys.readouterr().err and not out.exists()
 
 
 def test_training_photos_judge_where_none_are_held_out(run: SplatRun) -> None:
     limit = Limit(2, max_mb=1.0)
-    assert "held-out photos" in str(reduce_splats(run, lambda rows, form: 10, Path("a.ply"), limit))
+    assert "held-out photos" in str(reduce_splats(run, lambda rows, degree: 10, Path("a.ply"), limit))
     run.manager.eval_dataset = None
-    assert "training photos" in str(reduce_splats(run, lambda rows, form: 10, Path("a.ply"), limit))
+    assert "training photos" in str(reduce_splats(run, lambda rows, degree: 10, Path("a.ply"), limit))
 
 
 def test_broken_values_are_refused_by_the_name_of_the_file(run: SplatRun) -> None:
     run.model.gauss_params["means"].data[3, 1] = torch.nan
     with pytest.raises(SplatFileError, match=r"room\.spz"):
-        reduce_splats(run, lambda rows, form: 10, Path("room.spz"), Limit(2, max_mb=1.0))
+        reduce_splats(run, lambda rows, degree: 10, Path("room.spz"), Limit(2, max_mb=1.0))
 
 
 @pytest.mark.parametrize(

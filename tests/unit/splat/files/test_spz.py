@@ -13,7 +13,7 @@ import torch
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
 from f3rm_ext.splat.files.convert import rotation_differences
-from f3rm_ext.splat.files.spz import COORDINATE_SYSTEM, choose_fraction_bits, require_readable
+from f3rm_ext.splat.files.spz import COORDINATE_SYSTEM, SpzVersion, choose_fraction_bits, require_readable
 from f3rm_ext.splat.gaussians import Gaussians
 
 Make = Callable[..., Gaussians]
@@ -79,7 +79,7 @@ def test_bytes_that_are_written(tmp_path: Path) -> None:
     w = math.sqrt(1 - 0.5**2 - 0.3**2)
     gaussians = Gaussians(
         means=torch.tensor([[1.5, 0.25, -2000.0]]),  # 2000 leaves 12 bits behind the point
-        scales=torch.tensor([[0.03, -99.0, 99.0]]),
+        scales=torch.tensor([[0.03, -999.0, 99.0]]),
         quats=-2 * torch.tensor([[w, -0.5, 0.0, -0.3]]),
         opacities=torch.tensor([[math.log(128 / 127)]]),
         features_dc=torch.tensor([[9.0, -9.0, 0.01]]),
@@ -109,9 +109,7 @@ def test_round_trip_is_within_half_a_step(count: int, degree: int, make: Make, t
     write_splats(tmp_path / "a.spz", gaussians, SplatInfo(render_mode="default"))
     found, info = read_splats(tmp_path / "a.spz")
     assert info == SplatInfo("spz", "default", None, degree, count, version=3)
-    # the outermost coordinate is below 16 = 2⁴, so 19 of the 23 bits or more are behind the point
-    assert gaussians.means.abs().max() < 16
-    assert ((found.means - gaussians.means).abs() <= 2**-20).all()
+    assert ((found.means - gaussians.means).abs() <= 0.5 ** choose_fraction_bits(gaussians) / 2 + 1e-6).all()
     assert ((found.scales - gaussians.scales).abs() <= 1 / 32 + 1e-6).all()
     assert ((found.alphas() - gaussians.alphas()).abs() <= 0.5 / 255 + 1e-6).all()
     assert ((found.features_dc - gaussians.features_dc).abs() <= 0.5 / 255 / 0.15 + 1e-6).all()
@@ -159,8 +157,34 @@ def test_bytes_do_not_depend_on_the_time(make: Make, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("largest", "bits"), [(0.0, 23), (1e-9, 23), (0.99, 23), (1.0, 22), (3.9, 21), (2047.9, 12), (2.0**23 - 1, 0)]
 )
-def test_bits_behind_the_point(largest: float, bits: int) -> None:
-    assert choose_fraction_bits(largest) == bits
+def test_bits_behind_the_point_that_the_largest_coordinate_leaves(make: Make, largest: float, bits: int) -> None:
+    gaussians = make(5)
+    gaussians.means[:] = torch.tensor([0.0, -largest, 0.0])
+    gaussians.scales[:] = -30
+    assert choose_fraction_bits(gaussians) == bits
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 37.0])
+def test_no_more_bits_than_small_gaussians_need(make: Make, unit: float) -> None:
+    gaussians = make(1000)
+    gaussians.means[:] = gaussians.means.clamp(-3, 3) * unit
+    gaussians.scales[:] = math.log(0.01 * unit)
+    gaussians.opacities[:] = 2
+    gaussians.scales[:5] -= 5  # few
+    gaussians.opacities[5:300], gaussians.scales[5:300] = -20, -50  # invisible
+    step = 2.0 ** -choose_fraction_bits(gaussians)
+    assert 0.01 * unit / 16 < step <= 0.01 * unit / 8
+    gaussians.scales[300:320] -= math.log(8)
+    assert 2.0 ** -choose_fraction_bits(gaussians) == step / 8
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_positions_are_rounded_to_what_is_needed(make: Make, tmp_path: Path, version: SpzVersion) -> None:
+    gaussians, path = make(500), tmp_path / "a.spz"
+    gaussians.scales[:] = -2
+    write_splats(path, gaussians, SplatInfo(), spz_version=version)
+    moved = (read_splats(path)[0].means - gaussians.means).abs().max()
+    assert math.exp(-2) / 64 < moved <= math.exp(-2) / 16
 
 
 def test_too_far_out(make: Make, tmp_path: Path) -> None:
