@@ -16,6 +16,8 @@ from f3rm_ext.model_components import masks
 ExposureOption = Literal["auto", "on", "off"]
 MIN_RANGE_STOPS = 0.25
 """Difference of exposures in EXIF below which they count as constant; cameras step by 1/3."""
+CONTENT_STOPS = 0.5
+"""Standard deviation of the brightness of photos that have one exposure, because they show different parts."""
 _SATURATED = 254 / 255
 """Colour from which on a photo only says that the scene is at least as bright."""
 
@@ -91,9 +93,14 @@ class ExposureModel(nn.Module):
 
     @torch.no_grad()
     def start(self, photos: Sequence[Path]) -> None:
-        """Starts a training without EXIF with the brightness of the photos; does nothing in one that resumes."""
+        """Starts a training without EXIF with the brightness of the photos; does nothing in one that resumes.
+
+        Of the variance of brightness, only what content alone does not explain counts.
+        """
         if not bool(self.exif_stops.isfinite().any() or self.stops.any()):
-            self.stops += _deviations(_tensor(brightness_stops(photos)))[:, None].to(self.stops)
+            found = _deviations(_tensor(brightness_stops(photos)))
+            share = 1 - CONTENT_STOPS**2 / found.square().mean().clamp(min=CONTENT_STOPS**2)
+            self.stops += (share * found)[:, None].to(self.stops)
 
     @torch.no_grad()
     def project(self) -> None:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.exposure import (
+    CONTENT_STOPS,
     ExposureModel,
     apply_stops,
     fit_halves,
@@ -99,12 +100,13 @@ def test_auto_goes_by_exif(option: Any, stops: Any, made: bool) -> None:
 
 
 def test_without_exif_the_brightness_is_the_start_unless_it_resumes(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{grey}.png" for grey in (255, 188)]
+    paths = [tmp_path / f"{grey}.png" for grey in (255, 137)]  # two stops darker
     for path in paths:
         Image.fromarray(np.full((8, 8, 3), int(path.stem), np.uint8)).save(path)
     model = exposures(None, None)
     model.start(paths)
-    expected = torch.tensor([0.5, -0.5])[:, None].repeat(1, 3)
+    share = 1 - CONTENT_STOPS**2
+    expected = share * torch.tensor([1.0, -1.0])[:, None].repeat(1, 3)
     torch.testing.assert_close(model.stops.detach(), expected, atol=0.01, rtol=0)
     trained = exposures(None, None)
     trained.stops.data.fill_(0.1)
@@ -113,6 +115,9 @@ def test_without_exif_the_brightness_is_the_start_unless_it_resumes(tmp_path: Pa
     with_exif = exposures(-3.0, -3.0)
     with_exif.start(paths)
     assert not with_exif.stops.any()
+    similar = exposures(None, None)
+    similar.start([paths[0], paths[0]])
+    assert not similar.stops.any(), "content explains as much"
 
 
 def test_a_photo_is_exposed_as_exif_says_and_as_strongly_as_training_photos_are() -> None:
