@@ -281,6 +281,22 @@ def _masked_pixels(report: Report) -> str:
     return table(["method", "masked-pixels", "PSNR", "SSIM", "LPIPS", "fog"], rows)
 
 
+def _exposure(report: Report) -> str:
+    rows = [
+        [
+            row["method"],
+            row["capture"],
+            row["exposure"],
+            *quality(row),
+            f"{row['psnr_fitted']:.2f}",
+            {1.0: "EXIF", 0.0: "fit", None: "as rendered"}[row.get("exposure_from_exif")],
+            f"{row['train_cpu_s']:.0f}",
+        ]
+        for row in report["rows"]
+    ]
+    return table(["method", "photos", "exposure", "PSNR", "SSIM", "LPIPS", "PSNR by fit", "judged", "CPU s"], rows)
+
+
 def _defaults(report: Report) -> str:
     def score(row: Report) -> str:
         inner = f" (inside {row['inner_psnr']:.2f})" if "inner_psnr" in row else ""
@@ -356,6 +372,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "refinement": mesh_tables.refinement,
     "mesh_queries": mesh_tables.mesh_queries,
     "masked_pixels": _masked_pixels,
+    "exposure": _exposure,
     "defaults": _defaults,
     "query_memory": _memory,
     "plan_memory": _plan_memory,

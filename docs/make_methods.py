@@ -48,7 +48,7 @@ def presets() -> str:
         add("feature grid", size(model.feature_grid))
         add("feature samples per ray", model.feature_samples_per_ray or "all")
         add("pose refinement", model.camera_optimizer.mode)
-        add("appearance code", model.appearance_dim or "none")
+        add("exposure", model.exposure)
         add("parameters without heads", f"{parameters / 1e6:.1f} M")
         add("with gradient and Adam's moments, float32", f"{16 * parameters / MIB:.0f} MiB")
     return table(PRESETS, rows)

@@ -39,18 +39,19 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
         name: `sugar-ext`, `sugar-ext-lite` for the CPU and small GPUs, or `sugar-ext-refine`, which starts from a mesh.
     """
     lite, refine = name == "sugar-ext-lite", name == "sugar-ext-refine"
-    model = SplatModelConfig()
+    model = SplatModelConfig(exposure="auto")
     manager = ImageDataManagerConfig()
     if lite:
         model = SplatModelConfig(
             num_random=8_000,
+            exposure="auto",
             sh_degree=2,
             surface=RegularizationOptions(samples=20_000),
             densify=DensifyOptions(max_gaussians=20_000),
         )
         manager = ImageDataManagerConfig(num_downscales=1, resolution_schedule=500)
     if refine:
-        model = BoundModelConfig()
+        model = BoundModelConfig(exposure="auto")
         manager = ImageDataManagerConfig(num_downscales=0, stereo_points="never")  # it starts from a mesh
     optimizers: dict[str, Any] = {}
     for group, lr in (BOUND_LEARNING_RATES if refine else LEARNING_RATES).items():
@@ -61,6 +62,10 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
         places = optimizers[group]
         places["optimizer"].lr *= 5 if lite else 1
         places["scheduler"] = RunDecaySchedulerConfig(lr_final=places["optimizer"].lr / 100)
+    optimizers["exposure"] = {
+        "optimizer": AdamOptimizerConfig(lr=2e-2, eps=1e-15),
+        "scheduler": RunDecaySchedulerConfig(lr_final=2e-3),
+    }
     return F3rmTrainerConfig(
         method_name=name,
         max_num_iterations=3000 if lite else 15_000,

@@ -144,6 +144,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
         self.check_train_outputs(self.train_dataparser_outputs)
         dataset = _own_exclusions(super().create_train_dataset())
         self.note_masked_pixels(dataset)
+        self.note_exposures(dataset)
         return dataset
 
     def create_eval_dataset(self) -> InputDataset | None:  # type: ignore[override]

@@ -10,6 +10,7 @@ from nerfstudio.utils.misc import get_dict_to_torch
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import events
+from f3rm_ext.capture.exposures import exposure_stops
 from f3rm_ext.data.image_reader import read_eval_batch
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.features.source import FeatureSource
@@ -49,6 +50,7 @@ class EvalLoader:
         self.device = device
         self.cameras = None if dataset is None else dataset.cameras.to(device)
         self._source = source
+        self._exif_stops: list[float | None] | None = None
 
     def __len__(self) -> int:
         return 0 if self.input_dataset is None else len(self.input_dataset)
@@ -80,7 +82,8 @@ class EvalLoader:
     def get_camera(self, image_idx: int = 0) -> tuple[Cameras, dict[str, Any]]:
         """Returns the camera (shape 1) and the batch of an image.
 
-        The batch has ``image`` Float[h w channels] in [0, 1], ``image_idx``, ``camera``, ``mask`` if there is one, and
+        The batch has ``image`` Float[h w channels] in [0, 1], ``image_idx``, ``camera``, ``mask`` if there is one,
+        ``exif_stops`` (float, see :func:`~f3rm_ext.capture.exposures.exposure_stops`) if EXIF tells the exposure, and
         ``feature_maps`` by name if there are features.
 
         Raises:
@@ -91,6 +94,10 @@ class EvalLoader:
         batch = self.read(image_idx)
         camera = self.cameras[image_idx : image_idx + 1]
         batch["camera"] = camera
+        if self._exif_stops is None:
+            self._exif_stops = exposure_stops(self.input_dataset.image_filenames)
+        if (stops := self._exif_stops[image_idx]) is not None:
+            batch["exif_stops"] = stops
         source = self._source()
         if source is not None:
             batch["feature_maps"] = source.load(image_idx)

@@ -165,6 +165,7 @@ class ImageDataManager(CyclingDataManager, DataManager):
         # Models start here if the capture has no 3D points.
         self.train_dataset.metadata["cameras"] = self.train_dataset.cameras
         self.note_masked_pixels(self.train_dataset)
+        self.note_exposures(self.train_dataset)
         outputs = self.eval_outputs()
         self.eval_dataset = None if outputs is None else self._dataset(outputs)
         self.fixed_indices_eval_dataloader = self.eval_dataloader = ImageEvalLoader(

@@ -16,6 +16,7 @@ from nerfstudio.utils import comms, writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.checks import check_dataparser_outputs
+from f3rm_ext.capture.exposures import exposure_stops
 from f3rm_ext.data.cycling_config import flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
@@ -164,6 +165,11 @@ class CyclingDataManager(ABC):
                 if self.rank == 0:
                     CONSOLE.log(_CHOICE[wanted].format(option=f"--{flag('masked_pixels')}"))
         self.masked_pixels = dataset.metadata["masked_pixels"] = wanted
+
+    def note_exposures(self, dataset: InputDataset) -> None:
+        """Tells the model the exposures of the training photos: ``exif_stops`` in the data set's metadata."""
+        if self.test_mode != "inference":  # photos may be absent
+            dataset.metadata["exif_stops"] = exposure_stops(self.train_dataparser_outputs.image_filenames)
 
     def eval_outputs(self) -> DataparserOutputs | None:
         """Cameras and files of the evaluation images, or None if the capture has none.

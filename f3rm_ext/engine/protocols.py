@@ -3,8 +3,8 @@
 Options of a model:      :class:`FitsTrainer`, :class:`FitsOptimizers`, :class:`ChecksExport`.
 Model:                   :class:`ShardsParameters`, :class:`GathersStatistics`, :class:`CountsLossTerms`, and torch's
                          ``get_extra_state``.
-Datamanager:             :class:`HasCycle`, :class:`HasChoices`.
-Model and datamanager:   :class:`SavesMemory`.
+Datamanager:             :class:`HasCycle`.
+Model and datamanager:   :class:`SavesMemory`, :class:`HasChoices`.
 Optimiser:               :class:`GathersGradients`.
 """
 
@@ -93,7 +93,7 @@ class HasCycle(Protocol):
 
 @runtime_checkable
 class HasChoices(Protocol):
-    """A datamanager with options that may be ``auto``."""
+    """A model or datamanager with options that may be ``auto``."""
 
     choices: dict[str, str]
     """The values that they resolve to, by name of the option."""

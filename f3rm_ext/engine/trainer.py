@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import tyro
+import yaml
 from nerfstudio.configs.base_config import MachineConfig, ViewerConfig
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 from nerfstudio.engine.optimizers import Optimizers
@@ -285,11 +286,13 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
     def _keep_choices(self) -> None:
         """Writes into config.yml what options that are ``auto`` became, so that every later command has the same."""
         path = self.base_dir / "config.yml"
-        manager = self.pipeline.datamanager
-        if isinstance(manager, HasChoices) and manager.choices and path.is_file():
+        choices: dict[str, str] = {}
+        for part in (self.pipeline.datamanager, self.pipeline.model):
+            choices |= part.choices if isinstance(part, HasChoices) else {}
+        if choices and path.is_file():
             text = path.read_text("utf8")
-            for option, value in manager.choices.items():
-                text = text.replace(f" {option}: auto\n", f" {option}: {value}\n")
+            for option, value in choices.items():
+                text = text.replace(f" {option}: auto\n", f" {yaml.safe_dump({option: value})}")
             write_atomic(path, text.encode(errors="backslashreplace"))
 
     def setup_optimizers(self) -> Optimizers:

@@ -29,6 +29,7 @@ from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState, halve
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer, default_chunk
+from f3rm_ext.model_components.exposure import ExposureOption, choices, judge, make_exposures, saturate
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.model_components.visualization import comparison_images, feature_images
@@ -83,8 +84,12 @@ class F3rmModelConfig(OwnModelConfig):
     """Width of the density network, 1 or more."""
     color_hidden_dim: int = 64
     """Width of the colour network, 1 or more."""
-    appearance_dim: int = 32
-    """Length of the per-image appearance code that absorbs exposure changes; 0 for none."""
+    exposure: ExposureOption = "off"
+    """Gains of the three colours of each training photo, for captures whose exposure or white balance varies; scene and
+    exports have their mean. auto models them if EXIF tells that exposures vary, on always, off never."""
+    appearance_dim: int = 0
+    """Length of a per-image code from which the colour network learns how a photo differs from others, as in nerfacto;
+    0 for none. Renderings take the mean code, which costs quality in short runs: prefer exposure."""
     init_density: float = 0.01
     """Initial density everywhere, per scene unit, > 0."""
     num_samples: int = 48
@@ -221,6 +226,8 @@ class F3rmModel(QueryableField):
         self.camera_optimizer: CameraOptimizer = config.camera_optimizer.setup(
             num_cameras=self.num_train_data, device="cpu"
         )
+        self.exposures = make_exposures(config.exposure, self.num_train_data, metadata.get("exif_stops"))
+        self.choices = choices(config.exposure, self.exposures)
         self.density_fns = [cast(ProposalField, network).density for network in self.proposal_networks]
         self.proposal_sampler = ProposalNetworkSampler(
             num_proposal_samples_per_ray=tuple(proposal.num_samples for proposal in config.proposals),
@@ -245,13 +252,15 @@ class F3rmModel(QueryableField):
         self.cost = TrainingCost()
 
     def get_param_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Returns parameters by optimiser: proposal_networks, fields, feature_field, camera_opt."""
+        """Returns parameters by optimiser: proposal_networks, fields, feature_field, camera_opt, exposure."""
         groups = {
             "proposal_networks": list(self.proposal_networks.parameters()),
             "fields": list(self.field.parameters()),
             "feature_field": list(self.feature_field.parameters()),
         }
         self.camera_optimizer.get_param_groups(param_groups=groups)
+        if self.exposures is not None:
+            groups["exposure"] = list(self.exposures.parameters())
         return groups
 
     def _proposal_update_interval(self, step: int) -> float:
@@ -260,6 +269,8 @@ class F3rmModel(QueryableField):
 
     def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
         """Returns callbacks that anneal the proposal weights (mip-NeRF 360, eq. 18) and measure each step's cost."""
+        if self.exposures is not None and attributes.pipeline is not None:
+            self.exposures.start(cast(Any, attributes.pipeline.datamanager).train_dataset.image_filenames)
 
         def begin_step(step: int) -> None:
             self.cost.step_pre_backward(self.device)
@@ -271,6 +282,8 @@ class F3rmModel(QueryableField):
 
         def end_step(step: int) -> None:
             self.proposal_sampler.step_cb(step)
+            if self.exposures is not None:
+                self.exposures.project()
             self.cost.step_post_backward(step, self.device)
 
         return [
@@ -304,9 +317,10 @@ class F3rmModel(QueryableField):
             extra: further outputs by name, computed from hidden values rendered along the rays; ignored in training.
 
         Returns:
-            ``rgb`` (n, 3); ``accumulation``, ``depth`` (median) and ``expected_depth`` (n, 1), depths along the ray in
-            scene units. In training also ``features`` by head for the first rays, and the samples that the losses
-            need. Otherwise also ``feature_pca``, ``prop_depth_i``, the optional outputs and those of ``extra``.
+            ``rgb`` (n, 3; in training as the photo shows it); ``accumulation``, ``depth`` (median) and
+            ``expected_depth`` (n, 1), depths along the ray in scene units. In training also ``features`` by head for
+            the first rays, and the samples that the losses need. Otherwise also ``feature_pca``, ``prop_depth_i``, the
+            optional outputs and those of ``extra``.
         """
         assert isinstance(ray_bundle, RayBundle)
         if self.training:
@@ -330,6 +344,9 @@ class F3rmModel(QueryableField):
             outputs["depth"] = self.renderer_depth(weights=weights, ray_samples=ray_samples)
             outputs["expected_depth"] = self.renderer_expected_depth(weights=weights, ray_samples=ray_samples)
         if self.training:
+            if self.exposures is not None and cameras is not None:
+                behind = 1 - outputs["accumulation"] if self.renderer_rgb.background_color == "white" else None
+                outputs["rgb"] = self.exposures(outputs["rgb"], cameras.view(-1), behind)
             outputs["weights_list"] = [*weights_list, weights]
             outputs["ray_samples_list"] = [*samples_list, ray_samples]
             count = math.ceil(self.feature_ray_fraction * len(weights))
@@ -388,6 +405,8 @@ class F3rmModel(QueryableField):
             pred_accumulation=outputs["accumulation"],
             gt_image=batch["image"].to(self.device),
         )
+        if self.training and self.exposures is not None:
+            predicted = saturate(predicted, target)
         losses = {"rgb_loss": functional.mse_loss(predicted, target)}
         if not self.training:
             return losses
@@ -420,18 +439,20 @@ class F3rmModel(QueryableField):
         """Compares a rendered image with the photo.
 
         Args:
-            batch: ``image`` and, if there are any, ``mask``, ``camera`` and ``feature_maps``.
+            batch: ``image`` and, if there are any, ``mask``, ``camera``, ``exif_stops`` and ``feature_maps``.
 
         Returns:
             Metrics: psnr, ssim, l1; lpips if its weights are available; feature_cosine_NAME and feature_mse_NAME (at
-            patch centres, in the distilled space); train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib.
+            patch centres, in the distilled space); train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib; with
+            modelled exposures also those of :func:`~f3rm_ext.model_components.exposure.judge`.
 
             Images: img (photo | rendering), accumulation, depth and feature_pca (2D features | rendering).
 
             Pixels outside ``mask`` do not count and are grey. If it keeps no pixel, image metrics are absent.
         """
         truth, mask = self.renderer_rgb.blend_background(batch["image"].to(self.device)), batch.get("mask")
-        metrics = self.image_metrics(outputs["rgb"], truth, mask)
+        outputs, exposure_metrics = judge(self.exposures, outputs, truth, batch)
+        metrics = self.image_metrics(outputs["rgb"], truth, mask) | exposure_metrics
         metrics.update(feature_metrics(self, batch))
         metrics.update(self.cost.metrics(self.device))
         images = comparison_images(outputs, truth, mask)

@@ -20,6 +20,7 @@ from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.ranks import is_first, sum_over_ranks
 from f3rm_ext.memory.options import MemoryOption, RunState
 from f3rm_ext.model_components import masks
+from f3rm_ext.model_components.exposure import choices, judge, make_exposures, saturate
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.model_components.visualization import comparison_images, feature_images
@@ -90,6 +91,10 @@ class GaussianModel(QueryableSplats):
         self.gauss_params["features_rest"].data = self.gauss_params["features_rest"].data.to(config.memory.sh_dtype)
         self.register_buffer("filter_3d", torch.zeros(self.num_gaussians))
         self.register_buffer("background", torch.tensor(1.0 if config.background_color == "white" else 0.0).repeat(3))
+        option = "off" if self.sharded and config.exposure == "auto" else config.exposure
+        stops = (self.kwargs.get("metadata") or {}).get("exif_stops")
+        self.exposures = make_exposures(option, self.num_train_data, stops)
+        self.choices = choices(config.exposure, self.exposures)
         self.collider = None
         self.image_metrics = ImageMetrics(config.lpips_weights)
         self.guard = OutputGuard()
@@ -126,8 +131,11 @@ class GaussianModel(QueryableSplats):
         return self.config.mip.resolve(flat=False)
 
     def get_param_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Returns one group for each parameter."""
-        return {name: [parameter] for name, parameter in self.gauss_params.items()}  # type: ignore[misc]
+        """Returns one group for each parameter of the Gaussians, and exposure."""
+        groups: dict[str, Any] = {name: [parameter] for name, parameter in self.gauss_params.items()}
+        if self.exposures is not None:
+            groups["exposure"] = list(self.exposures.parameters())
+        return groups
 
     def memory_options(self) -> list[MemoryOption]:
         """Returns options that lower the memory of a training step."""
@@ -148,6 +156,8 @@ class GaussianModel(QueryableSplats):
         self.schedule = config.schedule(schedule_length(trainer))
         if not self.loaded:
             CONSOLE.log(self._start(manager, views), markup=False)
+        if self.exposures is not None:
+            self.exposures.start(manager.train_dataset.image_filenames)
         self.lifted.clear()  # Features do not follow the Gaussians through training.
         cleaner = CacheCleaner(config.memory.clear_every)
 
@@ -161,6 +171,8 @@ class GaussianModel(QueryableSplats):
 
         def end_step(step: int) -> None:
             self._filter_stale = self._change_gaussians(step, optimizers)
+            if self.exposures is not None:
+                self.exposures.project()
             self.cost.step_post_backward(step, self.device)
             cleaner.clear(step, self.device)
             if step == trainer.max_num_iterations - 1 and hasattr(manager, "train_feature_source") and is_first():
@@ -191,7 +203,15 @@ class GaussianModel(QueryableSplats):
         if not self.training:
             return self.render_with_features(camera, {}, obb_box)
         scene, view = self._scene(), PinholeCameras.to_render(camera, self.device)
-        return {**render(scene, view).outputs(), "background": scene.background}
+        return self._exposed(render(scene, view).outputs(), scene, camera) | {"background": scene.background}
+
+    def _exposed(self, outputs: dict[str, Tensor], scene: SplatScene, camera: Cameras) -> dict[str, Tensor]:
+        """Returns the outputs for a training camera, with colours as its photo shows them."""
+        if self.exposures is None:
+            return outputs
+        assert camera.metadata is not None and scene.background is not None
+        behind = (1 - outputs["accumulation"]) * scene.background
+        return {**outputs, "rgb": self.exposures(outputs["rgb"], camera.metadata["cam_idx"], behind)}
 
     def _scene(self) -> SplatScene:
         return SplatScene(
@@ -217,7 +237,8 @@ class GaussianModel(QueryableSplats):
         """Returns ``rgb_loss`` and, in training, the active losses of the regularisation."""
         truth = self._truth(batch, outputs.get("background", self.background))
         mask = batch["mask"].to(self.device) if "mask" in batch else None
-        losses = {"rgb_loss": photometric_loss(outputs["rgb"], truth, mask, self.config.ssim_weight)}
+        rgb = outputs["rgb"] if self.exposures is None else saturate(outputs["rgb"], truth)
+        losses = {"rgb_loss": photometric_loss(rgb, truth, mask, self.config.ssim_weight)}
         return losses | self._regularization_losses(outputs, truth, mask) if self.training else losses
 
     def _regularization_losses(
@@ -253,12 +274,14 @@ class GaussianModel(QueryableSplats):
 
         Returns:
             The metrics psnr, ssim, lpips (where its weights are available), l1, gaussian_count, mean_opacity,
-            train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib, with those of the features; and the images
+            train_peak_memory_mib, train_it_per_s and eval_peak_memory_mib, with those of the features and, with
+            modelled exposures, of :func:`~f3rm_ext.model_components.exposure.judge`; and the images
             img (photo | rendered), accumulation, depth and normal. Pixels that ``mask`` leaves out do not count and
             are grey. If it leaves out all pixels, the metrics that compare images are absent.
         """
         truth, mask = self._truth(batch, self.background), batch.get("mask")
-        metrics = self.image_metrics(outputs["rgb"], truth, mask)
+        outputs, exposure_metrics = judge(self.exposures, outputs, truth, batch)
+        metrics = self.image_metrics(outputs["rgb"], truth, mask) | exposure_metrics
         metrics["gaussian_count"] = float(self.total_gaussians)
         opacities = self.gaussians.alphas().sum()
         if self.sharded:

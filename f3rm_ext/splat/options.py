@@ -12,6 +12,7 @@ from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.options import MemoryOption, RunState
+from f3rm_ext.model_components.exposure import ExposureOption
 from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE
 from f3rm_ext.splat.memory.options import MemoryOptions
@@ -49,6 +50,9 @@ class GaussianOptions(OwnModelConfig):
     """Colour behind the splats and behind transparent pixels of the images. random is black outside training."""
     ssim_weight: Annotated[float, Range(0, 1)] = 0.2
     """Weight of 1 − SSIM in the photometric loss, 0 to 1; the mean absolute error has the remaining weight."""
+    exposure: ExposureOption = "off"
+    """Gains of the three colours of each training photo, for captures whose exposure or white balance varies; scene and
+    exports have their mean. auto models them if EXIF tells that exposures vary, on always, off never."""
     near_plane: Positive = 0.01
     """Gaussians whose centres are nearer to the camera are not rendered, scene units, > 0."""
     backend: Backend = "auto"

@@ -50,14 +50,15 @@ def check_sharding(trainer: TrainerConfig) -> None:
         "--pipeline.model.regularization none": config.regularization == "none",
         "--pipeline.model.densify.absgrad False": not config.densify.absgrad,
         "--pipeline.model.sh-storage float32": config.memory.storage == "float32",
+        "--pipeline.model.exposure off": config.exposure != "on",
         "--pipeline.model.backend auto": config.backend in ("auto", "gsplat"),
         "--pipeline.datamanager.features.extractors (without names)": not manager.features.extractors,
     }
     missing = [option for option, given in needs.items() if not given]
     if missing:
         raise ConfigError(
-            f"With {OPTION} no GPU holds all Gaussians, so neighbours, normals, absolute gradients, half-precision "
-            f"colours and lifted features cannot be had: add {', '.join(missing)}."
+            f"With {OPTION} no GPU holds all Gaussians, so neighbours, normals, absolute gradients, exposures, "
+            f"half-precision colours and lifted features cannot be had: add {', '.join(missing)}."
         )
     if "viewer" in trainer.vis:
         others = trainer.vis.removeprefix("viewer").removeprefix("_legacy").removeprefix("+")

@@ -95,6 +95,50 @@ def test_camera_optimiser_is_applied(make_model: MakeModel, make_rays: MakeRays)
         torch.testing.assert_close(model(make_rays(32))["rgb"], moved)
 
 
+def test_exposures_belong_to_photos_and_not_to_the_scene(make_model: MakeModel, make_rays: MakeRays) -> None:
+    model = make_model(exposure="on", camera_optimizer=CameraOptimizerConfig(mode="off"))
+    assert model.exposures is not None and model.get_param_groups()["exposure"] == [model.exposures.stops]
+    _losses(model, make_rays(40), {})["rgb_loss"].backward()
+    gradient = model.exposures.stops.grad
+    assert gradient is not None and (gradient.abs().sum(dim=1) > 0).all()
+    rays = make_rays(40)
+    model.eval()
+    with torch.no_grad():
+        scene = model(rays)["rgb"]
+        model.exposures.stops[:2] += 1
+        torch.testing.assert_close(model(make_rays(40))["rgb"], scene, atol=0, rtol=0)
+    model.train()
+    torch.manual_seed(0)
+    shown = model(make_rays(40))["rgb"]
+    model.exposures.stops.data.zero_()
+    torch.manual_seed(0)
+    plain = model(make_rays(40))["rgb"]
+    bright = rays.camera_indices[:, 0] < 2
+    assert (shown[bright] > plain[bright]).all()
+    torch.testing.assert_close(shown[~bright], plain[~bright])
+
+
+def test_exposures_have_mean_zero_after_each_step(make_model: MakeModel) -> None:
+    model = make_model(exposure="on")
+    assert model.exposures is not None
+    model.exposures.stops.data += torch.arange(5.0)[:, None]
+    _run_callbacks(model, 0, TrainingCallbackLocation.AFTER_TRAIN_ITERATION)
+    assert model.exposures.stops.mean(dim=0).abs().max() < 1e-6 and model.exposures.stops[4, 0] == 2
+
+
+def test_held_out_photos_are_judged_at_their_exposure(make_model: MakeModel, camera: Cameras) -> None:
+    stops = [-2.0, -1.0, 0.0, 1.0, 2.0]
+    model = make_model(exposure="auto", metadata={"exif_stops": stops}).eval()
+    assert model.choices == {"exposure": "on"} and model.exposures is not None
+    outputs = model.get_outputs_for_camera(camera)
+    photo = model.exposures(outputs["rgb"], 1).detach()
+    metrics, images = model.get_image_metrics_and_images(outputs, {"image": photo, "exif_stops": -1.0})
+    assert metrics["psnr"] > 60 > metrics["psnr_at_mean_exposure"] and metrics["exposure_from_exif"] == 1
+    torch.testing.assert_close(images["img"][:, :20], images["img"][:, 20:], atol=1e-3, rtol=0)
+    fitted, _ = model.get_image_metrics_and_images(outputs, {"image": photo})
+    assert fitted["exposure_from_exif"] == 0 and fitted["psnr"] > 40
+
+
 def test_pruned_features_approach_the_full_ones(
     make_model: MakeModel, make_rays: MakeRays, make_spec: MakeSpec
 ) -> None:

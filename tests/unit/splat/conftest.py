@@ -81,13 +81,12 @@ def begin_training(ring_cameras: Callable[..., Cameras]) -> Callable[..., Any]:
     from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
 
     def begin(model: SplatModel, steps: int = 100, **run: Any) -> SimpleNamespace:
+        photos = SimpleNamespace(cameras=ring_cameras(), image_filenames=[Path("missing.jpg")] * len(ring_cameras()))
         optimizers = {name: torch.optim.Adam(params, 1e-3) for name, params in model.get_param_groups().items()}
         attributes: Any = TrainingCallbackAttributes(
             optimizers=optimizers,  # type: ignore[arg-type]
             grad_scaler=None,  # type: ignore[arg-type]
-            pipeline=SimpleNamespace(  # type: ignore[arg-type]
-                datamanager=SimpleNamespace(train_dataset=SimpleNamespace(cameras=ring_cameras()))
-            ),
+            pipeline=SimpleNamespace(datamanager=SimpleNamespace(train_dataset=photos)),  # type: ignore[arg-type]
             trainer=SimpleNamespace(config=SimpleNamespace(max_num_iterations=steps, **run)),  # type: ignore[arg-type]
         )
         callbacks = model.train().get_training_callbacks(attributes)

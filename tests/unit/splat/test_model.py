@@ -135,6 +135,28 @@ def test_background(make_splat_model: Make, train: Train, camera: Any, color: st
     assert "normal" not in outputs
 
 
+def test_exposures_belong_to_photos_and_not_to_the_scene(make_splat_model: Make, train: Train, camera: Any) -> None:
+    model = make_splat_model(exposure="on", background_color="white")
+    run = train(model)
+    assert model.exposures is not None and model.get_param_groups()["exposure"] == [model.exposures.stops]
+    plain = run.render(5)
+    scene = model.eval().get_outputs_for_camera(camera)["rgb"]
+    model.train()
+    run.backward(5)
+    gradient = model.exposures.stops.grad
+    assert gradient is not None and gradient[1].all() and not gradient[0].any()
+    model.exposures.stops.data[1] += 1
+    shown = run.render(5)
+    empty = shown["accumulation"][..., 0] == 0
+    assert empty.any() and (shown["rgb"][empty] == 1).all(), "the background has no exposure"
+    covered = shown["accumulation"][..., 0] > 0.5
+    assert (shown["rgb"][covered] >= plain["rgb"][covered]).all() and not torch.equal(shown["rgb"], plain["rgb"])
+    assert torch.equal(model.eval().get_outputs_for_camera(camera)["rgb"], scene)
+    model.train()
+    run.hooks.after(5)
+    assert model.exposures.stops.mean(dim=0).abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("empty", [True, False])
 def test_a_box_crops_the_scene(make_splat_model: Make, camera: Any, empty: bool) -> None:
     model = make_splat_model(background_color="white")

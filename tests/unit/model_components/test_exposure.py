@@ -1,0 +1,172 @@
+"""Exposures of training photos, and the judging of held-out ones."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from f3rm_ext.model_components import masks
+from f3rm_ext.model_components.exposure import (
+    CONTENT_STOPS,
+    ExposureModel,
+    apply_stops,
+    fit_halves,
+    judge,
+    make_exposures,
+    saturate,
+)
+
+
+@pytest.fixture
+def picture() -> torch.Tensor:
+    return torch.rand(12, 16, 3, generator=torch.Generator().manual_seed(0)) * 0.6 + 0.1
+
+
+def exposures(*stops: float | None) -> ExposureModel:
+    return ExposureModel(stops)
+
+
+def test_no_stop_changes_nothing_and_one_doubles_light(picture: torch.Tensor) -> None:
+    torch.testing.assert_close(apply_stops(picture, torch.zeros(3)), picture)
+    grey = torch.full((1, 3), 188 / 255)
+    torch.testing.assert_close(apply_stops(grey, torch.ones(3)), torch.ones(1, 3), atol=0.01, rtol=0)
+    torch.testing.assert_close(apply_stops(apply_stops(picture, torch.ones(3)), -torch.ones(3)), picture)
+
+
+def test_each_ray_has_the_gains_of_its_photo(picture: torch.Tensor) -> None:
+    model = exposures(-1.0, 1.0)
+    rays = picture.reshape(-1, 3)
+    index = torch.arange(len(rays)) % 2
+    shown = model(rays, index)
+    for photo in (0, 1):
+        torch.testing.assert_close(shown[index == photo], model(rays[index == photo], photo))
+    assert (shown[index == 1] > rays[index == 1]).all() and (shown[index == 0] < rays[index == 0]).all()
+
+
+def test_the_background_is_not_exposed(picture: torch.Tensor) -> None:
+    model = exposures(-1.0, 1.0)
+    behind = torch.full_like(picture, 0.3)
+    torch.testing.assert_close(model(behind, 1, behind), behind)
+    torch.testing.assert_close(model(picture + behind, 1, behind), model(picture, 1) + behind)
+
+
+def test_gradients_are_those_of_differences() -> None:
+    colors = torch.tensor([[0.0, 0.02, 0.5], [0.9, 1.2, 0.06]])
+    stops = torch.tensor([0.3, -0.4, 0.1])
+    step = 1e-3
+    for index, value in enumerate((colors, stops)):
+        given = [colors, stops]
+        given[index] = value.clone().requires_grad_(True)
+        apply_stops(*given).sum().backward()
+        above, below = ([*given[:index], value + change, *given[index + 1 :]] for change in (step, -step))
+        expected = (apply_stops(*above) - apply_stops(*below)).detach() / (2 * step)
+        expected = expected if index == 0 else expected.sum(dim=0)
+        torch.testing.assert_close(given[index].grad, expected, atol=2e-3, rtol=5e-3)
+
+
+def test_seeds_come_from_exif_and_have_mean_zero() -> None:
+    model = exposures(-6.0, None, -3.0)
+    torch.testing.assert_close(model.stops.detach(), torch.tensor([-1.5, 0.0, 1.5])[:, None].repeat(1, 3))
+
+
+def test_the_projection_takes_the_mean_away_and_nothing_else() -> None:
+    model = exposures(0.0, 1.0, 4.0)
+    before = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
+    model.stops.data.copy_(before + 5)
+    model.project()
+    assert model.stops.mean(dim=0).abs().max() < 1e-6
+    torch.testing.assert_close(model.stops.detach(), before - before.mean(dim=0), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("option", "stops", "made"),
+    [
+        ("auto", [-3.0, -2.0], True),
+        ("auto", [-3.0, None, -2.0], True),
+        ("auto", [-3.0, -3.1], False),
+        ("auto", [None, None], False),
+        ("auto", None, False),
+        ("on", None, True),
+        ("on", [-3.0, -3.0], True),
+        ("off", [-3.0, -2.0], False),
+    ],
+)
+def test_auto_goes_by_exif(option: Any, stops: Any, made: bool) -> None:
+    assert (make_exposures(option, 2, stops) is not None) is made
+
+
+def test_without_exif_the_brightness_is_the_start_unless_it_resumes(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{grey}.png" for grey in (255, 137)]  # two stops darker
+    for path in paths:
+        Image.fromarray(np.full((8, 8, 3), int(path.stem), np.uint8)).save(path)
+    model = exposures(None, None)
+    model.start(paths)
+    share = 1 - CONTENT_STOPS**2
+    expected = share * torch.tensor([1.0, -1.0])[:, None].repeat(1, 3)
+    torch.testing.assert_close(model.stops.detach(), expected, atol=0.01, rtol=0)
+    trained = exposures(None, None)
+    trained.stops.data.fill_(0.1)
+    trained.start(paths)
+    assert (trained.stops == 0.1).all()
+    with_exif = exposures(-3.0, -3.0)
+    with_exif.start(paths)
+    assert not with_exif.stops.any()
+    similar = exposures(None, None)
+    similar.start([paths[0], paths[0]])
+    assert not similar.stops.any(), "content explains as much"
+
+
+def test_a_photo_is_exposed_as_exif_says_and_as_strongly_as_training_photos_are() -> None:
+    model = exposures(-4.0, -2.0, None)
+    assert model.held_out_stops(None) is None and exposures(None).held_out_stops(-3.0) is None
+    torch.testing.assert_close(model.held_out_stops(-2.5), torch.full((3,), 0.5))
+    model.stops.data.copy_(torch.tensor([[-0.8, -1.0, -1.2], [0.8, 1.0, 1.2], [0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(model.held_out_stops(-2.5), torch.tensor([0.4, 0.5, 0.6]))
+    torch.testing.assert_close(exposures(-3.0, -3.0).held_out_stops(-2.0), torch.ones(3))
+
+
+def test_saturated_pixels_ask_for_no_more_than_white() -> None:
+    rgb, photo = torch.full((2, 3), 1.5), torch.tensor([[1.0] * 3, [0.5] * 3])
+    assert saturate(rgb, photo).tolist() == [[1.0] * 3, [1.5] * 3]
+
+
+def test_pixels_are_judged_by_fits_that_have_not_seen_them(picture: torch.Tensor) -> None:
+    photo = apply_stops(picture, torch.tensor([0.2, -0.5, -1.0]))
+    torch.testing.assert_close(fit_halves(picture, photo), photo, atol=1e-4, rtol=0)
+    other = photo.clone()
+    other[:, :8] *= 0.5
+    one, two = fit_halves(picture, photo), fit_halves(picture, other)
+    torch.testing.assert_close(one[:, :8], two[:, :8])
+    assert not torch.allclose(one[:, 8:], two[:, 8:], atol=0.05)
+
+
+def test_pixels_that_masks_leave_out_fit_nothing(picture: torch.Tensor) -> None:
+    photo = apply_stops(picture, torch.tensor([0.2, -0.5, -1.0]))
+    mask = torch.ones(12, 16, 1, dtype=torch.bool)
+    mask[:6] = False
+    shown = fit_halves(picture, torch.where(mask, photo, 0.9), mask)
+    torch.testing.assert_close(shown[6:], photo[6:], atol=1e-4, rtol=0)
+    assert fit_halves(picture, photo, torch.zeros_like(mask)).isfinite().all()
+
+
+@pytest.mark.parametrize("stops", [-2.0, None])
+def test_judging_reports_how(picture: torch.Tensor, stops: float | None) -> None:
+    photo = apply_stops(picture, torch.full((3,), -1.0))
+    outputs = {"rgb": picture, "depth": picture[..., :1]}
+    batch = {} if stops is None else {"exif_stops": stops}
+    unchanged, none = judge(None, outputs, photo, batch)
+    assert unchanged["rgb"] is picture and not none
+    shown, metrics = judge(exposures(-2.0, 0.0), outputs, photo, batch)
+    assert metrics["exposure_from_exif"] == (stops is not None)
+    assert metrics["psnr_at_mean_exposure"] == pytest.approx(float(masks.psnr(picture, photo)))
+    assert float(masks.psnr(shown["rgb"], photo)) > 60 and shown["depth"] is outputs["depth"]
+
+
+def test_a_photo_that_is_masked_out_has_no_psnr(picture: torch.Tensor) -> None:
+    mask = torch.zeros(12, 16, 1, dtype=torch.bool)
+    _, metrics = judge(exposures(-1.0, 0.0), {"rgb": picture}, picture, {"mask": mask})
+    assert set(metrics) == {"exposure_from_exif"} and not any(math.isnan(value) for value in metrics.values())
