@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tyro
 from rich.console import Console
 from rich.progress import track
@@ -52,7 +53,17 @@ SWAPS: dict[type, type] = {
     ast.NotIn: ast.In,
 }
 """Operators and what they are mistaken for."""
-PRELOAD = ["beartype", "jaxtyping", "numba", "pytest", "torch", "torchmetrics.image", "cv2", "viser", "nerfstudio.models.base_model"]
+PRELOAD = [
+    "beartype",
+    "jaxtyping",
+    "numba",
+    "pytest",
+    "torch",
+    "torchmetrics.image",
+    "cv2",
+    "viser",
+    "nerfstudio.models.base_model",
+]
 """What tests import slowly, without anything of the package: each run is a fork of a process that has it."""
 CRASH = "crash"
 """Stands for a test whose process ended."""
@@ -116,7 +127,10 @@ def find_tests(path: Path, near: bool = False) -> list[str]:
     folder = ROOT / "tests" / "unit" / path.parent.relative_to(PACKAGE)
     while not (files := sorted(folder.glob("test_*.py"))):
         folder = folder.parent
-    own = [file for file in files if file.stem == f"test_{path.stem}"]
+    # Triton's kernels have tests that others run in a process of their own.
+    interpreted = (ROOT / "tests" / "unit").rglob("interpreted_*.py")
+    kernels = [file for file in interpreted if "triton" in path.stem and path.stem in file.read_text("utf-8")]
+    own = [*kernels, *(file for file in files if file.stem == f"test_{path.stem}")]
     users = [file for file in files if path.stem in file.read_text("utf-8")]
     return [str(file) for file in (near and (own or users)) or dict.fromkeys([*own, *users, *files])]
 
@@ -139,7 +153,6 @@ class Failure:
 def run_tests(results: Connection, folder: Path, tests: Sequence[str], limit_s: float, fresh: bool) -> None:
     """Runs tests on the package in a folder and ends the process; sends the names of those that fail."""
     import numba
-    import pytest
 
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
@@ -148,7 +161,17 @@ def run_tests(results: Connection, folder: Path, tests: Sequence[str], limit_s: 
     sys.path.insert(0, str(folder))
     if fresh:
         numba.config.CACHE_DIR = tempfile.mkdtemp(dir=folder)
-    options = ["-q", "-p", "no:cacheprovider", "-p", "pytest_timeout", "--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "pytest_timeout",
+        "--rootdir",
+        str(ROOT),
+        "-c",
+        str(ROOT / "pyproject.toml"),
+    ]
     limits = ["-o", f"timeout={limit_s}", "-o", f"faulthandler_timeout={1.5 * limit_s}"]
     code = pytest.main([*options, *limits, *tests], plugins=[Failure(results)])
     os._exit(code)
@@ -177,7 +200,7 @@ class Sample:
         paths = sorted(place.rglob("*.py")) if place.is_dir() else [place]
         every = [mutant for path in paths for mutant in mutants(path)]
         sample = random.Random(self.seed).sample(every, min(self.count, len(every)))
-        os.environ.update(OMP_NUM_THREADS="1", NUMBA_NUM_THREADS="1")
+        os.environ.update(OMP_NUM_THREADS="1", NUMBA_NUM_THREADS="1", TRITON_INTERPRET="1")
         multiprocessing.set_start_method("forkserver")
         multiprocessing.set_forkserver_preload(PRELOAD)
         with tempfile.TemporaryDirectory() as root, ThreadPoolExecutor(self.jobs) as pool:
@@ -227,7 +250,7 @@ class Sample:
             while True:
                 failed.append(results.recv())
         process.join()
-        return failed or ([CRASH] if process.exitcode else [])
+        return failed or ([CRASH] if process.exitcode not in (0, pytest.ExitCode.NO_TESTS_COLLECTED) else [])
 
 
 if __name__ == "__main__":
