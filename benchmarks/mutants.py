@@ -4,21 +4,29 @@
     python benchmarks/mutants.py --count 20 --under splat/rasterize --seed 7
 
 Each mistake changes one operator, constant or sign of a random expression in a copy of the package. The unit tests of
-its module run until one fails, then those of its folder. The mistakes that no test noticed are printed. Some change
-nothing: a result that is not used, a bound that no input meets.
+its module and its folder run until one fails that passes without it. Some mistakes change nothing: a result that is not
+used, a bound that no input meets.
 """
 
 import ast
+import contextlib
+import functools
+import multiprocessing
 import os
+import queue
 import random
+import re
 import shutil
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+import pytest
 import tyro
 from rich.console import Console
 from rich.progress import track
@@ -45,6 +53,20 @@ SWAPS: dict[type, type] = {
     ast.NotIn: ast.In,
 }
 """Operators and what they are mistaken for."""
+PRELOAD = [
+    "beartype",
+    "jaxtyping",
+    "numba",
+    "pytest",
+    "torch",
+    "torchmetrics.image",
+    "cv2",
+    "viser",
+    "nerfstudio.models.base_model",
+]
+"""What tests import slowly, without anything of the package: each run is a fork of a process that has it."""
+CRASH = "crash"
+"""Stands for a test whose process ended."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +119,62 @@ def mutants(path: Path) -> list[Mutant]:
     return made
 
 
-def find_tests(path: Path) -> list[Path]:
-    """Returns where a module's unit tests are: those of the module, if there are any, then those of its folder."""
+def find_tests(path: Path, near: bool = False) -> list[str]:
+    """Returns the files of a module's unit tests: its own, then those of its folder that name it, then the others.
+
+    ``near`` leaves the others out, and with a file of its own all but that.
+    """
     folder = ROOT / "tests" / "unit" / path.parent.relative_to(PACKAGE)
-    while not folder.is_dir():
+    while not (files := sorted(folder.glob("test_*.py"))):
         folder = folder.parent
-    module = folder / f"test_{path.stem}.py"
-    return [*([module] if module.is_file() else []), folder]
+    # Triton's kernels have tests that others run in a process of their own.
+    interpreted = (ROOT / "tests" / "unit").rglob("interpreted_*.py")
+    kernels = [file for file in interpreted if "triton" in path.stem and path.stem in file.read_text("utf-8")]
+    own = [*kernels, *(file for file in files if file.stem == f"test_{path.stem}")]
+    users = [file for file in files if path.stem in file.read_text("utf-8")]
+    return [str(file) for file in (near and (own or users)) or dict.fromkeys([*own, *users, *files])]
+
+
+class Failure:
+    """Tells which tests fail."""
+
+    def __init__(self, results: Connection) -> None:
+        self._results = results
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A test that failed."""
+        if report.failed:
+            self._results.send(report.nodeid)
+
+    pytest_collectreport = pytest_runtest_logreport
+    """A file that cannot be imported."""
+
+
+def run_tests(results: Connection, folder: Path, tests: Sequence[str], limit_s: float, fresh: bool) -> None:
+    """Runs tests on the package in a folder and ends the process; sends the names of those that fail."""
+    import numba
+
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some take longer to import than most tests take
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    if fresh:
+        numba.config.CACHE_DIR = tempfile.mkdtemp(dir=folder)
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "pytest_timeout",
+        "--rootdir",
+        str(ROOT),
+        "-c",
+        str(ROOT / "pyproject.toml"),
+    ]
+    limits = ["-o", f"timeout={limit_s}", "-o", f"faulthandler_timeout={1.5 * limit_s}"]
+    code = pytest.main([*options, *limits, *tests], plugins=[Failure(results)])
+    os._exit(code)
 
 
 @dataclass
@@ -116,8 +187,12 @@ class Sample:
     """Seed of the choice."""
     under: str = ""
     """Folder or module in the package to which the sample is limited."""
-    timeout_s: float = 600.0
-    """Time after which the tests of one mistake count as hanging, which is noticed, too; seconds."""
+    jobs: int = 1
+    """Mistakes that are tested at the same time."""
+    near: bool = False
+    """Runs only the module's own file of tests, or those that name it: quicker, and misses more."""
+    limit_s: float = 180.0
+    """Time after which a test counts as hanging, which is noticed, too; seconds."""
 
     def main(self) -> None:
         """Prints the mistakes that no test noticed, and the share of the others."""
@@ -125,38 +200,57 @@ class Sample:
         paths = sorted(place.rglob("*.py")) if place.is_dir() else [place]
         every = [mutant for path in paths for mutant in mutants(path)]
         sample = random.Random(self.seed).sample(every, min(self.count, len(every)))
-        missed = 0
-        with tempfile.TemporaryDirectory() as folder:
-            shutil.copytree(PACKAGE, Path(folder, "f3rm_ext"), ignore=shutil.ignore_patterns("__pycache__"))
-            Path(folder, "f3rm_ext", "method_configs").symlink_to(ROOT / "method_configs")
-            for tests in sorted({tests for mutant in sample for tests in find_tests(mutant.path)}):
-                if self._fail(tests, Path(folder)):
-                    raise SystemExit(f"Error: {tests.relative_to(ROOT)} fails without any mistake: mend it first.")
-            for mutant in track(sample, "Mistakes", console=Console(stderr=True)):
-                copy = Path(folder) / mutant.path.relative_to(ROOT)
-                source = mutant.path.read_bytes()
-                copy.write_bytes(mutant.apply(source))
-                if not any(self._fail(tests, Path(folder)) for tests in find_tests(mutant.path)):
-                    missed += 1
-                    line = source.decode().splitlines()[mutant.line - 1].strip()
-                    print(f"{mutant.path.relative_to(ROOT)}:{mutant.line}: {line}  →  {mutant.text}", flush=True)
-                copy.write_bytes(source)
-        print(f"Noticed: {len(sample) - missed} of {len(sample)}, of {len(every)} possible ones (seed {self.seed})")
+        os.environ.update(OMP_NUM_THREADS="1", NUMBA_NUM_THREADS="1", TRITON_INTERPRET="1")
+        multiprocessing.set_start_method("forkserver")
+        multiprocessing.set_forkserver_preload(PRELOAD)
+        with tempfile.TemporaryDirectory() as root, ThreadPoolExecutor(self.jobs) as pool:
+            copies: queue.Queue[Path] = queue.Queue()
+            for job in range(self.jobs):
+                copies.put(Path(root, str(job)))
+                shutil.copytree(PACKAGE, Path(root, str(job), PACKAGE.name))
+                Path(root, str(job), PACKAGE.name, "method_configs").symlink_to(ROOT / "method_configs")
+            results = pool.map(functools.partial(self._notice, copies), sample)
+            tests = list(track(results, "Mistakes", len(sample), console=Console(stderr=True)))
+            named = [str(ROOT / test) for test in sorted({*tests} - {None, CRASH})]
+            broken = self._failures(Path(root, "0"), named) if named else []
+        for test in broken:
+            print(f"{test} fails without any mistake, too: those that it noticed count as missed.")
+        noticed = len(sample) - sum(test is None or test in broken for test in tests)
+        print(f"Noticed: {noticed} of {len(sample)}, of {len(every)} possible ones (seed {self.seed})")
 
-    def _fail(self, tests: Path, folder: Path) -> bool:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-c", ROOT / "pyproject.toml"]
-        try:
-            done = subprocess.run(
-                [*command, "--rootdir", ROOT, tests],
-                cwd=folder,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"},
-                capture_output=True,
-                timeout=self.timeout_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return True
-        return done.returncode != 0
+    def _notice(self, copies: "queue.Queue[Path]", mutant: Mutant) -> str | None:
+        """Returns the first test that fails, if any."""
+        folder = copies.get()
+        copy = folder / mutant.path.relative_to(ROOT)
+        source = mutant.path.read_bytes()
+        copy.write_bytes(mutant.apply(source))
+        tests = ["-x", *find_tests(mutant.path, self.near)]
+        test = next(iter(self._failures(folder, tests, self._has_compiled_callers(mutant.path))), None)
+        copy.write_bytes(source)
+        copies.put(folder)
+        line = source.decode().splitlines()[mutant.line - 1].strip()
+        where = f"{mutant.path.relative_to(ROOT)}:{mutant.line}"
+        print(f"{test or 'MISSED'}: {where}: {line}  →  {mutant.text}", flush=True)
+        return test
+
+    def _has_compiled_callers(self, path: Path) -> bool:
+        """Whether what numba has compiled of other modules may hold functions of this one."""
+        others = (other.read_text("utf-8") for other in PACKAGE.rglob("*.py") if other != path)
+        return any(
+            "njit" in text and re.search(rf"\b{path.stem} import|import .*\b{path.stem}\b", text) for text in others
+        )
+
+    def _failures(self, folder: Path, tests: Sequence[str], fresh: bool = False) -> list[str]:
+        results, sender = multiprocessing.Pipe(duplex=False)
+        process = multiprocessing.Process(target=run_tests, args=(sender, folder, tests, self.limit_s, fresh))
+        process.start()
+        sender.close()
+        failed = []
+        with contextlib.suppress(EOFError):
+            while True:
+                failed.append(results.recv())
+        process.join()
+        return failed or ([CRASH] if process.exitcode not in (0, pytest.ExitCode.NO_TESTS_COLLECTED) else [])
 
 
 if __name__ == "__main__":

@@ -47,6 +47,12 @@ def test_more_points_than_pixels_come_from_between_them(make_ball: MakeBall, aro
     assert ball.pixels <= 6 * 4000
 
 
+def test_few_points_take_small_pictures(make_ball: MakeBall, around: Cameras) -> None:
+    ball = make_ball()
+    gather_points(ball, around, CloudOptions(points=100))
+    assert ball.pixels < 6 * 24 * 20 / 2
+
+
 def test_the_same_every_time_and_cameras_stay_as_they_are(make_ball: MakeBall, around: Cameras) -> None:
     before = around.cx.clone(), around.fx.clone(), around.width.clone()
     first, second = (gather_points(make_ball(), around, CloudOptions(points=300)) for _ in range(2))

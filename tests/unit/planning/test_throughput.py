@@ -1,12 +1,16 @@
 """Speeds come from the ledger where it has them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from nerfstudio.engine.callbacks import TrainingCallback
 
+from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.ledger.conditions import hardware
 from f3rm_ext.ledger.ledger import Ledger
+from f3rm_ext.planning import throughput
 from f3rm_ext.planning.arguments import parse
 from f3rm_ext.planning.request import ImageSizes
 from f3rm_ext.planning.throughput import Throughput, probe, recorded, stage_starts
@@ -42,6 +46,34 @@ def test_several_devices_are_unknown() -> None:
     assert recorded(config, ImageSizes.assumed(config)) is None
     with pytest.raises(ConfigError, match="A probe runs on one device"):
         probe(config)
+
+
+class SteppingTrainer:
+    """Trains without work: a step takes 0.1 s before step 3000, and 0.4 s from there on."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.callbacks: list[TrainingCallback] = []
+        self.pipeline = SimpleNamespace(datamanager=SimpleNamespace(close=lambda: None))
+        self.clock_s, self._start_step = 0.0, 0
+
+    def setup(self) -> None:
+        """Has nothing to set up."""
+
+    def train(self) -> None:
+        for step in range(self._start_step, 5000):
+            self.clock_s += 0.1 if step < 3000 else 0.4
+            for callback in self.callbacks:
+                callback.run_callback(step)
+
+
+def test_a_probe_weighs_each_stage_by_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = SteppingTrainer()
+    monkeypatch.setattr(throughput, "device_time", lambda device: trainer.clock_s)
+    monkeypatch.setattr(F3rmTrainerConfig, "setup", lambda config: trainer)
+    config = parse("sugar-ext", ["--regularization", "none", "--max-num-iterations", "5000"])
+    assert probe(config, 4).duration_s(5000) == pytest.approx(3000 * 0.1 + 2000 * 0.4)
 
 
 @pytest.mark.parametrize(

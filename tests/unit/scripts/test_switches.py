@@ -55,6 +55,9 @@ def test_switches_of_options_within_a_command() -> None:
     ):
         assert parse_command(MocoCommand, "moco", [*train, *form]).config.use_amp is value
     assert parse_command(MocoCommand, "moco", [*train, "--batch-negatives", "False"]).config.batch_negatives is False
+    evaluate = ["eval", "--data", "tiles", "--weights", "backbone.safetensors"]
+    for table in ([], ["--table", "tiles.md"]):
+        assert parse_command(MocoCommand, "moco", [*evaluate, *table, "--json", "True"]).json is True
 
 
 def test_commands_that_pass_options_on(tmp_path: Path) -> None:

@@ -112,16 +112,20 @@ def test_masks_are_found_by_name_with_either_suffix(tmp_path: Path) -> None:
         find_masks(tmp_path / "masks", [*photos, tmp_path / "in" / "c.jpg"], tmp_path / "in")
 
 
-@pytest.mark.parametrize(("orientation", "upright"), [(1, False), (3, False), (6, False), (6, True)])
-def test_a_mask_follows_its_photo(tmp_path: Path, orientation: int, upright: bool) -> None:
+@pytest.mark.parametrize(
+    ("orientation", "upright", "width"),
+    [(1, False, 40), (3, False, 40), (6, False, 40), (6, True, 40), (5, True, 20), (6, True, 20)],
+)
+def test_a_mask_follows_its_photo(tmp_path: Path, orientation: int, upright: bool, width: int) -> None:
+    """The mask of a square photo on its side, whose size does not tell, is taken as upright."""
     exif = Image.Exif()
     exif[274] = orientation
-    stored = picture()
+    stored = picture(width)
     stored.save(tmp_path / "a.jpg", quality=95, subsampling=0, exif=exif)
     photo = read_photo(tmp_path / "a.jpg", max_size=20)
     red = Image.fromarray(np.where(np.asarray(stored)[..., 0] > 128, 255, 0).astype(np.uint8))
     if upright:  # what a segmentation of the upright photo would give
-        red = red.transpose(Image.Transpose.ROTATE_270)
+        red = red.transpose(Image.Transpose.TRANSPOSE if orientation == 5 else Image.Transpose.ROTATE_270)
     red.save(tmp_path / "a.png")
     mask = read_mask(tmp_path / "a.png", tmp_path / "a.jpg", photo)
     shown = np.asarray(opened(photo.data).convert("RGB"))[..., 0] > 128
