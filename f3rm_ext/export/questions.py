@@ -62,7 +62,9 @@ class Question:
     @cached_property
     def range(self) -> tuple[float, float]:
         """The lowest and the highest value that is stored."""
-        values, threshold = self._values(self.scores), float(self._values(np.float64(self.threshold)))
+        scored = self.scores[self.scores > (0.0 if self.is_relevancy else -1.0)]  # the others have no features
+        values = self._values(scored if len(scored) else self.scores)
+        threshold = float(self._values(np.float64(self.threshold)))
         return min(float(values.min()), threshold - 1e-3), max(float(values.max()), threshold + 1e-3)
 
     def matches(self) -> Bool[np.ndarray, " gaussians"]:

@@ -1,6 +1,7 @@
 """Files of meshes: PLY, OBJ and GLB with vertex colours; also reads points and NPZ files of truths."""
 
 import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,9 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
         library = path.with_suffix(".mtl").name
         text, side_files = export_obj(mesh, header=header, return_texture=True, mtl_name=library)  # type: ignore[misc]
         side_files = {
-            name: sign_png(data, record) if name.endswith(".png") else data for name, data in side_files.items()
+            # trimesh's grey of .4 would darken the texture where programs multiply the two.
+            name: sign_png(data, record) if name.endswith(".png") else re.sub(rb"(?m)^Kd .*$", b"Kd 1 1 1", data)
+            for name, data in side_files.items()
         }
         body = text.encode(errors="backslashreplace")  # type: ignore[union-attr]
     else:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from f3rm_ext.data.uploads import upload
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.features.space import ExtraOutput, FeatureSpace, RenderedOf
+from f3rm_ext.features.space import MIN_NORM, ExtraOutput, FeatureSpace, RenderedOf
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.relevancy import relevancy
 
@@ -128,18 +128,21 @@ class Scorer:
         return tuple(name for name, _, _, _ in self._parts)
 
     def __call__(self, rendered_of: RenderedOf) -> Float[Tensor, "rays queries"]:
-        """Returns the scores at rays or points: the relevancy or cosine of each query."""
+        """Returns the scores at rays or points: the relevancy or cosine of each query.
+
+        Where there is no feature, as beside all Gaussians, it is :attr:`Query.lowest`, not the ½ of a feature that
+        is as similar to the negatives.
+        """
         scores: list[Tensor | None] = [None] * len(self.queries)
         for name, space, vectors, spans in self._parts:
-            cosines = space.cosine(rendered_of(name), vectors)
+            rendered = rendered_of(name)
+            cosines, is_empty = space.cosine(rendered, vectors), rendered.norm(dim=-1) <= MIN_NORM
             for index, (start, middle, end) in enumerate(spans):
                 if middle > start:
                     positive, negative = cosines[..., start:middle], cosines[..., middle:end]
-                    scores[index] = (
-                        relevancy(positive, negative, self.queries[index].temperature)
-                        if end > middle
-                        else positive.amax(dim=-1)
-                    )
+                    query = self.queries[index]
+                    score = relevancy(positive, negative, query.temperature) if end > middle else positive.amax(dim=-1)
+                    scores[index] = score.masked_fill(is_empty, query.lowest)
         return torch.stack([score for score in scores if score is not None], dim=-1)
 
 

@@ -122,8 +122,10 @@ def heat_ranges(
     scores = np.concatenate(previews)
     ranges = []
     for index, query in enumerate(queries):
-        high = float(np.quantile(scores[:, index], _HOTTEST_QUANTILE))
-        low = 0.5 if query.is_relevancy else float(np.median(scores[:, index]))
+        column = scores[:, index]
+        column = column[column > query.lowest] if (column > query.lowest).any() else column  # where features are
+        high = float(np.quantile(column, _HOTTEST_QUANTILE))
+        low = 0.5 if query.is_relevancy else float(np.median(column))
         # What is nowhere found is nowhere hot.
         ranges.append((low, max(high, low + (0.1 if query.is_relevancy else 0.02))))
     return ranges

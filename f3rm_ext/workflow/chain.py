@@ -48,8 +48,6 @@ class ChainRun(StageRunner):
             for stage in ChainStages(self.options, self.folder, self.records).build():
                 is_demanded = first is not None and STAGES.index(stage.name) >= STAGES.index(first)  # type: ignore[arg-type]
                 self.run_stage(stage, f"--from-stage is {first}" if is_demanded else "")
-                if stage.name == self.options.until_stage:
-                    break
             capture = identify(self.options.capture)
             return self.write_report(write_page(self.options, self.folder, capture, self.records, self.kept))
 

@@ -9,7 +9,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.html.content import capture_name
 from f3rm_ext.utils.atomic_files import hash_file
 from f3rm_ext.workflow.manifest import Record, identify
-from f3rm_ext.workflow.options import ChainOptions, StageName, StageOptions, Words
+from f3rm_ext.workflow.options import STAGES, ChainOptions, StageName, StageOptions, Words
 from f3rm_ext.workflow.records import newest_checkpoint
 from f3rm_ext.workflow.stages import PICTURES, POSES, Stage, hash_path, pose_stage, scores_file, view_stage
 
@@ -43,7 +43,7 @@ class ChainStages:
     """Of finished stages."""
 
     def build(self) -> Iterator[Stage]:
-        """Yields the stages in order; each is built after those before it have finished."""
+        """Yields the stages in order up to --until-stage; each is built after those before it have finished."""
         makers: tuple[Callable[[], Stage | None], ...] = (
             self._sfm,
             self._coarse,
@@ -57,10 +57,12 @@ class ChainStages:
             self._eval_mesh,
             self._eval_texture,
         )
-        for make in makers:
+        for name, make in zip(STAGES, makers, strict=True):
             stage = make()
             if stage is not None:
                 yield stage
+            if name == self.options.until_stage:  # also where it is left out
+                return
 
     # --- making ------------------------------------------------------------------------------------------------------
 

@@ -57,7 +57,8 @@ def test_other_formats_from_a_run(f3rm_ext: Typed, untrained: Any, room: Path, t
     names = {"two words.obj", "two words.mtl", "two_words.png"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert Image.open(tmp_path / "two_words.png").size == (512, 512)
-    assert "map_Kd two_words.png" in (tmp_path / "two words.mtl").read_text()
+    material = (tmp_path / "two words.mtl").read_text().splitlines()
+    assert "map_Kd two_words.png" in material and "Kd 1 1 1" in material
     done = f3rm_ext(*base, "--out", tmp_path / "room.ply", "--no-balance-exposure")
     assert done.code == 0, done.err
     colors = vertex_colors(read_mesh(tmp_path / "room.ply"))

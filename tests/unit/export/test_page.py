@@ -67,13 +67,22 @@ def test_steps_of_cosines_stay_on_their_side_of_the_threshold(threshold: float) 
 
 
 def test_relevancies_are_stored_as_logits() -> None:
-    scores = np.array([0.0, 0.3, 0.5, 0.7, 0.999, 1.0], np.float32)
+    scores = np.array([1e-5, 0.3, 0.5, 0.7, 0.999, 1.0], np.float32)
     question = Question("mug", scores, 0.5, is_relevancy=True)
     low, high = question.range
     shown = 1 / (1 + np.exp(-(low + question.to_bytes() / 255 * (high - low))))
     assert (low, high) == (-8, 8)
     np.testing.assert_allclose(shown, scores, atol=0.03)
     assert (question.to_bytes() >= 255 * (0 - low) / (high - low)).tolist() == (scores >= 0.5).tolist()
+
+
+@pytest.mark.parametrize("is_relevancy", [True, False])
+def test_gaussians_without_features_match_nothing_and_cost_no_steps(is_relevancy: bool) -> None:
+    scores = np.array([0.4, 0.5, 0.6], np.float32)
+    known = Question("mug", scores, 0.5, is_relevancy)
+    without = Question("mug", np.append(scores, np.float32(0.0 if is_relevancy else -1.0)), 0.5, is_relevancy)
+    assert without.range == known.range and without.to_bytes().tolist() == [*known.to_bytes().tolist(), 0]
+    assert without.matches().tolist() == [False, True, True, False]
 
 
 def test_places_are_clusters_of_matches_the_largest_first(cameras: PinholeCameras) -> None:

@@ -340,6 +340,8 @@ def test_files_keep_the_texture(box: trimesh.Trimesh, tmp_path: Path, suffix: st
     expected = {"box.glb"} if suffix == ".glb" else {"box.obj", "box.mtl", "box.png"}
     assert {file.name for file in tmp_path.iterdir()} == expected
     assert read_provenance(path)["made_by"] == "f3rm-ext export texture"
+    if suffix == ".obj":
+        assert "Kd 1 1 1" in path.with_suffix(".mtl").read_text().splitlines(), "or the texture is darkened"
     back = read_mesh(path)
     kept, written = get_texture(back), get_texture(made)
     assert kept is not None and written is not None

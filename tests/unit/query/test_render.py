@@ -50,6 +50,20 @@ def test_the_best_pixel_is_on_the_right_half_and_its_place_on_the_surface(ball: 
         assert 0.05 < found[name]["fraction_found"] < 0.95
 
 
+@pytest.mark.parametrize("negatives", [True, False])
+def test_pixels_without_features_match_nothing(ball: Any, views: list[View], negatives: bool) -> None:
+    queries, threshold = halves(ball, negatives), 0.5 if negatives else 0.0
+    scored = score_view(ball, views[0], queries)
+    assert scored.accumulation is not None
+    nothing = scored.accumulation == 0
+    assert 0.1 < nothing.mean() < 0.9, "pixels beside the ball"
+    assert (scored.scores[nothing] < threshold).all() and (scored.labels(threshold)[nothing] == -1).all()
+    share = summarize_view(scored, queries, threshold, FRAME)["upper"]["fraction_found"]
+    assert 0.05 < share < (~nothing).mean()
+    low, high = heat_ranges(ball, views, queries)[0]
+    assert low >= 0 and high > low
+
+
 def test_the_place_of_a_pixel_is_seen_through_its_centre(ball: Any, views: list[View]) -> None:
     scored = score_view(ball, views[5], halves(ball))
     at = surface_point(scored, 9, 12)
@@ -84,7 +98,8 @@ def test_heat_of_cosines_begins_at_their_median(ball: Any, views: list[View]) ->
     queries = halves(ball, negatives=False)
     seen: list[int] = []
     (low, high), _ = heat_ranges(ball, views, queries, lambda: seen.append(1))
-    scores = np.stack([score_view(ball, view, queries).scores[..., 0] for view in views])
+    scored = [score_view(ball, view, queries) for view in views]
+    scores = np.concatenate([one.scores[one.accumulation > 0, 0] for one in scored if one.accumulation is not None])
     assert low == pytest.approx(float(np.median(scores)), abs=1e-3) and high == pytest.approx(1.0, abs=1e-3)
     assert len(seen) == len(views)
 

@@ -279,7 +279,8 @@ def test_the_command_keeps_the_size_of_every_format(
     assert 0.85 * wanted < out.stat().st_size <= wanted and "of 300 Gaussians are kept" in capsys.readouterr().out
     out.unlink()
     assert main([*command, "--max-mb", "50"]) == 0
-    assert "All 300 Gaussians are kept" in capsys.readouterr().out and 0 <= out.stat().st_size - whole < 200
+    assert "All 300 Gaussians are kept" in capsys.readouterr().out
+    assert -0.05 * whole < out.stat().st_size - whole < 200, "neighbours side by side may compress better"
 
 
 def test_the_degree_of_splats_can_be_lowered(splat_config: Path, tmp_path: Path) -> None:

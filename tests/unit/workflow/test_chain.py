@@ -98,6 +98,14 @@ def test_stages_are_left_out(run_chain: RunChain, player: Any, tmp_path: Path) -
     assert player.ran[0][3:5] == ["--splats", str(splats)] and "capture" in player.ran[0]
 
 
+@pytest.mark.parametrize("skipped", ["refined-mesh", "refine"])
+def test_a_run_stops_where_a_stage_is_left_out(run_chain: RunChain, player: Any, skipped: Any) -> None:
+    run_chain(skip_refine=True, until_stage=skipped)
+    assert player.names() == ALL[:2]
+    run_chain(skip_refine=True, skip_page=True, until_stage="page")
+    assert player.names() == ["export texture"]
+
+
 def test_the_page_shows_the_splats_of_the_last_training(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
     def shown() -> str:
         (page,) = (words for words in player.ran if words[1:3] == ["export", "page"])
