@@ -1,6 +1,7 @@
 """The points of a capture: they stay where they are relative to the cameras, and bad ones stop nothing."""
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from nerfstudio.data.dataparsers.nerfstudio_dataparser import Nerfstudio, Nerfst
 
 from f3rm_ext.capture import points as module
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.capture.points import RGB, XYZ, drop_unusable_points, tolerate_unreadable_points
+from f3rm_ext.capture.points import RGB, XYZ, applied_transform, drop_unusable_points, tolerate_unreadable_points
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.features.options import FeatureOptions
@@ -147,6 +148,13 @@ def test_a_colmap_folder_without_usable_points_trains(capture, as_colmap, tmp_pa
     assert XYZ not in manager.train_dataset.metadata
     said = [line for line in log if line.startswith("Going on without the capture's points, which cannot be read (")]
     assert len(said) == 1
+
+
+def test_old_captures_of_colmap_have_x_and_y_swapped_and_z_turned(tmp_path: Path) -> None:
+    point = np.array([1.0, 2.0, 3.0, 1.0])
+    np.testing.assert_array_equal(applied_transform({}, tmp_path) @ point, [1, 2, 3])
+    (tmp_path / "colmap" / "sparse" / "0").mkdir(parents=True)
+    np.testing.assert_array_equal(applied_transform({}, tmp_path) @ point, [2, 1, -3])
 
 
 def test_splats_in_the_capture_s_frame_go_with_the_cameras(capture) -> None:

@@ -18,7 +18,7 @@ CLOSED = {
     ),
     "tube": (shapes.tube(np.linspace([0, 0, 0], [0, 0, 1], 8), 0.1, around=48), np.pi * 0.01),
     "isosurface": (
-        shapes.isosurface(lambda p: np.linalg.norm(p, axis=-1) - 0.5, (-0.6,) * 3, (0.6,) * 3, 0.04),
+        shapes.isosurface(lambda p: np.linalg.norm(p, axis=-1) - 0.5, (-0.6,) * 3, (0.53,) * 3, 0.04),
         4 / 3 * np.pi * 0.5**3,
     ),
 }

@@ -13,7 +13,7 @@ ROWS = np.arange(30, dtype=np.float32).reshape(10, 3)
 
 
 def test_arrays_and_chunks_are_what_numpy_reads(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "a.npz"
+    path = tmp_path / "deep" / "down" / "a.npz"
     with replace_file(path) as stream, NpzWriter(stream) as archive:
         archive.array("text", np.asarray("grüße"))
         archive.rows("rows", (10, 3), np.dtype(np.float16), iter([ROWS[:4], ROWS[4:4], ROWS[4:]]))
