@@ -95,9 +95,9 @@ class ExposureModel(nn.Module):
     def start(self, photos: Sequence[Path]) -> None:
         """Starts a training without EXIF with the brightness of the photos; does nothing in one that resumes.
 
-        Of the variance of brightness, only what content alone does not explain counts.
+        Of the variance of brightness, only what content alone does not explain counts. A plan has no photos.
         """
-        if not bool(self.exif_stops.isfinite().any() or self.stops.any()):
+        if photos and not bool(self.exif_stops.isfinite().any() or self.stops.any()):
             found = _deviations(_tensor(brightness_stops(photos)))
             share = 1 - CONTENT_STOPS**2 / found.square().mean().clamp(min=CONTENT_STOPS**2)
             self.stops += (share * found)[:, None].to(self.stops)

@@ -93,7 +93,7 @@ class _TracedSplats:
         model.filter_3d = torch.empty(self.count)
         processes = self.request.processes
         self.run = TracedRun(self.config, model, tracker, mixed=False, foreach=cuda, processes=processes)
-        manager = SimpleNamespace(train_dataset=SimpleNamespace(cameras=self.trained))
+        manager = SimpleNamespace(train_dataset=SimpleNamespace(cameras=self.trained, image_filenames=()))
         pipeline: Any = SimpleNamespace(datamanager=manager)
         trainer: Any = SimpleNamespace(config=self.config)
         attributes = TrainingCallbackAttributes(

@@ -87,7 +87,8 @@ def test_presets_do_not_share_state() -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_parameter_group_has_an_optimiser(name: str) -> None:
-    assert set(make_config(name).optimizers) == {"proposal_networks", "fields", "feature_field", "camera_opt"}
+    groups = {"proposal_networks", "fields", "feature_field", "camera_opt", "exposure"}
+    assert set(make_config(name).optimizers) == groups
 
 
 @pytest.mark.parametrize("name", SPLAT_PRESETS)
@@ -104,7 +105,7 @@ def test_splats_share_no_state(name: str) -> None:
 @pytest.mark.parametrize("name", SPLAT_PRESETS)
 def test_every_tensor_of_gaussians_has_an_optimiser(name: str) -> None:
     names = {field.name for field in dataclasses.fields(Gaussians)} if name in SPLATS else {*PARAMETERS}
-    assert set(make_splat_config(name).optimizers) == names
+    assert set(make_splat_config(name).optimizers) == {*names, "exposure"}
 
 
 def test_a_broken_part_gives_a_method_that_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
