@@ -21,7 +21,7 @@ from f3rm_ext.export.budget import SplatBudget
 from f3rm_ext.export.splats import SplatRun, export_run
 from f3rm_ext.html.page import Picture, render_page
 from f3rm_ext.html.tables import Table
-from f3rm_ext.splat.cleaning import KEPT, Reason, decide_in_rounds, withdraw
+from f3rm_ext.splat.cleaning import KEPT, ROUNDS, Reason, decide_in_rounds, withdraw
 from f3rm_ext.splat.evidence import Evidence, Photo, gather_evidence
 from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.gaussians import Gaussians
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 COMMAND = "splats clean"
 MAX_LOSS_DB = 0.05
 """Reasons are withdrawn until no more than this is lost, dB."""
-ROUNDS = 2
-"""Times that evidence is gathered; a third round changed nothing that shows."""
 CONFIG, REMOVED, REPORT = "config.yml", "removed.ply", "report.html"
 _TRANSFORMS = "dataparser_transforms.json"
 _MODELS = "nerfstudio_models"
@@ -117,7 +115,7 @@ def clean_splats(run: SplatRun) -> Cleaning:
     gaussians = budget.gaussians
     views = PinholeCameras.of(dataset.cameras).to(gaussians.means.device)
     with image_progress("views") as progress:
-        task = progress.add_task("Evidence", total=ROUNDS * len(dataset))
+        task = progress.add_task("Evidence", total=len(ROUNDS) * len(dataset))
 
         def gather(rows: Tensor) -> Evidence:
             scene = splat_scene(run, gaussians[rows.to(gaussians.means.device)])
@@ -125,8 +123,7 @@ def clean_splats(run: SplatRun) -> Cleaning:
                 scene, views, lambda index: read_photo(run, dataset, index), lambda: progress.advance(task)
             )
 
-        proposed = decide_in_rounds(len(gaussians), gather, ROUNDS)
-        progress.update(task, completed=ROUNDS * len(dataset))
+        proposed = decide_in_rounds(len(gaussians), gather)
     before = budget.psnr(gaussians)
     reasons, withdrawn, after = withdraw(proposed, lambda kept: budget.psnr(gaussians[kept]), before - MAX_LOSS_DB)
     return Cleaning(reasons, withdrawn, before, after, budget.held_out)
