@@ -16,7 +16,8 @@ import learning_tables
 import mesh_tables
 from markdown_table import Report, quality, table
 
-PAGES = [Path(__file__).with_name(name) for name in ("benchmarks.md", "coming-from.md", "page.md", "splat-files.md")]
+_NAMES = ("benchmarks.md", "coming-from.md", "page.md", "splat-files.md", "splats-clean.md")
+PAGES = [Path(__file__).with_name(name) for name in _NAMES]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
 
@@ -359,6 +360,36 @@ def _splat_budget(report: Report) -> str:
     return f"{table(head, body)}\n\n{costs}"
 
 
+def _splat_cleaning(report: Report) -> str:
+    body = [
+        [
+            f"{row['capture']}: {row['gaussians']:,}",
+            *(
+                [f"{row[kind]:.0%}" for kind in ("near_share", "haze_share", "far_share")]
+                if row["planted"]
+                else ["–"] * 3
+            ),
+            f"{row['other_share']:.1%}",
+            f"{row['psnr_before']:.2f}",
+            f"**{row['psnr_after']:.2f}**",
+            f"{row['psnr_by_opacity']:.2f}",
+            ", ".join(f"`{name}`" for name in row["withdrawn"]) or "–",
+        ]
+        for row in report["rows"]
+    ]
+    head = [
+        "Gaussians",
+        "near gone",
+        "haze gone",
+        "far gone",
+        "others gone",
+        "before, dB",
+        "after, dB",
+        "by opacity, dB",
+    ]
+    return table([*head, "withdrawn"], body)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "cpu_speed": _speed,
@@ -384,6 +415,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "splat_formats": _splat_formats,
     "splat_precision": _splat_precision,
     "splat_budget": _splat_budget,
+    "splat_cleaning": _splat_cleaning,
     "shared_cores": _shared,
     "gpu_day": _gpu_day,
     "poses": learning_tables.poses,

@@ -87,6 +87,7 @@ GROUPS = {
         "SfmCommand",
         "Find camera poses from photos or a video, measure poses, train DiffusionSfM.",
     ),
+    "splats": Group("f3rm_ext.scripts.splats", "SplatsCommand", "Remove floaters from a run of splats."),
     "sugar": Group(
         "f3rm_ext.scripts.sugar", "Run", "Make a textured mesh of a capture: splats, mesh, refinement, texture, report."
     ),

@@ -235,7 +235,7 @@ class GaussianModel(QueryableSplats):
         self, outputs: dict[str, Any], batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None
     ) -> dict[str, Tensor]:
         """Returns ``rgb_loss`` and, in training, the active losses of the regularisation."""
-        truth = self._truth(batch, outputs.get("background", self.background))
+        truth = self.true_colors(batch, outputs.get("background", self.background))
         mask = batch["mask"].to(self.device) if "mask" in batch else None
         rgb = outputs["rgb"] if self.exposures is None else saturate(outputs["rgb"], truth)
         losses = {"rgb_loss": photometric_loss(rgb, truth, mask, self.config.ssim_weight)}
@@ -249,7 +249,7 @@ class GaussianModel(QueryableSplats):
 
     def get_metrics_dict(self, outputs: dict[str, Any], batch: dict[str, Any]) -> dict[str, Tensor]:
         """Returns psnr over the pixels that masks keep (absent if they keep none) and the number of Gaussians."""
-        truth = self._truth(batch, outputs.get("background", self.background))
+        truth = self.true_colors(batch, outputs.get("background", self.background))
         kept = batch.get("mask")
         if "kept" in batch:
             kept = batch["kept"] if kept is None else kept & batch["kept"]
@@ -259,7 +259,8 @@ class GaussianModel(QueryableSplats):
             metrics["psnr"] = masks.psnr(outputs["rgb"].detach(), truth, kept)
         return metrics
 
-    def _truth(self, batch: dict[str, Any], background: Float[Tensor, "3"]) -> Float[Tensor, "h w 3"]:
+    def true_colors(self, batch: dict[str, Any], background: Float[Tensor, "3"]) -> Float[Tensor, "h w 3"]:
+        """Returns the colours of a photo, over a background where it is transparent."""
         image = batch["image"].to(self.device)
         if "alpha" not in batch:
             return image
@@ -279,7 +280,7 @@ class GaussianModel(QueryableSplats):
             img (photo | rendered), accumulation, depth and normal. Pixels that ``mask`` leaves out do not count and
             are grey. If it leaves out all pixels, the metrics that compare images are absent.
         """
-        truth, mask = self._truth(batch, self.background), batch.get("mask")
+        truth, mask = self.true_colors(batch, self.background), batch.get("mask")
         outputs, exposure_metrics = judge(self.exposures, outputs, truth, batch)
         metrics = self.image_metrics(outputs["rgb"], truth, mask) | exposure_metrics
         metrics["gaussian_count"] = float(self.total_gaussians)

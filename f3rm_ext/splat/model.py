@@ -209,7 +209,7 @@ class SplatModel(GaussianModel):
         beside = self.nearby.camera(chosen, (h, w))
         depth, colors = render_nearby(scene, beside, rgb=photo is None or "mask" in photo)
         if photo is not None:
-            truth = self._truth(photo, scene.background)
+            truth = self.true_colors(photo, scene.background)
             colors = truth if colors is None else torch.where(photo["mask"], truth, colors)
         return DepthView(depth, beside.viewmats[0], beside.Ks[0]), colors
 

@@ -186,6 +186,82 @@ def forward(order, starts, ranks, geometry, payload, background, columns, colors
 
 
 @no_type_check
+@numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
+def measure(order, starts, ranks, geometry, payload, picture, truth, share, columns, rows, median, strongest):
+    """Measures how much of every pixel each Gaussian makes up, what it is worth, and where the rays end.
+
+    Without a Gaussian, those behind it show more. With the colours C of the pixel, S of the Gaussians up to it, c of
+    its own, its weight w and the transmittance T behind it, the pixel changes by (C − S) w / T − w c.
+
+    Args:
+        payload: colours and, last, depth of each rank, (ranks, 4).
+        picture: the composited picture, (h, w, 3).
+        truth: the photo, (h, w, 3).
+        share: weights of the pixels' errors, (h, w).
+        rows: result, sum and largest of the weights of each intersection, and by how much the squared error grows
+            without it, (intersections, 3); 0 at the beginning.
+        median: result, depth of the Gaussian at which the accumulation reaches ½; 0 where it does not; (h, w).
+        strongest: result, rank of the largest weight; −1 for none; (h, w).
+    """
+    height, width = median.shape
+    for task in numba.prange(order.size):
+        tile = order[task]
+        left, top = (tile % columns) * TILE_PX, (tile // columns) * TILE_PX
+        through, weights = np.empty(PIXELS, np.float32), np.empty(PIXELS, np.float32)
+        final, last = np.ones(PIXELS, np.float32), np.empty(PIXELS, np.int32)
+        middle, most = np.zeros(PIXELS, np.float32), np.zeros(PIXELS, np.float32)
+        best = np.full(PIXELS, -1, np.int32)
+        # What each pixel still gets from behind, and its error; both of three colours.
+        behind, error, counts = (
+            np.empty((3, PIXELS), np.float32),
+            np.empty((3, PIXELS), np.float32),
+            np.empty(PIXELS, np.float32),
+        )
+        for p in range(PIXELS):
+            row, column = top + np.int64(PIXEL_Y[p]), left + np.int64(PIXEL_X[p])
+            inside = (row < height) & (column < width)
+            through[p] = ONE if inside else ZERO
+            counts[p] = share[row, column] if inside else ZERO
+            for i in range(3):
+                behind[i, p] = picture[row, column, i] if inside else ZERO
+                error[i, p] = picture[row, column, i] - truth[row, column, i] if inside else ZERO
+        start = starts[tile]
+        for k in range(starts[tile + 1] - start):
+            rank = ranks[start + k]
+            x, y = geometry[rank, 0] - np.float32(left), geometry[rank, 1] - np.float32(top)
+            a, b, c = geometry[rank, 2], geometry[rank, 3], geometry[rank, 4]
+            opacity, reach_x, reach_y = geometry[rank, 5], geometry[rank, 6], geometry[rank, 7]
+            row0, row1 = rows_within(y, reach_y)
+            for block in range(2):
+                if row0 >= row1 or not block_within(x, reach_x, block):
+                    continue
+                lo, hi = np.uint64(block * BLOCK + row0 * LANES), np.uint64(block * BLOCK + row1 * LANES)
+                _weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, final, last, weights)
+                total, largest, grown = ZERO, ZERO, ZERO
+                for i in range(3):
+                    color = payload[rank, i]
+                    for p in range(lo, hi):
+                        weight = weights[p]
+                        behind[i, p] -= weight * color
+                        change = behind[i, p] * weight / through[p] - weight * color if weight > ZERO else ZERO
+                        grown += counts[p] * change * (change + error[i, p] + error[i, p])
+                for p in range(lo, hi):
+                    weight = weights[p]
+                    total += weight
+                    largest = max(largest, weight)
+                    middle[p] = payload[rank, 3] if (middle[p] == ZERO) & (final[p] <= HALF) else middle[p]
+                    best[p] = rank if weight > most[p] else best[p]
+                    most[p] = max(weight, most[p])
+                rows[start + k, 0] += total
+                rows[start + k, 1] = max(rows[start + k, 1], largest)
+                rows[start + k, 2] += grown
+        for p in range(PIXELS):
+            row, column = top + np.int64(PIXEL_Y[p]), left + np.int64(PIXEL_X[p])
+            if row < height and column < width:
+                median[row, column], strongest[row, column] = middle[p], best[p]
+
+
+@no_type_check
 @numba.njit(inline="always")
 def _gather(tile, columns, height, width, upstream, result):
     """Copies the upstream gradients of a tile, channel by channel; 0 outside the image."""

@@ -1,0 +1,180 @@
+"""Evidence that Gaussians belong to the scene: what the training views and the other Gaussians say of each of them.
+
+One pass over the views gathers all of it. Nothing is decided here, so that other uses can weigh the same evidence.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional
+
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.splat.gaussians import Ellipsoids
+from f3rm_ext.splat.knn import NearestGaussians
+from f3rm_ext.splat.memory.packed import packed_sh_colors
+from f3rm_ext.splat.rasterize.camera import Camera
+from f3rm_ext.splat.rasterize.sight import Sight, Truth, measure_sight
+from f3rm_ext.splat.rendering import SplatScene, render
+
+SEEN = 0.02
+"""A view sees a Gaussian whose largest weight at a pixel is at least this: five steps of 255."""
+TOLERANCE = 0.1
+"""A centre agrees with the depth of a view if it differs by at most this share of it."""
+NEIGHBOURS = 8
+"""The isolation of a Gaussian is the distance to the neighbour of this number."""
+OVERLAP = 2.0
+"""Gaussians overlap whose centres are at most this many times the sum of their sizes apart."""
+
+Photo = tuple[Float[Tensor, "h w 3"], Float[Tensor, "h w 1"] | None]
+"""Colours of a view, 0 to 1, and weights of its pixels, 0 to 1; None for 1 everywhere."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Evidence on each Gaussian; all tensors are on the CPU."""
+
+    views: Int[Tensor, " gaussians"]
+    """Number of training views that see it."""
+    spread_rad: Float[Tensor, " gaussians"]
+    """Spread of the directions from which these views see it: 0 for a single one, θ for two that are 2 θ apart."""
+    contribution: Float[Tensor, " gaussians"]
+    """Sum of its compositing weights over the pixels of all views."""
+    peak: Float[Tensor, " gaussians"]
+    """Largest compositing weight on any ray, 0 to 1."""
+    lead_views: Int[Tensor, " gaussians"]
+    """Number of views with a ray on which no other Gaussian has a larger weight."""
+    free_views: Int[Tensor, " gaussians"]
+    """Number of views that look through its centre: the median depth is clearly behind it."""
+    surface_views: Int[Tensor, " gaussians"]
+    """Number of views whose median depth agrees with its centre."""
+    isolation: Float[Tensor, " gaussians"]
+    """Distance to the eighth nearest centre, scene units."""
+    size: Float[Tensor, " gaussians"]
+    """Largest standard deviation, scene units."""
+    angle: Float[Tensor, " gaussians"]
+    """Largest standard deviation over depth, in the view that sees it from nearest; 0 if none does."""
+    alpha: Float[Tensor, " gaussians"]
+    """Opacity, 0 to 1."""
+    gain: Float[Tensor, " gaussians"]
+    """By how much the squared error of all photos would grow if it alone were missing; 0 without photos."""
+    best_gain: Float[Tensor, " gaussians"]
+    """The part of the gain that the photo with the largest one has."""
+    least_gain_near: Float[Tensor, " gaussians"]
+    """Smallest gain of it and of those neighbours that overlap it, which would take its place."""
+
+    def __len__(self) -> int:
+        return len(self.views)
+
+
+@torch.no_grad()
+def gather_evidence(
+    scene: SplatScene,
+    views: PinholeCameras,
+    photo: Callable[[int], Photo] | None = None,
+    on_view: Callable[[], None] = lambda: None,
+) -> Evidence:
+    """Gathers the evidence of the training views.
+
+    Args:
+        scene: the Gaussians, without a 3D filter.
+        views: the training cameras.
+        photo: returns the photo of a view; without it, nothing is known of gains.
+        on_view: called after each view.
+    """
+    shapes = scene.shapes().map(lambda value: value.detach().float().cpu())
+    on_cpu = views.to("cpu")
+    count, size = len(shapes.means), shapes.sizes.amax(dim=1)
+    total = _Totals(count)
+    for index in range(len(views.viewmats)):
+        one = slice(index, index + 1)
+        camera = scene.camera(on_cpu.take(one))
+        truth = None if photo is None else _compare(scene, views.take(one), photo(index))
+        total.add_sight(shapes, size, camera, measure_sight(shapes, camera, truth))
+        on_view()
+    isolation, least_gain_near = look_around(shapes.means, size, total.gain)
+    return Evidence(
+        views=total.views,
+        # Unit directions d that lie θ on both sides of a mean add up to a length of cos θ each.
+        spread_rad=(total.directions.norm(dim=1) / total.views.clamp_min(1)).clamp(max=1).acos() * (total.views > 0),
+        contribution=total.contribution,
+        peak=total.peak,
+        lead_views=total.lead_views,
+        free_views=total.free_views,
+        surface_views=total.surface_views,
+        isolation=isolation,
+        size=size,
+        angle=total.angle,
+        alpha=shapes.alphas,
+        gain=total.gain,
+        best_gain=total.best_gain,
+        least_gain_near=least_gain_near,
+    )
+
+
+class _Totals:
+    """Sums and maxima over views, one value per Gaussian."""
+
+    def __init__(self, count: int) -> None:
+        self.views, self.lead_views, self.free_views, self.surface_views = torch.zeros(4, count, dtype=torch.int32)
+        self.contribution, self.peak, self.angle, self.gain, self.best_gain = torch.zeros(5, count)
+        self.directions = torch.zeros(count, 3)
+
+    def add_sight(self, shapes: Ellipsoids, size: Tensor, camera: Camera, sight: Sight) -> None:
+        """Adds what a view shows."""
+        seen = sight.peaks >= SEEN
+        self.views += seen
+        self.contribution += sight.contributions
+        self.peak = torch.maximum(self.peak, sight.peaks)
+        self.lead_views += sight.strongest
+        self.gain += sight.gains
+        self.best_gain = torch.maximum(self.best_gain, sight.gains)
+        own = shapes.means @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
+        self.directions += seen[:, None] * (functional.normalize(own, dim=1) @ camera.viewmat[:3, :3])
+        self.angle = torch.where(seen, torch.maximum(self.angle, size / own[:, 2].clamp_min(1e-9)), self.angle)
+        depth = median_depths(own, camera, sight.median_depth)
+        self.free_views += (depth > 0) & (own[:, 2] < (1 - TOLERANCE) * depth)
+        self.surface_views += (depth > 0) & ((own[:, 2] - depth).abs() <= TOLERANCE * depth)
+
+
+def median_depths(
+    points: Float[Tensor, "points 3"], camera: Camera, median_depth: Float[Tensor, "h w"]
+) -> Float[Tensor, " points"]:
+    """Returns the median depth of a view at the pixels of points; 0 outside the picture and where there is none.
+
+    Args:
+        points: in the camera's frame, OpenCV axes.
+    """
+    depths = points[:, 2]
+    x, y = ((points @ camera.K.T)[:, :2] / depths[:, None]).unbind(1)
+    inside = (depths > camera.near_plane) & (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
+    rows, columns = y[inside].long(), x[inside].long()
+    at = torch.zeros_like(depths)
+    at[inside] = median_depth[rows, columns]
+    return at
+
+
+def _compare(scene: SplatScene, view: PinholeCameras, photo: Photo) -> Truth:
+    gaussians, (colors, share) = scene.gaussians, photo
+    degree = gaussians.sh_degree if scene.sh_degree is None else scene.sh_degree
+    directions = gaussians.means - view.positions
+    own = packed_sh_colors(degree, directions, gaussians.features_dc, gaussians.features_rest)
+    picture = render(scene, view).rasterization.colors
+    return Truth(own.cpu(), picture.cpu(), colors.cpu(), None if share is None else share[..., 0].cpu())
+
+
+def look_around(
+    means: Float[Tensor, "gaussians 3"], size: Float[Tensor, " gaussians"], gain: Float[Tensor, " gaussians"]
+) -> tuple[Float[Tensor, " gaussians"], Float[Tensor, " gaussians"]]:
+    """Returns the distance from each centre to its eighth nearest neighbour, or to the last if there are fewer, and
+    the smallest gain of it and of the neighbours that overlap it.
+
+    Args:
+        size: largest standard deviations.
+    """
+    near = NearestGaussians(means)(means, NEIGHBOURS + 1)
+    apart = (means[near] - means[:, None]).norm(dim=2)
+    overlapping = apart <= OVERLAP * (size[:, None] + size[near])
+    return apart[:, -1], torch.where(overlapping, gain[near], gain[:, None]).amin(dim=1)
