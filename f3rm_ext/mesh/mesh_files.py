@@ -2,10 +2,11 @@
 
 import contextlib
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import trimesh
@@ -16,6 +17,7 @@ from trimesh.visual.color import ColorVisuals
 from f3rm_ext.capture.checks import FARTHEST
 from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import MeshError, reason_of
+from f3rm_ext.utils.json_shape import parse_json
 from f3rm_ext.utils.output_file import replace_file, require_writable
 from f3rm_ext.utils.provenance import comment_lines, read_provenance, require_ours, sign_png
 
@@ -32,6 +34,15 @@ Up = Literal["z", "y"]
 Corner = tuple[float, float, float] | None
 _Y_UP = np.eye(4)
 _Y_UP[:3, :3] = Y_UP
+
+
+class _Accessor(TypedDict, total=False):
+    count: int
+    bufferView: int
+
+
+class _GlbTree(TypedDict, total=False):
+    accessors: list[_Accessor]
 
 
 @dataclass(frozen=True)
@@ -212,7 +223,26 @@ def _load_npz(path: Path) -> trimesh.Trimesh | SurfacePoints:
         return _points(archive["points"], archive["normals"] if "normals" in archive else None)
 
 
+def _check_glb(path: Path) -> None:
+    """Raises MeshError where the header of a GLB file cannot be true; its reader would make zeros of missing data."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as stream:
+            magic, _, length, json_length, _ = struct.unpack("<4sIIII", stream.read(20))
+            if magic != b"glTF" or not json_length <= length <= size:
+                raise ValueError(f"it claims {length} bytes and has {size}")
+            tree = parse_json(stream.read(json_length), _GlbTree)
+        for accessor in tree.get("accessors", []):
+            if accessor.get("count", 0) > size:
+                raise ValueError(f"it claims {accessor.get('count')} values and has {size} bytes")
+    except (struct.error, ValueError) as error:
+        reason = "it has no header" if isinstance(error, struct.error) else error
+        raise MeshError(f"{path} is damaged ({reason}): copy or export it again.") from error
+
+
 def _load_with_trimesh(path: Path) -> trimesh.Trimesh | SurfacePoints:
+    if path.suffix.lower() == ".glb":
+        _check_glb(path)
     surface = trimesh.load(path, process=False, maintain_order=True)
     if isinstance(surface, trimesh.Scene):
         meshes = [part for part in surface.dump() if isinstance(part, trimesh.Trimesh)]

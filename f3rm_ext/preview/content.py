@@ -1,11 +1,11 @@
 """What a file of any program holds: splats, a mesh or points, and which of its axes points up."""
 
-import struct
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Literal
 
 import numpy as np
+import trimesh
 from jaxtyping import Float, UInt8
 
 from f3rm_ext.capture.checks import FARTHEST
@@ -19,7 +19,6 @@ from f3rm_ext.splat.files.packing import importance_order
 from f3rm_ext.splat.files.ply import DC, POSITION, RGB
 from f3rm_ext.splat.files.spz import Axes
 from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
-from f3rm_ext.utils.json_shape import parse_json
 from f3rm_ext.utils.pictures import to_bytes
 from f3rm_ext.utils.ply import PlyTables
 from f3rm_ext.utils.provenance import MADE_BY, read_provenance
@@ -37,15 +36,6 @@ _SAMPLE = 50_000
 _FAINT = 0.1
 """Gaussians of a lower opacity do not count for what the view is of."""
 _GREY = 200
-
-
-class _Accessor(TypedDict, total=False):
-    count: int
-    bufferView: int
-
-
-class _GlbTree(TypedDict, total=False):
-    accessors: list[_Accessor]
 
 
 @dataclass(frozen=True)
@@ -82,17 +72,20 @@ class SplatContent(Content):
 class MeshContent(Content):
     """A mesh."""
 
-    glb: bytes = field(kw_only=True)
-    """The mesh as a GLB file."""
-    glb_turned: Up = field(kw_only=True)
-    """Axis of the GLB file that the reader of the mesh has turned into z."""
+    path: Path = field(kw_only=True)
+    """Its file."""
+    mesh: trimesh.Trimesh = field(kw_only=True)
+    """The mesh as its reader gives it."""
+    is_other_glb: bool = field(kw_only=True)
+    """Whether the file is a GLB file of another program. Such files have the colours of vertices in linear light."""
 
-    has_linear_colors: bool = field(kw_only=True)
-    """Whether the colours of its vertices are in linear light, as in GLB files of other programs."""
+    def glb(self) -> bytes:
+        """Returns the mesh as a GLB file: that of another program as it is."""
+        return self.path.read_bytes() if self.is_other_glb else encode_glb(self.mesh)
 
     def glb_rotation(self) -> Float[np.ndarray, "3 3"]:
         """Returns the rotation from the GLB file to the content."""
-        return TURNS[self.glb_turned]
+        return TURNS[self.turned if self.is_other_glb else "z"]
 
 
 @dataclass(frozen=True)
@@ -193,40 +186,20 @@ def splat_colors(gaussians: Gaussians) -> UInt8[np.ndarray, "gaussians 3"]:
 
 def _read_mesh(path: Path) -> MeshContent:
     is_glb = path.suffix.lower() == ".glb"
-    if is_glb:
-        _check_glb(path)
     mesh, record = read_mesh(path), read_provenance(path)
     ours = str(record.get(MADE_BY, "")).startswith(_PACKAGE)
     turned: Up = "y" if record.get("up") == "y" else "z"
     up: Up = turned if ours else "y" if path.suffix.lower() in _Y_UP_SUFFIXES else "z"
-    as_it_is = is_glb and not ours  # colours of vertices in GLB files of this package are not linear
     return MeshContent(
         f"{len(mesh.faces)} triangles",
         _sample(np.asarray(mesh.vertices)),
         up,
         turned,
         "scene" if record.get("frame") == "scene" else "capture",
-        has_linear_colors=as_it_is,
-        glb=path.read_bytes() if as_it_is else encode_glb(mesh),
-        glb_turned=turned if as_it_is else "z",
+        path=path,
+        mesh=mesh,
+        is_other_glb=is_glb and not ours,
     )
-
-
-def _check_glb(path: Path) -> None:
-    """Raises MeshError where the header of a GLB file cannot be true; its reader would make zeros of missing data."""
-    size = path.stat().st_size
-    try:
-        with path.open("rb") as stream:
-            magic, _, length, json_length, _ = struct.unpack("<4sIIII", stream.read(20))
-            if magic != b"glTF" or not json_length <= length <= size:
-                raise ValueError(f"it claims {length} bytes and has {size}")
-            tree = parse_json(stream.read(json_length), _GlbTree)
-        for accessor in tree.get("accessors", []):
-            if accessor.get("count", 0) > size:
-                raise ValueError(f"it claims {accessor.get('count')} values and has {size} bytes")
-    except (struct.error, ValueError) as error:
-        reason = "it has no header" if isinstance(error, struct.error) else error
-        raise MeshError(f"{path} is damaged ({reason}): copy or export it again.") from error
 
 
 def _read_points(path: Path, tables: PlyTables) -> PointContent:

@@ -15,7 +15,7 @@ from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import MeshError
 from f3rm_ext.html.page import MAX_CAMERAS, Picture, render_page
 from f3rm_ext.mesh.camera import Camera
-from f3rm_ext.mesh.mesh_files import read_mesh, vertex_colors
+from f3rm_ext.mesh.mesh_files import vertex_colors
 from f3rm_ext.mesh.texture.rendering import MeshRenderer, get_texture
 from f3rm_ext.preview.cameras import NamedCamera, extent_of, overview
 from f3rm_ext.preview.content import MeshContent
@@ -45,24 +45,22 @@ class MeshPageInfo:
 
 
 def write_mesh_page(
-    out: Path, path: Path, content: MeshContent, cameras: Sequence[NamedCamera], title: str, max_mb: float | None = None
+    out: Path, content: MeshContent, cameras: Sequence[NamedCamera], title: str, max_mb: float | None = None
 ) -> MeshPageInfo:
     """Writes a page, completely or not at all.
 
     Args:
         out: an .html file.
-        path: the mesh.
-        content: what was found in it.
+        content: the mesh.
         cameras: of the capture, in the coordinates of the mesh as it is read; without any, the page has one overview.
         title: headline.
         max_mb: largest size, MB. The texture is reduced as far as needed.
 
     Raises:
-        MeshError: the mesh cannot be read, or the page is too large even with the smallest texture.
+        MeshError: the page is too large even with the smallest texture.
         ConfigError: the file cannot be written.
     """
-    mesh = read_mesh(path)
-    turn = content.turn_up()
+    mesh, turn = content.mesh, content.turn_up()
     upright = mesh.copy()
     upright.apply_transform(np.block([[turn, np.zeros((3, 1))], [np.zeros((1, 3)), 1.0]]))
     chosen = pick_evenly(len(cameras), MAX_CAMERAS)
@@ -71,7 +69,7 @@ def write_mesh_page(
     given_px = texture_side_px(mesh)
     side_px = min(given_px, MAX_TEXTURE_PX)
     while True:
-        glb = encode_glb(upright, side_px or None, rotation=Y_UP, linear=content.has_linear_colors)
+        glb = encode_glb(upright, side_px or None, rotation=Y_UP, linear=content.is_other_glb)
         page = _draw(out.stem, title, glb, views, upright, poster)
         if max_mb is None or len(page) <= max_mb * 1e6:
             break

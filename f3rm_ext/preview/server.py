@@ -113,7 +113,7 @@ def _add_mesh(server: "ViserServer", content: MeshContent, place: Placement) -> 
 
     server.scene.add_glb(
         "/content",
-        content.glb,
+        content.glb(),
         scale=place.scale,
         wxyz=SO3.from_matrix(place.rotation @ content.glb_rotation()).wxyz,
         position=place.points(np.zeros((1, 3)))[0],

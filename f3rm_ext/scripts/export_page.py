@@ -91,7 +91,7 @@ class Page(SplatBudgetOptions, QueryInputs):
         source = None if self.load_config is None else open_run_capture(self.load_config)
         cameras = [] if source is None else source_cameras(source, content.frame)
         title = self.title or (mesh.stem if source is None else capture_name(source.data))
-        made = write_mesh_page(self.out, mesh, content, cameras, title, self.max_mb)
+        made = write_mesh_page(self.out, content, cameras, title, self.max_mb)
         if made.texture_px < made.given_px:
             limit = f" for --max-mb {self.max_mb:g}" if self.max_mb is not None else ""
             note(f"The texture is reduced from {made.given_px} to {made.texture_px} px{limit}.")

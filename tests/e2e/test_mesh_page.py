@@ -56,7 +56,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def file(mesh: Path) -> Path:
     content, out = open_content(mesh), mesh.with_name("box.html")
     assert isinstance(content, MeshContent)
-    write_mesh_page(out, mesh, content, cameras(), "A box")
+    write_mesh_page(out, content, cameras(), "A box")
     return out
 
 

@@ -103,7 +103,7 @@ def test_the_axis_that_is_up_becomes_z(tmp_path: Path, name: str, up: str | None
     turned = content.places @ content.turn_up(up).T
     np.testing.assert_allclose(np.ptp(turned, axis=0), sides, atol=1e-5)
     # The GLB file, as the viewer shows it, is where the content is.
-    (tmp_path / "shown.glb").write_bytes(content.glb)
+    (tmp_path / "shown.glb").write_bytes(content.glb())
     shown = trimesh.load(tmp_path / "shown.glb", force="mesh").vertices @ content.glb_rotation().T
     np.testing.assert_allclose([shown.min(0), shown.max(0)], [content.places.min(0), content.places.max(0)], atol=1e-5)
 
@@ -112,7 +112,7 @@ def test_colours_of_vertices_are_in_linear_light_in_what_the_viewer_gets(tmp_pat
     for name, expected in (("other-mesh.ply", 55), ("other-mesh.glb", 128)):  # glTF has them in linear light already
         content = open_content(write(tmp_path / name))
         assert isinstance(content, MeshContent)
-        (tmp_path / "shown.glb").write_bytes(content.glb)
+        (tmp_path / "shown.glb").write_bytes(content.glb())
         assert read_mesh(tmp_path / "shown.glb").visual.vertex_colors[0, 0] == expected
 
 

@@ -47,7 +47,7 @@ def parts(page: str) -> tuple[dict[str, Any], bytes]:
 def test_a_page_holds_the_mesh_and_the_cameras_y_up(tmp_path: Path, mesh: Path) -> None:
     content = content_of(mesh)
     named = overview(content.places)._replace(name="a.jpg")
-    made = write_mesh_page(tmp_path / "box.html", mesh, content, [named, named], "<Box> & more")
+    made = write_mesh_page(tmp_path / "box.html", content, [named, named], "<Box> & more")
     assert (made.triangles, made.texture_px, made.given_px) == (12, 1024, 1024)
     page = (tmp_path / "box.html").read_text()
     assert "<Box>" not in page and "&lt;Box&gt; &amp; more" in page
@@ -63,7 +63,7 @@ def test_a_page_holds_the_mesh_and_the_cameras_y_up(tmp_path: Path, mesh: Path) 
 
 
 def test_the_browser_is_told_to_refuse_every_request(tmp_path: Path, mesh: Path) -> None:
-    write_mesh_page(tmp_path / "box.html", mesh, content_of(mesh), [], "Box")
+    write_mesh_page(tmp_path / "box.html", content_of(mesh), [], "Box")
     page = (tmp_path / "box.html").read_text()
     (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -74,14 +74,14 @@ def test_the_browser_is_told_to_refuse_every_request(tmp_path: Path, mesh: Path)
 
 def test_the_texture_gives_way_to_a_limit(tmp_path: Path, mesh: Path) -> None:
     content, out = content_of(mesh), tmp_path / "box.html"
-    made = write_mesh_page(out, mesh, content, [], "Box", max_mb=1.2)
+    made = write_mesh_page(out, content, [], "Box", max_mb=1.2)
     assert made.texture_px in (256, 512) and out.stat().st_size <= 1.2e6
     out.unlink()
     with pytest.raises(MeshError, match=r"12 triangles.*--max-mb 0\.3") as refusal:
-        write_mesh_page(out, mesh, content, [], "Box", max_mb=0.3)
+        write_mesh_page(out, content, [], "Box", max_mb=0.3)
     (would_have_mb,) = re.findall(r"have ([\d.]+) MB", str(refusal.value))
     assert not out.exists()
-    write_mesh_page(out, mesh, content, [], "Box", max_mb=float(would_have_mb) + 0.1)
+    write_mesh_page(out, content, [], "Box", max_mb=float(would_have_mb) + 0.1)
 
 
 def test_many_cameras_are_spread_and_none_make_an_overview(tmp_path: Path, mesh: Path) -> None:
@@ -89,7 +89,7 @@ def test_many_cameras_are_spread_and_none_make_an_overview(tmp_path: Path, mesh:
     one = overview(content.places)
     many = [NamedCamera(f"{i}.jpg", one.camera) for i in range(500)]
     for given, count, last in ((many, 120, "499.jpg"), ([], 1, "Overview")):
-        write_mesh_page(tmp_path / "box.html", mesh, content, given, "Box")
+        write_mesh_page(tmp_path / "box.html", content, given, "Box")
         settings, _ = parts((tmp_path / "box.html").read_text())
         assert len(settings["cameras"]) == count and settings["cameras"][-1]["name"] == last
 
@@ -100,14 +100,14 @@ def test_colours_of_vertices_are_in_linear_light(tmp_path: Path, suffix: str, ex
     ball.visual.vertex_colors = np.full((len(ball.vertices), 3), 128, np.uint8)  # linear in glTF, else sRGB
     path = tmp_path / f"ball{suffix}"
     ball.export(path)
-    write_mesh_page(tmp_path / "ball.html", path, content_of(path), [], "Ball")
+    write_mesh_page(tmp_path / "ball.html", content_of(path), [], "Ball")
     (tmp_path / "page.glb").write_bytes(parts((tmp_path / "ball.html").read_text())[1])
     assert trimesh.load(tmp_path / "page.glb", force="mesh").visual.vertex_colors[0, 0] == expected
 
 
 def test_a_mesh_without_colours_has_a_picture_too(tmp_path: Path) -> None:
     trimesh.creation.icosphere().export(tmp_path / "ball.stl")
-    write_mesh_page(tmp_path / "ball.html", tmp_path / "ball.stl", content_of(tmp_path / "ball.stl"), [], "Ball")
+    write_mesh_page(tmp_path / "ball.html", content_of(tmp_path / "ball.stl"), [], "Ball")
     page = (tmp_path / "ball.html").read_text()
     poster = re.search(r'id="poster" src="data:image/\w+;base64,([^"]*)"', page)
     assert poster is not None
