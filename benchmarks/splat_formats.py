@@ -22,7 +22,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from f3rm_ext.splat.files.convert import convert_splats
 from f3rm_ext.splat.files.formats import SUFFIXES, WRITE_ONLY, read_splats, write_splats
 from f3rm_ext.splat.files.info import SplatInfo
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.rendering import SplatScene, render
+from f3rm_ext.splat.rendering import render
 
 _CONVERTED = (".compressed.ply", ".spz", ".sog", ".glb")
 """Formats that splat-transform writes."""
@@ -132,7 +132,7 @@ class Judge:
     def __init__(self, run: SplatRun) -> None:
         self._budget = SplatBudget(run, Path("splats.ply"))
         self.gaussians = self._budget.gaussians
-        self._mip, self._background = replace(run.model.config.mip, filter_3d=False), run.model.background
+        self._run = run
         cameras = PinholeCameras.of(run.photos.cameras).to(run.model.device)
         step = -(-len(cameras.widths) // _CAMERAS)
         self._views = [cameras.take(slice(at, at + 1)) for at in range(0, len(cameras.widths), step)]
@@ -151,7 +151,7 @@ class Judge:
 
     @torch.no_grad()
     def _draw(self, gaussians: Gaussians) -> list[torch.Tensor]:
-        scene = SplatScene(gaussians, self._mip, background=self._background)
+        scene = self._run.scene(gaussians)
         return [render(scene, view).outputs()["rgb"].clamp(0, 1) for view in self._views]
 
 

@@ -23,7 +23,7 @@ from f3rm_ext.splat.files.formats import WRITE_ONLY, format_to_write, read_splat
 from f3rm_ext.splat.files.info import SplatInfo
 from f3rm_ext.splat.files.pruning import Choice, SizeOf, SizeSearch, too_small
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.rendering import SplatScene, render
+from f3rm_ext.splat.rendering import render
 from f3rm_ext.utils.console import image_progress
 
 _MAX_VIEWS = 8
@@ -124,12 +124,11 @@ class SplatBudget:
         self.held_out = run.manager.eval_dataset is not None
         self._name = out.name
         self._photos = run.manager.eval_dataset or run.manager.train_dataset
-        self._mip = replace(run.model.config.mip, filter_3d=False)
 
     def contributions(self, on_view: Callable[[], None] = lambda: None) -> Float[Tensor, " gaussians"]:
         """Returns the sum of the compositing weights of each Gaussian over the pixels of all training views."""
         views = PinholeCameras.of(self.run.manager.train_dataset.cameras).to(self.gaussians.means.device)
-        scene, total = self._scene(self.gaussians), torch.zeros_like(self.gaussians.means[:, :1])
+        scene, total = self.run.scene(self.gaussians), torch.zeros_like(self.gaussians.means[:, :1])
         for index in range(len(views.viewmats)):
             view = views.take(slice(index, index + 1))
             pixels = total.new_ones(int(view.heights[0]), int(view.widths[0]), 1)
@@ -145,7 +144,7 @@ class SplatBudget:
         for index in range(0, len(self._photos), step):
             batch = picture_batch(self._photos.picture(index), index, model.device)
             view = PinholeCameras.to_render(self._photos.cameras[index : index + 1], model.device)
-            output = render(self._scene(gaussians), view)
+            output = render(self.run.scene(gaussians), view)
             metrics = model.get_metrics_dict(output.outputs(), batch)
             losses += [float(metrics["psnr"])] if "psnr" in metrics else []
         return sum(losses) / len(losses)
@@ -162,9 +161,6 @@ class SplatBudget:
                 write_splats(path, gaussians, SplatInfo())
                 gaussians = read_splats(path)[0].to(gaussians.means.device)
         return self.psnr(gaussians)
-
-    def _scene(self, gaussians: Gaussians) -> SplatScene:
-        return SplatScene(gaussians, self._mip, background=self.run.model.background)
 
 
 class BudgetSearch(SizeSearch):

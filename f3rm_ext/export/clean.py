@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from f3rm_ext.splat.evidence import Evidence, Photo, gather_evidence
 from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.model import SplatModel
-from f3rm_ext.splat.rendering import SplatScene, render
+from f3rm_ext.splat.rendering import render
 from f3rm_ext.utils.console import image_progress
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.output_folder import SUMMARY, OutputFolder, made_by
@@ -118,7 +118,7 @@ def clean_splats(run: SplatRun) -> Cleaning:
         task = progress.add_task("Evidence", total=len(ROUNDS) * len(dataset))
 
         def gather(rows: Tensor) -> Evidence:
-            scene = splat_scene(run, gaussians[rows.to(gaussians.means.device)])
+            scene = run.scene(gaussians[rows.to(gaussians.means.device)])
             return gather_evidence(
                 scene, views, lambda index: read_photo(run, dataset, index), lambda: progress.advance(task)
             )
@@ -127,12 +127,6 @@ def clean_splats(run: SplatRun) -> Cleaning:
     before = budget.psnr(gaussians)
     reasons, withdrawn, after = withdraw(proposed, lambda kept: budget.psnr(gaussians[kept]), before - MAX_LOSS_DB)
     return Cleaning(reasons, withdrawn, before, after, budget.held_out)
-
-
-def splat_scene(run: SplatRun, gaussians: Gaussians) -> SplatScene:
-    """Returns Gaussians with the 3D filter in them as the run draws them."""
-    mip = replace(run.model.config.mip, filter_3d=False)
-    return SplatScene(gaussians, mip, background=run.model.background, near_plane=run.model.config.near_plane)
 
 
 def read_photo(run: SplatRun, dataset: "PinholeDataset", index: int) -> Photo:
@@ -247,7 +241,7 @@ def _report(run: SplatRun, cleaning: Cleaning) -> str:
 @torch.no_grad()
 def _picture(run: SplatRun, gaussians: Gaussians, view: PinholeCameras) -> Picture:
     if len(gaussians):
-        colors = render(splat_scene(run, gaussians), view).rasterization.colors
+        colors = render(run.scene(gaussians), view).rasterization.colors
     else:
         colors = run.model.background.expand(int(view.heights[0]), int(view.widths[0]), 3)
     return Picture.from_array(to_bytes(colors.cpu().numpy()))

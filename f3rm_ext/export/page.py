@@ -29,7 +29,7 @@ from f3rm_ext.splat.files.packing import morton_order
 from f3rm_ext.splat.files.spz import TO_RUB, write_spz
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.rasterize.camera import MIN_ALPHA
-from f3rm_ext.splat.rendering import SplatScene, render
+from f3rm_ext.splat.rendering import render
 from f3rm_ext.utils.colormaps import heat_stops, heat_table, label_hex, label_table
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.pictures import pick_evenly, to_bytes
@@ -114,9 +114,8 @@ class PageContent:
         assert isinstance(model, Queryable)
         gaussians = run.splats()
         view = PinholeCameras.to_render(run.manager.train_dataset.cameras[0:1], model.device)
-        scene = SplatScene(gaussians, replace(mip, filter_3d=False), background=model.background)
         with torch.inference_mode():
-            picture = render(scene, view)
+            picture = render(run.scene(gaussians), view)
         cameras, names = _cameras(run)
         features = sorted({query.head for query, _ in queries})
         if len(features) > 1:

@@ -12,12 +12,14 @@ from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.files.spz import Axes, SpzVersion
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import fuse, smoothing_filter
+from f3rm_ext.splat.rendering import SplatScene
 
 if TYPE_CHECKING:
     from nerfstudio.engine.trainer import TrainerConfig
 
     from f3rm_ext.data.image_datamanager import ImageDataManager
     from f3rm_ext.data.pinhole_dataset import PinholeDataset
+    from f3rm_ext.query.run import Run
     from f3rm_ext.splat.gaussian_model import GaussianModel
 
 
@@ -84,6 +86,17 @@ class SplatRun:
         gaussians = gaussians.to_sh_degree(model.current_sh_degree)
         mip = model.mip
         return fuse(gaussians, model.filter_3d, mip.area) if fused and mip.filter_3d else gaussians
+
+    def scene(self, gaussians: Gaussians) -> SplatScene:
+        """Returns Gaussians of :meth:`splats`, or some of them, as the run draws them."""
+        mip, model = replace(self.model.config.mip, filter_3d=False), self.model
+        return SplatScene(gaussians, mip, background=model.background, near_plane=model.config.near_plane)
+
+    def to_query_run(self) -> "Run":
+        """Returns the run as one that answers queries."""
+        from f3rm_ext.query.run import Run
+
+        return Run(self.model, self.manager, self.config, self.checkpoint, self.step)
 
 
 def load_splat_run(load_config: Path) -> SplatRun:

@@ -252,10 +252,9 @@ class Splats(SplatBudgetOptions, QueryInputs):
     def _scores(self, run: "SplatRun", queries: list[QuerySpec]) -> "GaussianScores":
         from f3rm_ext.export.questions import score_gaussians
         from f3rm_ext.query.builders import encode_queries
-        from f3rm_ext.query.run import Run
         from f3rm_ext.splat.files.scores import GaussianScores
 
-        photos = Run(run.model, run.manager, run.config, run.checkpoint, run.step)
+        photos = run.to_query_run()
         encoded = encode_queries(queries, photos)
         return GaussianScores.of_queries(
             {query.name: score_gaussians(photos.model, query) for query in encoded}, self.threshold

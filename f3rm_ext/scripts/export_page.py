@@ -107,14 +107,13 @@ class Page(SplatBudgetOptions, QueryInputs):
         from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.html.content import capture_name
         from f3rm_ext.html.page import plural
-        from f3rm_ext.query.run import Run
         from f3rm_ext.utils.console import say
 
         assert self.load_config is not None
         require_own_file(self.out, COMMAND)
         notes = [] if self.notes is None else read_notes(self.notes)
         run = load_splat_run(self.load_config)
-        photos = Run(run.model, run.manager, run.config, run.checkpoint, run.step)
+        photos = run.to_query_run()
         content = PageContent.of_run(
             run,
             self._queries(photos),
