@@ -42,7 +42,7 @@ def test_there_and_back(scene: Path, run_command: Callable) -> None:
         back = run_command("f3rm-ext", "export", "convert", folder / "scene.spz", folder / "b.ply", "--sh-degree", 1)
         assert back.code == 0 and back.stdout.startswith("SH degree 3 became 1.\n400 Gaussians (SH degree 1"), back.text
     found, info = read_splats(folder / "b.ply")
-    assert (found.means - gaussians().means).abs().max() < 1e-5
+    assert (found.means - gaussians().means).abs().max() < gaussians().sizes().median() / 16
     assert (info.render_mode, info.filters_fused, info.sh_degree) == ("mip", True, 1)
     assert "converted_from: scene.spz (spz version 3)" in info.comments
 

@@ -46,7 +46,7 @@ SH_STEPS = (8, 16)
 """Steps of SH coefficients of degree 1, and of higher ones, in units of 1/128."""
 MAX_FRACTION_BITS = 23
 _STEP_SHARE = 1 / 8
-"""Largest step of positions, in sizes of small Gaussians. It cost .003 dB at most on four captures."""
+"""Largest step of positions, in sizes of small Gaussians. It cost .003 dB at most on the fox."""
 _SMALL = 0.01
 """Share of the visible Gaussians that may be smaller than a small one."""
 MAX_GAUSSIANS = 10_000_000
