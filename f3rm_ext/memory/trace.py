@@ -14,10 +14,10 @@ from f3rm_ext.memory.estimate import Category
 from f3rm_ext.memory.shapes import DispatchMode, shapes_only
 
 Bytes = dict[Category, int]
-BLOCK = 16
-"""Channels that oneDNN, which computes torch's convolutions on the CPU, keeps together (its layout nChw16c). A picture
-of three channels is copied to sixteen. For kernels of a single row or column it keeps the plain layout. Both were found
-with torch's profiler on an x86 CPU."""
+BLOCK = 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
+"""Channels that oneDNN, which computes torch's convolutions on the CPU, keeps together (its layouts nChw16c and
+nChw8c): as many as a vector register holds. A picture of three channels is copied to so many. For kernels of a single
+row or column it keeps the plain layout. Found with torch's profiler on x86 CPUs with AVX-512 and with AVX2."""
 
 
 class AllocationTracker(DispatchMode):
