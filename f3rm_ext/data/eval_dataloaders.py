@@ -1,6 +1,7 @@
 """Whole images for evaluation, with their feature maps."""
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -50,7 +51,6 @@ class EvalLoader:
         self.device = device
         self.cameras = None if dataset is None else dataset.cameras.to(device)
         self._source = source
-        self._exif_stops: list[float | None] | None = None
 
     def __len__(self) -> int:
         return 0 if self.input_dataset is None else len(self.input_dataset)
@@ -94,14 +94,17 @@ class EvalLoader:
         batch = self.read(image_idx)
         camera = self.cameras[image_idx : image_idx + 1]
         batch["camera"] = camera
-        if self._exif_stops is None:
-            self._exif_stops = exposure_stops(self.input_dataset.image_filenames)
         if (stops := self._exif_stops[image_idx]) is not None:
             batch["exif_stops"] = stops
         source = self._source()
         if source is not None:
             batch["feature_maps"] = source.load(image_idx)
         return camera, batch
+
+    @cached_property
+    def _exif_stops(self) -> list[float | None]:
+        assert self.input_dataset is not None
+        return exposure_stops(self.input_dataset.image_filenames)
 
     def read(self, image_idx: int) -> dict[str, Any]:
         """Reads the part of a batch that comes from the image file."""

@@ -36,7 +36,7 @@ _RUIN_DB, _FINE_DB = 3.0, 1.0
 
 @dataclass(frozen=True)
 class Limit:
-    """What a file may take, or lose."""
+    """Limits of a file: its degree of harmonics, and either its size or its loss of PSNR."""
 
     sh_degree: int
     """The highest degree to choose."""
@@ -98,7 +98,10 @@ def reduce_splats(
     degrees = range(highest, -1, -1)
     with image_progress("steps") as progress:
         views = progress.add_task("Contributions of the Gaussians", total=len(run.manager.train_dataset))
-        contributions = lambda: budget.contributions(lambda: progress.advance(views))  # noqa: E731
+
+        def contributions() -> Float[Tensor, " gaussians"]:
+            return budget.contributions(lambda: progress.advance(views))
+
         search = BudgetSearch(budget, contributions, lambda rows, degree: size_of(given[rows], degree))
         steps = progress.add_task("Degrees of harmonics", total=len(degrees))
         tried = progress.track(degrees, task_id=steps)

@@ -1,6 +1,5 @@
 """Cleaning a run of splats: measures what is removed, and writes what remains as a run of its own."""
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,7 @@ from f3rm_ext.splat.rendering import render
 from f3rm_ext.utils.console import image_progress
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.output_folder import SUMMARY, OutputFolder, made_by
-from f3rm_ext.utils.pictures import to_bytes
+from f3rm_ext.utils.pictures import pick_evenly, to_bytes
 from f3rm_ext.utils.provenance import require_own_folder, sign_text
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Cleaning:
 
     @property
     def kept(self) -> Bool[Tensor, " gaussians"]:
-        """Which Gaussians stay."""
+        """Mask of the Gaussians that stay."""
         return self.reasons == KEPT
 
     def counts(self) -> dict[Reason, int]:
@@ -215,7 +214,7 @@ def _report(run: SplatRun, cleaning: Cleaning) -> str:
     gaussians, removed = run.splats(), ~cleaning.kept
     parts = {"before": gaussians, "after": gaussians[cleaning.kept], "what went": gaussians[removed]}
     views = []
-    for index in range(0, len(photos), math.ceil(len(photos) / _PICTURES)):
+    for index in pick_evenly(len(photos), _PICTURES):
         view = PinholeCameras.to_render(photos.cameras[index : index + 1], run.model.device)
         views.append([(label, _picture(run, part, view)) for label, part in parts.items()])
     rows = [

@@ -73,7 +73,7 @@ class MeshContent(Content):
     """A mesh."""
 
     path: Path = field(kw_only=True)
-    """Its file."""
+    """The file that holds it."""
     mesh: trimesh.Trimesh = field(kw_only=True)
     """The mesh as its reader gives it."""
     is_other_glb: bool = field(kw_only=True)
