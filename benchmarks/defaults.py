@@ -257,7 +257,7 @@ def inner_psnr(config: Path, pictures: Path) -> float:
     run, values = load_run(config), []
     for index, file in enumerate(sorted(pictures.glob("*img*"))):
         photo, rendered = np.split(np.asarray(Image.open(file).convert("RGB")) / 255, 2, axis=1)
-        kept = run.kept("test", index)
+        kept = run.photo_mask("test", index)
         inside = np.full(photo.shape[:2], True) if kept is None else np.asarray(binary_erosion(kept), bool)
         values.append(-10 * np.log10(np.mean((photo - rendered)[inside] ** 2)))
     return float(np.mean(values))

@@ -95,7 +95,7 @@ def read_transforms(data: Path) -> tuple[Meta, Path]:
         if not _can_be_path(value):
             raise CaptureError(f"The {key} {str(value)[:80]!r} of {path} cannot be a path: give the name of a file.")
     if "applied_transform" in meta:
-        meta["applied_transform"] = _checked_transform(meta["applied_transform"], path)
+        meta["applied_transform"] = _parse_transform(meta["applied_transform"], path)
     return meta, path.parent
 
 
@@ -116,7 +116,7 @@ def _can_be_path(value: object) -> bool:
     return bool(parts) and b"\0" not in b"/".join(parts) and sum(map(len, parts)) < 2048 and max(map(len, parts)) < 256
 
 
-def _checked_transform(rows: Sequence[Sequence[float | int]], path: Path) -> list[list[float]]:
+def _parse_transform(rows: Sequence[Sequence[float | int]], path: Path) -> list[list[float]]:
     """Returns the first three rows of what was done to the poses, if it can be undone."""
     widths = {len(row) for row in rows}
     matrix = np.array(rows, dtype=np.float64)[:3] if widths == {4} else np.zeros((3, 4))

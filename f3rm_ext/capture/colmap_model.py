@@ -95,7 +95,7 @@ def read_model(data: Path, model_path: Path) -> dict[str, Any]:
     return {**meta, "applied_transform": UNCHANGED.tolist(), MODEL_KEY: str(model_path.relative_to(data))}
 
 
-def turned_up(meta: Mapping[str, Any]) -> dict[str, Any]:
+def align_z_up(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Returns transforms whose z axis points up, so that the scene is that of nerfstudio's dataparser ``colmap``."""
     turn, before = (np.vstack([matrix, [0.0, 0.0, 0.0, 1.0]]) for matrix in (APPLIED, meta["applied_transform"]))
     frames = [

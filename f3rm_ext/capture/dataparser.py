@@ -18,7 +18,7 @@ from nerfstudio.plugins.registry_dataparser import DataParserSpecification
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture import checks
-from f3rm_ext.capture.colmap_model import MODEL_KEY, turned_up
+from f3rm_ext.capture.colmap_model import MODEL_KEY, align_z_up
 from f3rm_ext.capture.images import image_size, image_sizes, name_some
 from f3rm_ext.capture.points import read_capture_points
 from f3rm_ext.errors import CaptureError, ConfigError
@@ -85,7 +85,7 @@ class CaptureDataParser(Nerfstudio):
             self.prompted_user, self.create_pc = True, False
             without_points = {key: value for key, value in meta.items() if key != "ply_file_path"}
             if MODEL_KEY in meta:
-                without_points = turned_up(without_points)
+                without_points = align_z_up(without_points)
             outputs = _inject_transforms(Nerfstudio._generate_dataparser_outputs, without_points)(self, split)
         except ValueError as error:
             if self.config.eval_mode != "filename":

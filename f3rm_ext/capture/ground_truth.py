@@ -63,6 +63,10 @@ class LabelSource(Protocol):
         """Names of the labelled objects."""
         ...
 
+    def size_px(self, image: Path) -> tuple[int, int] | None:
+        """Returns height and width of the labels of an image; None if it has none."""
+        ...
+
     def view(self, image: Path, height_px: int, width_px: int) -> LabelledView | None:
         """Returns the labels of an image, resampled to a size by nearest pixel; None if it has none.
 
@@ -99,12 +103,14 @@ class CaptureGroundTruth:
     @property
     def has_labels(self) -> bool:
         """Whether there are classes and at least one label image."""
-        return bool(self.things) and any(_of(frame, LABEL_KEYS) for frame in self._frames.values())
+        return bool(self.things) and any(_first_value(frame, LABEL_KEYS) for frame in self._frames.values())
 
     @property
     def exact_depth(self) -> bool:
         """Whether there are depth images with a known unit."""
-        return self._depth_unit_m is not None and any(_of(frame, DEPTH_KEYS) for frame in self._frames.values())
+        return self._depth_unit_m is not None and any(
+            _first_value(frame, DEPTH_KEYS) for frame in self._frames.values()
+        )
 
     def depth_m(self, image: Path, height_px: int, width_px: int) -> Float32[np.ndarray, "h w"] | None:
         """Returns depth along the optical axis, metres, 0 if unknown, by nearest pixel; None without a depth image."""
@@ -127,6 +133,11 @@ class CaptureGroundTruth:
         files = [self.file(image, keys) for image in self._frames]
         return [path for path in files if path is not None]
 
+    def size_px(self, image: Path) -> tuple[int, int] | None:
+        """See :meth:`LabelSource.size_px`."""
+        values = self.label_image(image) if self.things else None
+        return None if values is None else (values.shape[0], values.shape[1])
+
     def view(self, image: Path, height_px: int, width_px: int) -> LabelledView | None:
         """See :meth:`LabelSource.view`."""
         labels = self.labels(image, height_px, width_px)
@@ -138,7 +149,7 @@ class CaptureGroundTruth:
 
     def file(self, image: Path, keys: tuple[str, ...]) -> Path | None:
         """Returns the file that a photo's frame names under one of these keys; None if there is none."""
-        name = _of(self._frames.get(image.resolve()) or self._by_name.get(image.name) or {}, keys)
+        name = _first_value(self._frames.get(image.resolve()) or self._by_name.get(image.name) or {}, keys)
         return None if name is None or not (self.folder / name).is_file() else self.folder / name
 
     def _read_things(self) -> list[LabelledObject]:
@@ -182,6 +193,16 @@ class PolygonLabels:
                 f"There are no labels in {folder}: it should have a JSON file with `objects` for each labelled frame."
             )
         self.classes = tuple(names)
+
+    @property
+    def images(self) -> list[Path]:
+        """Names of the labelled images, without suffix."""
+        return [Path(stem) for stem in self._frames]
+
+    def size_px(self, image: Path) -> tuple[int, int] | None:
+        """See :meth:`LabelSource.size_px`."""
+        frame = self._frames.get(image.stem)
+        return None if frame is None else (round(frame["size"][1]), round(frame["size"][0]))
 
     def view(self, image: Path, height_px: int, width_px: int) -> LabelledView | None:
         """See :meth:`LabelSource.view`."""
@@ -249,7 +270,7 @@ def _has_file(frame: object) -> bool:
     return isinstance(frame, dict) and isinstance(frame.get("file_path"), str)
 
 
-def _of(frame: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
+def _first_value(frame: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:
     return next((str(frame[key]) for key in keys if frame.get(key)), None)
 
 

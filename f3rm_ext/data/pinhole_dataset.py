@@ -13,7 +13,7 @@ from torch import Tensor
 
 from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
 from f3rm_ext.data.pixel_sampler import ImagePixels
-from f3rm_ext.data.undistort import DistortedCamera, largest_pinhole, shrunk, shrunk_size, undistorted
+from f3rm_ext.data.undistort import DistortedCamera, largest_pinhole, shrunk, shrunk_size, undistort
 from f3rm_ext.errors import CaptureError
 
 
@@ -84,7 +84,7 @@ class PinholeDataset(InputDataset):
             CaptureError: it cannot be read.
         """
         photo = read_pixels(self.photos, image_idx, masked)
-        return undistorted(photo, self.lenses[image_idx], self.views[image_idx])
+        return undistort(photo, self.lenses[image_idx], self.views[image_idx])
 
     def pixels_identity(self, image_idx: int) -> str:
         """Identifies everything besides the file that decides the pixels of :meth:`get_numpy_image`."""
@@ -98,7 +98,7 @@ class PinholeDataset(InputDataset):
 
     def get_image_uint8(self, image_idx: int) -> UInt8[Tensor, "h w 3"]:
         """RGB, over :attr:`alpha_color`."""
-        return self._shown(self.picture(image_idx))
+        return self._to_rgb(self.picture(image_idx))
 
     def get_image_float32(self, image_idx: int) -> Float[Tensor, "h w 3"]:
         """RGB in [0, 1], over :attr:`alpha_color`."""
@@ -107,7 +107,7 @@ class PinholeDataset(InputDataset):
     def get_data(self, image_idx: int, image_type: Literal["uint8", "float32"] = "float32") -> dict[str, Any]:
         """nerfstudio's batch: ``image_idx``, ``image`` (RGB) and ``mask`` Bool[h w 1] if there is one."""
         picture = self.picture(image_idx)
-        image = self._shown(picture)
+        image = self._to_rgb(picture)
         data: dict[str, Any] = {
             "image_idx": image_idx,
             "image": image if image_type == "uint8" else image.float() / 255.0,
@@ -117,7 +117,7 @@ class PinholeDataset(InputDataset):
         data.update(self.get_metadata(data))
         return data
 
-    def _shown(self, picture: ImagePixels) -> UInt8[Tensor, "h w 3"]:
+    def _to_rgb(self, picture: ImagePixels) -> UInt8[Tensor, "h w 3"]:
         if picture.pixels.shape[-1] == 3:
             return picture.pixels
         values = picture.pixels.float() / 255.0

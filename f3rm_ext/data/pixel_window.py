@@ -32,7 +32,7 @@ class LoadedWindow:
     on_device: bool = False
     """Whether colours and features are on the training device; tables are on the CPU all the same."""
     arriving: Upload | None = None
-    """Colours and features on their way there; see :meth:`received`."""
+    """Colours and features on their way there; see :meth:`receive`."""
 
     @property
     def images(self) -> tuple[int, ...]:
@@ -49,8 +49,8 @@ class LoadedWindow:
         features = {name: replace(maps, values=maps.values.to(device)) for name, maps in self.features.items()}
         return LoadedWindow(self.pixels.to(device), features, on_device=True)
 
-    def sent(self, uploader: Uploader) -> "LoadedWindow":
-        """Returns the window with colours and features on their way to a device, for :meth:`received`.
+    def upload(self, uploader: Uploader) -> "LoadedWindow":
+        """Returns the window with colours and features on their way to a device, for :meth:`receive`.
 
         This thread waits for the copy, as in :meth:`to`, but the device goes on.
         """
@@ -60,7 +60,7 @@ class LoadedWindow:
         features = {name: replace(maps, values=upload.tensors[name]) for name, maps in self.features.items()}
         return LoadedWindow(replace(self.pixels, pixels=upload.tensors[""]), features, True, upload)
 
-    def received(self) -> "LoadedWindow":
+    def receive(self) -> "LoadedWindow":
         """Returns the window for use on the current stream, which waits for what was sent; the host does not."""
         if self.arriving is not None:
             self.arriving.receive()

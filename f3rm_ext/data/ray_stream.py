@@ -85,7 +85,7 @@ class PixelStream(WindowStream[LoadedWindow]):
         if self._window_rays is None or self._feed.begins:
             self._window_rays = torch.zeros(len(window.images), dtype=torch.int64)
         if self.placement is None:
-            batch = self._made_now(window)
+            batch = self._make_batch(window)
         else:
             draft = self._drafts.take((self.batches, self.num_rays_per_batch))
             if not self.cycle.ends:
@@ -119,7 +119,7 @@ class PixelStream(WindowStream[LoadedWindow]):
         featured = len(range(math.ceil(self.feature_ray_fraction * rays))[part])
         return window.pixels.draw(rays, generator, part), featured
 
-    def _made_now(self, window: LoadedWindow) -> dict[str, Any]:
+    def _make_batch(self, window: LoadedWindow) -> dict[str, Any]:
         """The next batch, made on the CPU."""
         assert self._window_rays is not None
         rays, featured = self._draw(window, self.batches, self.num_rays_per_batch)
@@ -142,7 +142,7 @@ class PixelStream(WindowStream[LoadedWindow]):
 
     def _place(self, window: LoadedWindow) -> LoadedWindow:
         if window.on_device:
-            return window.received()
+            return window.receive()
         if self.placement is None or not self.placement.decide(window.nbytes):
             return window
         try:
@@ -169,7 +169,7 @@ class PixelStream(WindowStream[LoadedWindow]):
         if self.placement is None or not self.placement.has_room(window.nbytes):
             return window
         try:
-            return window.sent(self._uploader)
+            return window.upload(self._uploader)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

@@ -83,7 +83,7 @@ class DistortedCamera:
             tangent = np.hypot(x, y)
             shrunk = np.where(tangent > 1e-9, np.arctan(tangent) / np.maximum(tangent, 1e-9), 1.0)
             x, y = x * shrunk, y * shrunk
-        x, y = self._distorted(x, y)
+        x, y = self._distort(x, y)
         return self.frame.fx * x + self.frame.cx, self.frame.fy * y + self.frame.cy
 
     def rim(self) -> Float64[np.ndarray, "4 points 2"]:
@@ -106,7 +106,7 @@ class DistortedCamera:
         undistorted_xy = radial_and_tangential_undistort(
             torch.from_numpy(seen), torch.tensor(self.distortion, dtype=torch.float64), eps=1e-9
         ).numpy()
-        back = np.stack(self._distorted(undistorted_xy[..., 0], undistorted_xy[..., 1]), -1)
+        back = np.stack(self._distort(undistorted_xy[..., 0], undistorted_xy[..., 1]), -1)
         with np.errstate(invalid="ignore"):
             good = (np.abs(back - seen) * focal < _MAX_RESIDUAL_PX).all(-1)
             # A solution beyond the fold of the polynomial points elsewhere.
@@ -120,7 +120,7 @@ class DistortedCamera:
         tangent = np.tan(np.minimum(angle, MAX_HALF_ANGLE_RAD))
         return seen * (tangent / np.maximum(reach, 1e-9))[..., None]
 
-    def _distorted(self, x: Any, y: Any) -> tuple[Any, Any]:
+    def _distort(self, x: Any, y: Any) -> tuple[Any, Any]:
         k1, k2, k3, k4, p1, p2 = self.distortion
         r = x * x + y * y
         radial = 1.0 + r * (k1 + r * (k2 + r * (k3 + r * k4)))
@@ -160,7 +160,7 @@ def largest_pinhole(lens: DistortedCamera) -> PinholeIntrinsics:
     )
 
 
-def undistorted(picture: ImagePixels, lens: DistortedCamera, view: PinholeIntrinsics) -> ImagePixels:
+def undistort(picture: ImagePixels, lens: DistortedCamera, view: PinholeIntrinsics) -> ImagePixels:
     """Undistorts a photo to a pinhole camera, bilinearly; colours with alpha are weighted by alpha.
 
     A pixel is valid if all of its source pixels are.
@@ -171,7 +171,7 @@ def undistorted(picture: ImagePixels, lens: DistortedCamera, view: PinholeIntrin
 
     columns, rows = _source_map(lens, view)
 
-    def moved(values: np.ndarray) -> np.ndarray:
+    def remap(values: np.ndarray) -> np.ndarray:
         return cv2.remap(values, columns, rows, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REPLICATE)
 
     width, height = lens.frame.width, lens.frame.height
@@ -179,10 +179,10 @@ def undistorted(picture: ImagePixels, lens: DistortedCamera, view: PinholeIntrin
     valid = (columns >= -0.5 - slack) & (columns <= width - 0.5 + slack)
     valid &= (rows >= -0.5 - slack) & (rows <= height - 0.5 + slack)
     if picture.valid is not None:
-        valid &= moved(picture.valid.numpy().astype(np.float32)) >= _ALL_VALID
+        valid &= remap(picture.valid.numpy().astype(np.float32)) >= _ALL_VALID
     elif valid.all():
-        return ImagePixels(_map_colors(picture, moved))
-    return ImagePixels(_map_colors(picture, moved), torch.from_numpy(valid))
+        return ImagePixels(_map_colors(picture, remap))
+    return ImagePixels(_map_colors(picture, remap), torch.from_numpy(valid))
 
 
 def shrunk(picture: ImagePixels, height_px: int, width_px: int) -> ImagePixels:
@@ -194,13 +194,13 @@ def shrunk(picture: ImagePixels, height_px: int, width_px: int) -> ImagePixels:
         return picture
     import cv2
 
-    def averaged(values: np.ndarray) -> np.ndarray:
+    def average(values: np.ndarray) -> np.ndarray:
         return cv2.resize(values, (width_px, height_px), interpolation=cv2.INTER_AREA)
 
     valid = None
     if picture.valid is not None:
-        valid = torch.from_numpy(averaged(picture.valid.numpy().astype(np.float32)) >= _ALL_VALID)
-    return ImagePixels(_map_colors(picture, averaged), valid)
+        valid = torch.from_numpy(average(picture.valid.numpy().astype(np.float32)) >= _ALL_VALID)
+    return ImagePixels(_map_colors(picture, average), valid)
 
 
 def shrunk_size(height_px: int, width_px: int, ratio: float) -> tuple[int, int]:

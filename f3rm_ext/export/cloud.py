@@ -196,7 +196,7 @@ def _visible_points(
     tally.rays += len(at)
     keep = (accumulation >= options.accumulation) & at.isfinite().all(dim=-1)
     origins, colors = rays.origins.reshape(-1, 3)[keep], outputs["rgb"][..., :3].reshape(-1, 3)[keep]
-    found = Cloud(
+    cloud = Cloud(
         positions=at[keep].float().numpy(),
         colors=to_bytes(colors.float()[None].numpy())[0],
         accumulation=accumulation[keep].float().numpy(),
@@ -204,21 +204,21 @@ def _visible_points(
         seen_from=origins.float().numpy(),
         scores=np.zeros((int(keep.sum()), len(queries)), dtype=np.float32),
     )
-    tally.opaque += len(found)
-    if isinstance(model, HasDensity) and len(found):
-        density = model.density_at(torch.from_numpy(found.positions).to(model.device)).float().cpu().numpy()
-        found = replace(found, density=density)
-        found = found.take(density >= options.density)
-    tally.dense += len(found)
+    tally.opaque += len(cloud)
+    if isinstance(model, HasDensity) and len(cloud):
+        density = model.density_at(torch.from_numpy(cloud.positions).to(model.device)).float().cpu().numpy()
+        cloud = replace(cloud, density=density)
+        cloud = cloud.take(density >= options.density)
+    tally.dense += len(cloud)
     if options.inside is not None:
-        found = found.take(options.inside(found.positions))
-    tally.inside += len(found)
-    if queries and len(found):
-        found = replace(found, scores=score_points(model, torch.from_numpy(found.positions), queries).float().numpy())
+        cloud = cloud.take(options.inside(cloud.positions))
+    tally.inside += len(cloud)
+    if queries and len(cloud):
+        cloud = replace(cloud, scores=score_points(model, torch.from_numpy(cloud.positions), queries).float().numpy())
         if options.select is not None:
-            found = found.take(found.scores.max(axis=1) >= options.select)
-    tally.selected += len(found)
-    return found
+            cloud = cloud.take(cloud.scores.max(axis=1) >= options.select)
+    tally.selected += len(cloud)
+    return cloud
 
 
 def estimate_normals(
@@ -245,8 +245,8 @@ def estimate_normals(
     normals = np.empty((len(points), 3), dtype=np.float32)
     for start in range(0, len(points), _NORMALS_CHUNK):
         part = slice(start, start + _NORMALS_CHUNK)
-        _, found = tree.query(points[part], k=count)
-        near = points[found].astype(np.float64)
+        _, indices = tree.query(points[part], k=count)
+        near = points[indices].astype(np.float64)
         near -= near.mean(axis=1, keepdims=True)
         _, axes = np.linalg.eigh(np.einsum("nki,nkj->nij", near, near))
         normal = axes[:, :, 0]

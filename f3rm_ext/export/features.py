@@ -93,8 +93,8 @@ def features_at(
     for start in range(0, len(points), chunk):
         at = torch.from_numpy(points[start : start + chunk]).to(model.device)
         with torch.inference_mode():
-            found = space.features(model.render_points(at)[head.name]).cpu()
-        yield found
+            values = space.features(model.render_points(at)[head.name]).cpu()
+        yield values
 
 
 def write_features(

@@ -63,7 +63,7 @@ class StoredHead:
         Raises:
             FeatureStoreError: Something is damaged or belongs to another model.
         """
-        if any(key is None for image_set in self.sets for key in image_set.known()):
+        if any(key is None for image_set in self.sets for key in image_set.known_keys()):
             return None
         store, basis = self.full(), None
         if self.codes:

@@ -108,13 +108,13 @@ def _query(content: ReportContent, query: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _judged(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _judged_objects(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [item for item in objects if item["views"]]
 
 
 def _objects(objects: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Hits of each object, the best first."""
-    judged = sorted(_judged(objects), key=lambda item: (-item["hits"] / item["views"], -(item["iou"] or 0)))
+    judged = sorted(_judged_objects(objects), key=lambda item: (-item["hits"] / item["views"], -(item["iou"] or 0)))
     if not judged:
         return None
     overlaps = [item["iou"] for item in judged if item["iou"] is not None]
@@ -148,7 +148,7 @@ def _key_figures(content: ReportContent) -> list[tuple[str, str]]:
     depth = measured.get("depth")
     if depth:
         keys.append((f"{100 * depth['median_m']:.1f} cm", "median error of depth, against the exact one"))
-    judged = _judged((measured.get("query") or {}).get("objects", []))
+    judged = _judged_objects((measured.get("query") or {}).get("objects", []))
     if judged:
         hits, views = (sum(item[key] for item in judged) for key in ("hits", "views"))
         keys.append((f"{hits} of {views}", f"queries by example that hit, {len(judged)} objects"))

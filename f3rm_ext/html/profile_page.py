@@ -84,7 +84,7 @@ def tables(profile: Profile, other: Profile | None = None) -> list[tuple[str, Ta
     titled = {
         "Tensors by category": Table(["category", step, "share"], categories),
         "In main memory": Table(["category", step, "share"], _sizes(last.host)),
-        "Parameters by name": Table(["name", *PARTS, "all"], _named(last)),
+        "Parameters by name": Table(["name", *PARTS, "all"], _named_rows(last)),
         "Peaks by phase": _phases(profile),
         "By dtype": Table(["dtype", step, "share"], _sizes(last.dtypes)),
         "Memory": Table(["", step, of_device], _memory(profile)),
@@ -118,7 +118,7 @@ def _sizes(sizes: Mapping[str, int]) -> Rows:
     return [[name, readable(size), f"{100 * size / total:.1f} %"] for name, size in ordered if size]
 
 
-def _named(last: Snapshot) -> Rows:
+def _named_rows(last: Snapshot) -> Rows:
     ordered = sorted(last.named.items(), key=lambda item: -sum(item[1].values()))
     return [
         [name, *(readable(parts.get(part, 0)) for part in PARTS), readable(sum(parts.values()))]

@@ -126,7 +126,7 @@ def _row(metric: Metric, base: Entry, new: Entry, tolerance: float, unknown: set
 def _change(metric: Metric, base: Entry, new: Entry, *, by_seed: bool, sessions: set[str]) -> Change:
     """The change of a figure, from pairs where repeats belong together: by their seed, or because they took turns."""
 
-    def keyed(entry: Entry) -> dict[object, float]:
+    def index_repeats(entry: Entry) -> dict[object, float]:
         keys: dict[object, Repeat]
         if by_seed:
             keys = {repeat.seed: repeat for repeat in entry.repeats if repeat.seed is not None}
@@ -138,7 +138,7 @@ def _change(metric: Metric, base: Entry, new: Entry, *, by_seed: bool, sessions:
             }
         return {key: repeat.values[metric.key] for key, repeat in keys.items() if metric.key in repeat.values}
 
-    before, after = keyed(base), keyed(new)
+    before, after = index_repeats(base), index_repeats(new)
     pairs = [key for key in before if key in after]
     samples = base.values(metric.key), new.values(metric.key)
     if len(pairs) == min(map(len, samples)):

@@ -30,7 +30,7 @@ class VitBackbone(nn.Module):
         super().__init__()
         self.dim, self.use_grad_checkpointing = WIDTHS[architecture], use_grad_checkpointing
         side = image_size // PATCH_PX
-        self.network = VisionTransformer.sized(self.dim, _DEPTH, side, PATCH_PX)
+        self.network = VisionTransformer.from_size(self.dim, _DEPTH, side, PATCH_PX)
         self.register_state_dict_post_hook(_remove_prefix)
         self.register_load_state_dict_pre_hook(_add_prefix)
         self._draw_weights()

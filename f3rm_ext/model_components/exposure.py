@@ -98,9 +98,9 @@ class ExposureModel(nn.Module):
         Of the variance of brightness, only what content alone does not explain counts. A plan has no photos.
         """
         if photos and not bool(self.exif_stops.isfinite().any() or self.stops.any()):
-            found = _deviations(_tensor(brightness_stops(photos)))
-            share = 1 - CONTENT_STOPS**2 / found.square().mean().clamp(min=CONTENT_STOPS**2)
-            self.stops += (share * found)[:, None].to(self.stops)
+            deviations = _deviations(_tensor(brightness_stops(photos)))
+            share = 1 - CONTENT_STOPS**2 / deviations.square().mean().clamp(min=CONTENT_STOPS**2)
+            self.stops += (share * deviations)[:, None].to(self.stops)
 
     @torch.no_grad()
     def project(self) -> None:

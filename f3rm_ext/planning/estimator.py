@@ -75,7 +75,7 @@ def cached(estimate: Estimator, report: Callable[[str], None] = lambda text: Non
     estimates: dict[str, MemoryEstimate] = {}
     reported_s = time.monotonic()
 
-    def remembered(request: PlanRequest) -> MemoryEstimate:
+    def estimate_once(request: PlanRequest) -> MemoryEstimate:
         nonlocal reported_s
         with_pictures = repr(replace(request, pictures=True))
         key = with_pictures if with_pictures in estimates else repr(request)
@@ -87,4 +87,4 @@ def cached(estimate: Estimator, report: Callable[[str], None] = lambda text: Non
                 estimates[key] = estimate(request)
         return estimates[key]
 
-    return remembered
+    return estimate_once

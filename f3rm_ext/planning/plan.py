@@ -86,7 +86,7 @@ class Question:
             if key not in self._read:
                 self._read[key] = ImageSizes.from_capture(config)
             return self._read[key]
-        return ImageSizes.assumed(config)
+        return ImageSizes.from_assumption(config)
 
     def request(self, options: Options = ()) -> PlanRequest:
         """Returns the run to estimate, with other values for some options."""

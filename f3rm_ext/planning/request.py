@@ -82,10 +82,10 @@ class RefinementStart:
             MeshError: the mesh cannot be read.
         """
 
-        def unused() -> CaptureFrame:
+        def refuse_frame() -> CaptureFrame:
             raise AssertionError("the numbers are the same in both frames")
 
-        mesh = read_start_mesh(path, "scene", unused)
+        mesh = read_start_mesh(path, "scene", refuse_frame)
         return RefinementStart(len(mesh.vertices), len(mesh.faces))
 
 
@@ -176,7 +176,7 @@ class ImageSizes:
         )
 
     @classmethod
-    def assumed(cls, config: TrainerConfig) -> "ImageSizes":
+    def from_assumption(cls, config: TrainerConfig) -> "ImageSizes":
         """Makes sizes where none are given; :attr:`source` says so."""
         side = ASSUMED_SIDE_PX
         source = (

@@ -53,7 +53,7 @@ class _Enough(Exception):
     """Ends training after the last timed step, before anything is saved."""
 
 
-def recorded(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
+def read_throughput(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
     """Returns the speed of this method on this machine in the ledger, with as many rays per step; None if it has none.
 
     Args:

@@ -66,13 +66,13 @@ def source_cameras(source: PhotoSource, frame: Literal["capture", "scene"]) -> l
     Raises:
         CaptureError: the capture cannot be used.
     """
-    found: dict[Path, Camera] = {}
+    cameras: dict[Path, Camera] = {}
     for split in ("train", "test"):
         outputs = source.parser.get_dataparser_outputs(split)
         frames = CaptureFrame.from_outputs(outputs, source.data) if frame == "capture" else None
         views = PinholeCameras.of(outputs.cameras)
-        found |= {name: Camera.of(views, i, frames) for i, name in enumerate(outputs.image_filenames)}
-    return [NamedCamera(path.name, found[path]) for path in sorted(found)]
+        cameras |= {name: Camera.of(views, i, frames) for i, name in enumerate(outputs.image_filenames)}
+    return [NamedCamera(path.name, cameras[path]) for path in sorted(cameras)]
 
 
 def find_cameras_file(path: Path) -> Path | None:

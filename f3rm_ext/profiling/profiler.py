@@ -53,7 +53,7 @@ class SavedTensors:
         return sum(self._sizes.values())
 
     @contextmanager
-    def counted(self) -> Iterator[None]:
+    def count(self) -> Iterator[None]:
         """Counts what is saved inside the ``with`` block. Values are not changed."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             yield
@@ -147,7 +147,7 @@ class TensorProfiler:
             return
         model = self._parts().model
         self._saved = SavedTensors([*model.parameters(), *model.buffers()])
-        with self._saved.counted():
+        with self._saved.count():
             yield
 
     @contextmanager

@@ -11,6 +11,8 @@ PINNED_THRESHOLD = 0.5
 """The relevancy of a pixel that is as similar to the nearest negative as to the query."""
 THRESHOLDS = np.linspace(-1.0, 1.0, 401)
 """The candidates for the best threshold."""
+_RIM = 0.02
+"""Width of the rim of :func:`boundary_iou`, as a share of the image's diagonal."""
 
 
 @dataclass
@@ -22,6 +24,7 @@ class _Pair:
     size: int
     pinned_selected: int
     pinned_both: int
+    boundary: float | None
     selected: np.ndarray
     both: np.ndarray
 
@@ -33,7 +36,8 @@ class QueryMetrics:
     *Localisation* is LERF's: the best-scored pixel lies in a box of the object. *IoU* compares the pixels that reach
     the threshold with the object's; *accuracy* is the share of the object's pixels that reach it. Both are reported at
     a threshold fixed beforehand and, separately, at the single threshold for all classes and views that is best
-    afterwards.
+    afterwards. *Boundary IoU* compares only the pixels along both outlines, at the fixed threshold
+    (Cheng et al. 2021, arXiv:2103.16562).
 
     >>> import torch
     >>> metrics = QueryMetrics(threshold=0.5)
@@ -53,12 +57,15 @@ class QueryMetrics:
         score: Float[Tensor, "..."],
         mask: Bool[Tensor, "..."],
         boxes: Sequence[tuple[float, float, float, float]] | None = None,
+        *,
+        is_predicted: bool = True,
     ) -> None:
         """Counts one class in one view.
 
         Args:
             score: score of its query, −1 to 1, per pixel (h, w) or per point; NaN counts as −1.
             boxes: left, top, right and bottom of its objects in pixels; None requires the best pixel in the mask.
+            is_predicted: False counts as a miss, whatever pixel comes first.
         """
         score, mask = score.detach().float().cpu().nan_to_num(nan=-1.0), mask.cpu()
         flat, inside = score.flatten(), mask.flatten()
@@ -73,10 +80,11 @@ class QueryMetrics:
         self._pairs.append(
             _Pair(
                 name=name,
-                hit=hit,
+                hit=hit and is_predicted,
                 size=int(inside.sum()),
                 pinned_selected=int(at_least.sum()),
                 pinned_both=int((at_least & inside).sum()),
+                boundary=boundary_iou(at_least.view(mask.shape).numpy(), mask.numpy()) if mask.ndim == 2 else None,
                 selected=selected,
                 both=both,
             )
@@ -101,6 +109,7 @@ class QueryMetrics:
             return {"pairs": 0}
         best = self._best(pairs) if best is None else best
         pinned = [_iou(pair.pinned_both, pair.pinned_selected, pair.size) for pair in pairs]
+        boundaries = [pair.boundary for pair in pairs if pair.boundary is not None]
         return {
             "pairs": len(pairs),
             "localisation": float(np.mean([pair.hit for pair in pairs])),
@@ -108,6 +117,8 @@ class QueryMetrics:
             "miou": float(np.mean(pinned)),
             "macc": float(np.mean([pair.pinned_both / max(1, pair.size) for pair in pairs])),
             "iou_above_25": float(np.mean([iou > 0.25 for iou in pinned])),
+            "iou_above_50": float(np.mean([iou > 0.5 for iou in pinned])),
+            **({"boundary_iou": float(np.mean(boundaries))} if boundaries else {}),
             "best_threshold": float(THRESHOLDS[best]),
             "best_miou": float(np.mean([_iou(int(p.both[best]), int(p.selected[best]), p.size) for p in pairs])),
             "best_macc": float(np.mean([p.both[best] / max(1, p.size) for p in pairs])),
@@ -119,6 +130,29 @@ class QueryMetrics:
         )
         sizes = np.asarray([pair.size for pair in pairs], dtype=float)[:, None]
         return int((both / np.maximum(1.0, selected + sizes - both)).mean(axis=0).argmax())
+
+
+def boundary_iou(mask: Bool[np.ndarray, "h w"], other: Bool[np.ndarray, "h w"]) -> float:
+    """Returns the IoU of the inner rims of two masks, 2 % of the image's diagonal wide; 1 where both are empty.
+
+    Source: Cheng et al. 2021, Boundary IoU (arXiv:2103.16562). Outside of the image counts as outside of a mask.
+
+    >>> square = np.zeros((50, 50), dtype=bool)
+    >>> square[10:30, 10:30] = True
+    >>> boundary_iou(square, square), round(boundary_iou(square, np.roll(square, 1, axis=1)), 2)
+    (1.0, 0.33)
+    """
+    import cv2
+
+    height, width = mask.shape
+    rim_px = max(1, round(_RIM * float(np.hypot(height, width))))
+    rims = []
+    for one in (mask, other):
+        pixels = cv2.copyMakeBorder(one.astype(np.uint8), 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=[0])
+        inner = cv2.erode(pixels, np.ones((3, 3), np.uint8), iterations=rim_px)[1:-1, 1:-1]
+        rims.append(one & (inner == 0))
+    union = int((rims[0] | rims[1]).sum())
+    return int((rims[0] & rims[1]).sum()) / union if union else 1.0
 
 
 def _iou(both: int, selected: int, size: int) -> float:

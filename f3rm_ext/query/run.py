@@ -84,7 +84,7 @@ class Photos:
 
         return on_white(self.dataset(split).get_numpy_image(index))
 
-    def kept(self, split: str, index: int) -> Bool[np.ndarray, "h w"] | None:
+    def photo_mask(self, split: str, index: int) -> Bool[np.ndarray, "h w"] | None:
         """Returns the pixels of a photo that its mask keeps; None where it has no mask."""
         from f3rm_ext.data.image_reader import read_pixels
         from f3rm_ext.data.pinhole_dataset import PinholeDataset

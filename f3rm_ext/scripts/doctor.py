@@ -61,8 +61,8 @@ class Finding:
     """What was checked."""
     verdict: Verdict
     """Result of the check."""
-    found: str
-    """What was found."""
+    status: str
+    """What is there, in words."""
     advice: str = ""
     """What to do; empty if nothing needs to be done."""
 
@@ -106,12 +106,12 @@ def check_devices() -> Iterator[Finding]:
 
     if not compat.has_cuda():
         if torch.version.cuda is None:
-            found = "none: this PyTorch is built without CUDA"
+            status = "none: this PyTorch is built without CUDA"
             advice = "Training runs on the CPU; with an NVIDIA GPU, install a CUDA build of PyTorch."
         else:
-            found = f"none seen by PyTorch (built for CUDA {torch.version.cuda})"
+            status = f"none seen by PyTorch (built for CUDA {torch.version.cuda})"
             advice = "Training runs on the CPU; with an NVIDIA GPU, check its driver with `nvidia-smi`."
-        yield Finding("devices", "cuda", Verdict.ABSENT, found, advice)
+        yield Finding("devices", "cuda", Verdict.ABSENT, status, advice)
         return
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -137,8 +137,8 @@ def _cuda_grids(hash_backends: ModuleType) -> Iterator[Finding]:
     if not compat.has_cuda():
         for name, module in (("tcnn", "tinycudann"), ("triton", "triton")):
             there = importlib.util.find_spec(module) is not None
-            found = f"{'installed' if there else 'not installed'}; not needed without a GPU"
-            yield Finding("backends", f"hash grid ({name})", Verdict.OK if there else Verdict.ABSENT, found)
+            status = f"{'installed' if there else 'not installed'}; not needed without a GPU"
+            yield Finding("backends", f"hash grid ({name})", Verdict.OK if there else Verdict.ABSENT, status)
         return
     import torch
 
@@ -149,8 +149,8 @@ def _cuda_grids(hash_backends: ModuleType) -> Iterator[Finding]:
     taken = next((name for name, reason in reasons.items() if reason is None), "torch")
     for name, reason in reasons.items():
         if reason is None:
-            found = f"works on {device}; {'`auto` takes it' if name == taken else 'used if chosen'}"
-            yield Finding("backends", f"hash grid ({name})", Verdict.OK, found)
+            status = f"works on {device}; {'`auto` takes it' if name == taken else 'used if chosen'}"
+            yield Finding("backends", f"hash grid ({name})", Verdict.OK, status)
             continue
         advice = f"Not needed: `auto` takes {taken}."
         if taken == "torch":
@@ -170,10 +170,10 @@ def check_backends() -> Iterator[Finding]:
         yield from _cuda_grids(hash_backends)
     try:
         importlib.import_module("gsplat.strategy")
-        works, found, advice = True, "importable; its CUDA kernels are not needed without a GPU", ""
+        works, status, advice = True, "importable; its CUDA kernels are not needed without a GPU", ""
         if compat.has_cuda():
-            works, found, advice = compat.describe_gsplat()
-        yield Finding("backends", "gsplat", Verdict.OK if works else Verdict.ABSENT, found, advice)
+            works, status, advice = compat.describe_gsplat()
+        yield Finding("backends", "gsplat", Verdict.OK if works else Verdict.ABSENT, status, advice)
     except Exception as error:
         advice = "`pip install gsplat==1.4.0`; splatfacto needs it, and sugar-ext on CUDA (but not on the CPU)."
         yield Finding("backends", "gsplat", Verdict.ABSENT, _reason(error), advice)
@@ -231,13 +231,13 @@ def check_storage() -> Iterator[Finding]:
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     free = shutil.disk_usage(existing).free / _GIB
-    found = f"{folder} ({free:.1f} GiB free)"
+    status = f"{folder} ({free:.1f} GiB free)"
     if not os.access(existing, os.W_OK):
         yield Finding("storage", "feature store", Verdict.ABSENT, f"{folder} cannot be written", "Set F3RM_EXT_CACHE.")
     elif free < _MIN_FREE_GIB:
-        yield Finding("storage", "feature store", Verdict.ABSENT, found, "Make room, or set F3RM_EXT_CACHE elsewhere.")
+        yield Finding("storage", "feature store", Verdict.ABSENT, status, "Make room, or set F3RM_EXT_CACHE elsewhere.")
     else:
-        yield Finding("storage", "feature store", Verdict.OK, found)
+        yield Finding("storage", "feature store", Verdict.OK, status)
 
 
 def check_methods() -> Iterator[Finding]:
@@ -321,8 +321,8 @@ class Doctor:
         topic = ""
         for finding in findings:
             mark = f"[{_STYLES[finding.verdict]}]{finding.verdict.value}"
-            name, found = rich.markup.escape(finding.name), rich.markup.escape(finding.found)
-            table.add_row(f"[bold]{finding.topic}" if finding.topic != topic else "", name, mark, found)
+            name, status = rich.markup.escape(finding.name), rich.markup.escape(finding.status)
+            table.add_row(f"[bold]{finding.topic}" if finding.topic != topic else "", name, mark, status)
             topic = finding.topic
         console.print(table)
         for finding in findings:

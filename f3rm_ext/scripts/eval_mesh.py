@@ -101,7 +101,7 @@ class EvalMesh:
             require_own_file(self.out, COMMAND)
         surface, truth = read_surface(self.mesh), read_surface(self.truth)
         thresholds = self.thresholds or self._default_thresholds(truth)
-        surface, transform = self._aligned(surface, truth, thresholds)
+        surface, transform = self._align(surface, truth, thresholds)
         comparison = self._comparison(surface, truth, thresholds)
         with image_progress("points") as progress:
             task = progress.add_task("Distances", total=len(comparison.surface) + len(comparison.truth))
@@ -135,7 +135,7 @@ class EvalMesh:
         places = truth.positions if isinstance(truth, SurfacePoints) else np.asarray(truth.vertices)
         return tuple(share * float(np.linalg.norm(np.ptp(places, axis=0))) for share in _SHARES)
 
-    def _aligned(
+    def _align(
         self, surface: "Surface", truth: "Surface", thresholds: tuple[float, ...]
     ) -> "tuple[Surface, np.ndarray | None]":
         import numpy as np

@@ -1,6 +1,6 @@
 """``f3rm-ext eval query``: how well queries find the labelled objects of a capture."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -38,13 +38,25 @@ class EvalQuery(QueryTarget):
     Labels come from the capture (label images named in transforms.json), or from a folder of polygons in the format of
     LERF-OVS.
 
+    --predictions judges scores or masks of any program by the same protocols: one file per photo and class,
+    PHOTO/CLASS.npy or PHOTO/CLASS.png, scores/PHOTO.npz as `f3rm-ext query` writes them, and points.ply or points.npz
+    with scores of points or Gaussians in the frame of the capture. Photos that were trained on are left out.
+
     Typical calls:
       f3rm-ext eval query --load-config outputs/tabletop/f3rm-ext/.../config.yml
       f3rm-ext eval query --load-config .../config.yml --by example --example-photo 007.jpg
       f3rm-ext eval query --load-config .../config.yml --labels lerf_ovs/label/figurines
       f3rm-ext eval query --mesh tabletop.ply
+      f3rm-ext eval query --predictions results/ --data tabletop
     """
 
+    data: Path | None = None
+    """Folder of the capture of a mesh or of predictions; by default that of the mesh when features were lifted."""
+    predictions: Path | None = None
+    """Folder of another program's scores or masks to judge instead of a run; needs --data or --labels."""
+    training_photos: Path | None = None
+    """With --predictions: text file that names the photos that the other program was trained on, one per line; by
+    default the training photos of the capture."""
     labels: Path | None = None
     """Folder of LERF-OVS labels (JSON); by default the label images of the capture."""
     feature: str = ""
@@ -67,23 +79,32 @@ class EvalQuery(QueryTarget):
     """File for all figures (JSON); by default query.json, beside the config or the mesh."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        """Raises ConfigError unless there is one thing to judge."""
         check_ranges(self)
+        if self.predictions is None:
+            super().__post_init__()
+            if self.training_photos is not None:
+                raise ConfigError("--training-photos only works with --predictions: leave it out.")
+        elif self.load_config is not None or self.mesh is not None:
+            raise ConfigError("--predictions are judged without a run or a mesh: leave out --load-config and --mesh.")
+        elif self.data is None and self.labels is None:
+            raise ConfigError(
+                "--predictions need labels: give the capture with --data, or LERF-OVS labels with --labels."
+            )
 
     def main(self) -> int:
         """Evaluates the queries and writes the figures. Returns the exit code."""
-        from nerfstudio.utils.rich_utils import CONSOLE
-
+        if self.predictions is not None:
+            return self._judge(self.predictions)
         from f3rm_ext.features.extractors.registry import understands_text
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.query.queryable import get_head
-        from f3rm_ext.utils.console import say
 
         run = open_run_or_mesh(self.load_config, self.mesh, self.data)
         out = self.out or self.target_folder() / "query.json"
         require_own_file(out, COMMAND)
         head = get_head(run.model.query_heads(), self.feature)
-        truth = self._truth(run)
+        truth = self._truth(run.data)
         by = self.by
         if by == "auto":
             by = "text" if understands_text(head.extractor) else "example"
@@ -93,7 +114,6 @@ class EvalQuery(QueryTarget):
         queries = self._queries(run, head, truth, by, negatives)
         results = self._evaluate(run, head, truth, queries)
         record = {
-            "made_by": COMMAND,
             **run.describe(),
             "feature": head.name,
             "extractor": head.extractor,
@@ -101,25 +121,78 @@ class EvalQuery(QueryTarget):
             "negatives": negatives,
             "temperature": self.temperature,
             "queries": {query.name: list(query.positives.sources) for query in queries},
-            "protocols": {
-                name: {**metrics.summary(), "classes": metrics.summarize_classes()} for name, metrics in results.items()
-            },
         }
+        return self._report(out, record, results)
+
+    def _report(self, out: Path, record: dict[str, object], results: "dict[Protocol, QueryMetrics]") -> int:
+        from nerfstudio.utils.rich_utils import CONSOLE
+
+        from f3rm_ext.utils.console import say
+
         CONSOLE.print(self._table(results))
         CONSOLE.print(self._class_table(results))
-        write_json(out, record)
+        figures = {
+            name: {**metrics.summary(), "classes": metrics.summarize_classes()} for name, metrics in results.items()
+        }
+        write_json(out, {"made_by": COMMAND, **record, "protocols": figures})
         say(f"The figures are in {out}.")
         return 0
 
-    def _truth(self, run: "Photos") -> "LabelSource":
+    def _judge(self, folder: Path) -> int:
+        """Judges the predictions of another program."""
+        from f3rm_ext import compat
+        from f3rm_ext.capture.frame import CaptureFrame
+        from f3rm_ext.capture.ground_truth import CaptureGroundTruth, PolygonLabels
+        from f3rm_ext.mesh.texture.photos import open_capture
+        from f3rm_ext.query import evaluation
+        from f3rm_ext.query.predictions import PredictionFolder, TrainingPhotos, judge_points, judge_views
+        from f3rm_ext.utils.console import note
+
+        compat.quiet_known_warnings()
+        predictions = PredictionFolder(folder)
+        out = self.out or folder / "query.json"
+        require_own_file(out, COMMAND)
+        source = None if self.data is None else open_capture(self.data)
+        truth = self._truth(self.data)
+        outputs = None if source is None else source.parser.get_dataparser_outputs("test")
+        if outputs is not None:
+            photos = list(outputs.image_filenames)
+        else:
+            assert isinstance(truth, PolygonLabels)
+            photos = truth.images
+        if self.training_photos is not None:
+            trained = TrainingPhotos.read(self.training_photos)
+        else:
+            trained = TrainingPhotos(
+                [] if source is None else source.parser.get_dataparser_outputs("train").image_filenames
+            )
+        classes = self._classes(truth)
+        judgement = judge_views(predictions, truth, photos, trained, classes, self.threshold)
+        results: dict[Protocol, QueryMetrics] = {"rendered": judgement.rendered}
+        if outputs is not None and source is not None and isinstance(truth, CaptureGroundTruth):
+            surface = evaluation.surface_points(photos, outputs.cameras, truth, outputs.dataparser_scale)
+            direct = None
+            if surface is not None:
+                frame = CaptureFrame.from_outputs(outputs, source.data)
+                surface = replace(surface, points=frame.to_capture(surface.points))
+                direct = judge_points(predictions, surface, truth, classes, self.threshold)
+            if direct is not None:
+                results["direct-3d"] = direct
+        for sentence in judgement.notices():
+            note(sentence)
+        record = {"predictions": str(folder.resolve()), "protocol": judgement.protocol()}
+        return self._report(out, record, results)
+
+    def _truth(self, data: Path | None) -> "LabelSource":
         from f3rm_ext.capture.ground_truth import CaptureGroundTruth, PolygonLabels
 
         if self.labels is not None:
             return PolygonLabels(self.labels)
-        truth = CaptureGroundTruth(run.data)
+        assert data is not None
+        truth = CaptureGroundTruth(data)
         if not truth.has_labels:
             raise CaptureError(
-                f"The capture {run.data} has no labels: name `classes` and a `label_file_path` for each frame in its "
+                f"The capture {data} has no labels: name `classes` and a `label_file_path` for each frame in its "
                 "transforms.json, or give a folder of LERF-OVS labels with --labels."
             )
         return truth
@@ -130,14 +203,7 @@ class EvalQuery(QueryTarget):
         from f3rm_ext.query.builders import exemplar_queries, text_queries
         from f3rm_ext.query.encoders import TextEncoder
 
-        unknown = [name for name in self.skip if name not in truth.classes]
-        if unknown:
-            raise ConfigError(f"There is no class {unknown[0]!r} to skip: the labels have {', '.join(truth.classes)}.")
-        names = [name for name in truth.classes if name not in self.skip]
-        if not names:
-            raise ConfigError(
-                "All classes are skipped, so there is nothing to query: leave some of them out of --skip."
-            )
+        names = self._classes(truth)
         if by == "text":
             encoder = TextEncoder(run.model.device)
             return text_queries(head, names, encoder, negatives, self.temperature)
@@ -147,6 +213,17 @@ class EvalQuery(QueryTarget):
                 "The photo to take examples from shows none of the classes: name another --example-photo."
             )
         return queries
+
+    def _classes(self, truth: "LabelSource") -> list[str]:
+        unknown = [name for name in self.skip if name not in truth.classes]
+        if unknown:
+            raise ConfigError(f"There is no class {unknown[0]!r} to skip: the labels have {', '.join(truth.classes)}.")
+        names = [name for name in truth.classes if name not in self.skip]
+        if not names:
+            raise ConfigError(
+                "All classes are skipped, so there is nothing to query: leave some of them out of --skip."
+            )
+        return names
 
     def _evaluate(
         self, run: "Photos", head: "QueryHead", truth: "LabelSource", queries: "list[Query]"
@@ -166,7 +243,7 @@ class EvalQuery(QueryTarget):
         for view in track(views, "Held-out views"):
             scores, _ = score_image(run.model, view.camera, queries)
             index = files.index(view.file)
-            kept = run.kept("test", index)
+            kept = run.photo_mask("test", index)
             evaluation.count_view(rendered, queries, scores, view.truth, kept)
             height, width = scores.shape[:2]
             feature_map = run.feature_map("test", index, head.name)
@@ -175,7 +252,7 @@ class EvalQuery(QueryTarget):
         results: dict[Protocol, QueryMetrics] = {"rendered": rendered, "image-features": image_features}
         if isinstance(truth, CaptureGroundTruth):
             scale = run.manager.train_dataparser_outputs.dataparser_scale
-            surface = evaluation.surface_points(files, cameras, truth, scale, kept=lambda i: run.kept("test", i))
+            surface = evaluation.surface_points(files, cameras, truth, scale, kept=lambda i: run.photo_mask("test", i))
             if surface is not None:
                 results["direct-3d"] = evaluation.evaluate_points(run.model, queries, surface, truth, self.threshold)
         return results
@@ -183,11 +260,20 @@ class EvalQuery(QueryTarget):
     def _table(self, results: "dict[Protocol, QueryMetrics]") -> Any:
         from rich.table import Table
 
-        table = Table(title="Queries against labels")
-        columns = ("pairs", "localisation", f"mIoU at {self.threshold:g}", f"mAcc at {self.threshold:g}")
-        for column in ("", *columns, "best threshold", "mIoU there", "mAcc there"):
+        table = Table(title=f"Queries against labels, at a threshold of {self.threshold:g}, and at the best one")
+        columns = {
+            "localisation": "localisation",
+            "mIoU": "miou",
+            "> .25": "iou_above_25",
+            "> .5": "iou_above_50",
+            "boundary IoU": "boundary_iou",
+            "mAcc": "macc",
+            "best at": "best_threshold",
+            "mIoU there": "best_miou",
+        }
+        for column in ("", "pairs", *columns):
             table.add_column(column, justify="right" if column else "left")
-        keys = ("localisation", "miou", "macc", "best_threshold", "best_miou", "best_macc")
+        keys = tuple(columns.values())
         for name, metrics in results.items():
             summary = metrics.summary()
             table.add_row(
@@ -204,6 +290,6 @@ class EvalQuery(QueryTarget):
             table.add_column(TITLES[name], justify="right")
         classes = {name: metrics.summarize_classes() for name, metrics in results.items()}
         for thing in classes["rendered"]:
-            cells = [found.get(thing) for found in classes.values()]
+            cells = [results.get(thing) for results in classes.values()]
             table.add_row(thing, *("-" if c is None else f"{c['localisation']:.2f}  {c['miou']:.3f}" for c in cells))
         return table

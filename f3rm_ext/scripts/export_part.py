@@ -62,7 +62,7 @@ class Part(QueryInputs, MeshOutput):
         # Texts and vectors need no photos, so the capture may be gone.
         photos = open_mesh_run(self.mesh, self.data) if self.exemplar else Photos(model, None)  # type: ignore[arg-type]
         (query,) = encode_queries(parse_queries(self), photos)
-        part = cut_at_level(*model.scored(query), self.threshold)
+        part = cut_at_level(*model.score(query), self.threshold)
         part = clean_part(part, self.min_part, self.close_holes)
         share = 100 * part.area / mesh.area
         if self.out.suffix.lower() == ".ply":

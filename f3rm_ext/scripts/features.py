@@ -197,7 +197,9 @@ class Info(_Store):
             total += size
             images, mib = str(len(store.manifest.images)), f"{size / (1 << 20):.1f}"
             if store.manifest.residual:
-                table.add_row(f"  codes, K = {store.dim}", "", "", images, str(store.dim), mib, _explained(root))
+                table.add_row(
+                    f"  codes, K = {store.dim}", "", "", images, str(store.dim), mib, _explained_variance(root)
+                )
             else:
                 cells = (identity.get(name, "?") for name in ("extractor", "model", "resolution"))
                 table.add_row(*cells, images, str(store.dim), mib, "")
@@ -229,28 +231,28 @@ class Verify(_Store):
         from f3rm_ext.utils.console import image_progress, say
 
         cache = cache_root(self.cache_dir)
-        found: list[str] = []
+        damages: list[str] = []
         checked = 0
         with image_progress() as progress:
             for root in _store_roots(cache):
                 try:
                     store = _open(root)
                     if store.manifest.residual and load_basis(root) is None:
-                        found.append(f"{root / 'basis.npy'} or its spectrum.json is missing")
+                        damages.append(f"{root / 'basis.npy'} or its spectrum.json is missing")
                 except FeatureStoreError as error:
-                    found.append(str(error))
+                    damages.append(str(error))
                     continue
                 keys = list(store.manifest.images)
                 for key in progress.track(keys, description=str(root.relative_to(cache))):
                     damage = store.damage(key)
                     if damage is not None:
-                        found.append(f"{damage.path} {damage.reason}")
+                        damages.append(f"{damage.path} {damage.reason}")
                 checked += len(keys)
-        for message in found:
+        for message in damages:
             say(message, "red")
-        if found:
+        if damages:
             say(
-                f"{len(found)} of {checked} files are damaged: run `f3rm-ext features extract` on their captures, or "
+                f"{len(damages)} of {checked} files are damaged: run `f3rm-ext features extract` on their captures, or "
                 "delete them."
             )
             return EXIT_DAMAGED
@@ -284,7 +286,7 @@ def _open(root: Path) -> "FeatureStore":
     return store
 
 
-def _explained(root: Path) -> str:
+def _explained_variance(root: Path) -> str:
     try:
         return f"{float(json.loads((root / 'spectrum.json').read_bytes())['explained']):.1%}"
     except (OSError, ValueError, KeyError, TypeError):

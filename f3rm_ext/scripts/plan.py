@@ -96,7 +96,7 @@ class Plan:
         from f3rm_ext.planning.estimator import cached, estimate_memory
         from f3rm_ext.planning.plan import Question, make_plan
         from f3rm_ext.planning.table import show
-        from f3rm_ext.planning.throughput import probe, recorded
+        from f3rm_ext.planning.throughput import probe, read_throughput
         from f3rm_ext.utils.console import console
 
         check_ranges(self)
@@ -117,7 +117,7 @@ class Plan:
         def measure(config: "F3rmTrainerConfig", sizes: "ImageSizes") -> "Throughput | None":
             if self.probe:
                 return probe(config)
-            return None if question.device_is_given else recorded(config, sizes)
+            return None if question.device_is_given else read_throughput(config, sizes)
 
         estimate = cached(estimate_memory, lambda text: print(text, file=sys.stderr, flush=True))
         plan = make_plan(question, estimate, measure=measure, wanted_epochs=self.epochs)

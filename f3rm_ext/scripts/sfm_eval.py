@@ -61,7 +61,7 @@ class Eval:
         pairs = match_images(predicted, true)
         theirs, ours = (list(indices) for indices in zip(*pairs, strict=True))
         lost = sorted(set(range(len(true.frames))) - set(ours))
-        found = metrics.compare_poses(
+        result = metrics.compare_poses(
             predicted=(predicted.poses[0][theirs], predicted.poses[1][theirs]),
             true=(true.poses[0][ours], true.poses[1][ours]),
             all_true_centers=true.poses[1],
@@ -81,34 +81,34 @@ class Eval:
                 "truth": str(self.truth.resolve()),
                 "missing_counts_as": self.missing,
                 "missing_images": [true.frames[index]["file_path"] for index in lost],
-                **asdict(found),
+                **asdict(result),
                 "chamfer": chamfer,
             }
             with replace_file(self.out) as stream:
                 stream.write((json.dumps(record, indent=1) + "\n").encode())
-        console().print(self._table(found, chamfer, len(lost)), highlight=False, markup=False, soft_wrap=True)
+        console().print(self._table(result, chamfer, len(lost)), highlight=False, markup=False, soft_wrap=True)
         if self.out is not None:
             console().print(f"Metrics are in {self.out}.", highlight=False, markup=False, soft_wrap=True)
         return 0
 
-    def _table(self, found: "PoseMetrics", chamfer: float | None, lost: int) -> str:
+    def _table(self, result: "PoseMetrics", chamfer: float | None, lost: int) -> str:
         from f3rm_ext.html.tables import Table
 
         def shares(by_limit: dict[str, float]) -> str:
             return " / ".join(f"{share:.3f}" for share in by_limit.values())
 
         note = "missing ones " + ("are misses" if self.missing == "fail" else "are left out")
-        rows = [["images", f"{found.cameras} of {found.cameras + lost}", note]]
-        if found.pairs < (count := found.cameras * (found.cameras - 1) // 2):
-            rows.append(["pairs", f"{found.pairs:,}", f"of {count:,}, drawn at random"])
+        rows = [["images", f"{result.cameras} of {result.cameras + lost}", note]]
+        if result.pairs < (count := result.cameras * (result.cameras - 1) // 2):
+            rows.append(["pairs", f"{result.pairs:,}", f"of {count:,}, drawn at random"])
         center = (
-            f"median error {found.center_error:.3g} scene scales, {found.center_error_units:.3g} units of the truth"
+            f"median error {result.center_error:.3g} scene scales, {result.center_error_units:.3g} units of the truth"
         )
         rows += [
-            ["RRA@5 / 15 / 30", shares(found.rra), f"median error {found.rotation_error_deg:.3g}°"],
-            ["RTA@5 / 15 / 30", shares(found.rta), f"median error {found.translation_error_deg:.3g}°"],
-            ["AUC@30", f"{found.auc_30:.3f}", "the larger of both errors"],
-            ["centre accuracy", f"{found.center_accuracy:.3f}", center],
+            ["RRA@5 / 15 / 30", shares(result.rra), f"median error {result.rotation_error_deg:.3g}°"],
+            ["RTA@5 / 15 / 30", shares(result.rta), f"median error {result.translation_error_deg:.3g}°"],
+            ["AUC@30", f"{result.auc_30:.3f}", "the larger of both errors"],
+            ["centre accuracy", f"{result.center_accuracy:.3f}", center],
         ]
         if chamfer is not None:
             rows.append(["chamfer of endpoints", f"{chamfer:.3g}", "squared; mean distance from the centre 1"])

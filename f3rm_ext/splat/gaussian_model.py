@@ -203,9 +203,9 @@ class GaussianModel(QueryableSplats):
         if not self.training:
             return self.render_with_features(camera, {}, obb_box)
         scene, view = self._scene(), PinholeCameras.to_render(camera, self.device)
-        return self._exposed(render(scene, view).outputs(), scene, camera) | {"background": scene.background}
+        return self._apply_exposure(render(scene, view).outputs(), scene, camera) | {"background": scene.background}
 
-    def _exposed(self, outputs: dict[str, Tensor], scene: SplatScene, camera: Cameras) -> dict[str, Tensor]:
+    def _apply_exposure(self, outputs: dict[str, Tensor], scene: SplatScene, camera: Cameras) -> dict[str, Tensor]:
         """Returns the outputs for a training camera, with colours as its photo shows them."""
         if self.exposures is None:
             return outputs

@@ -189,7 +189,7 @@ class SplatModel(GaussianModel):
         self._rasterization = rendered.rasterization
         other, picture = self._nearby(scene, view, camera) if needs.neighbour else (None, None)
         kept = {"rendered": rendered, "background": scene.background, "view": view, "other": other, "picture": picture}
-        return {**self._exposed(rendered.outputs(), scene, camera), **kept}
+        return {**self._apply_exposure(rendered.outputs(), scene, camera), **kept}
 
     def _nearby(
         self, scene: SplatScene, view: PinholeCameras, camera: Cameras

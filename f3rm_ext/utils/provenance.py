@@ -197,23 +197,23 @@ def _read_png(path: Path) -> dict[str, Any]:
 def _read_text(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - _LONGEST_COMMENT))
-        found = _COMMENT.search(stream.read())
-    return {} if found is None else {MADE_BY: found[1].decode()}
+        match = _COMMENT.search(stream.read())
+    return {} if match is None else {MADE_BY: match[1].decode()}
 
 
 def _read_gzip(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
-        found = _GZIP_NAME.match(stream.read(_LONGEST_COMMENT))
-    return {} if found is None else {MADE_BY: found[1].decode()}
+        match = _GZIP_NAME.match(stream.read(_LONGEST_COMMENT))
+    return {} if match is None else {MADE_BY: match[1].decode()}
 
 
 def _entries(comments: Collection[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for comment in comments:
         key, colon, value = comment.partition(": ")
         if colon:
-            found.setdefault(key, value)
-    return found
+            entries.setdefault(key, value)
+    return entries
 
 
 _READERS: dict[str, Callable[[Path], dict[str, Any]]] = {

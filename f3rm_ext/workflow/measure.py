@@ -120,7 +120,7 @@ class Measure:
             self._show_exemplar(examples[0])
         indices = pictures.pick_evenly(count, self.max_views)
         record["views"], views = [], []
-        masks = {index: self.run.kept("test", index) for index in indices}
+        masks = {index: self.run.photo_mask("test", index) for index in indices}
         indices = [index for index in indices if (mask := masks[index]) is None or mask.any()]
         if not indices:
             raise CaptureError(NOTHING_KEPT)

@@ -239,6 +239,44 @@ def test_polygons_of_lerf(config: Path, polygons: Path, f3rm_ext: Typed, tmp_pat
     assert protocols["rendered"]["localisation"] == 1.0
 
 
+class TestPredictions:
+    """Scores and masks of another program, judged without a run."""
+
+    @pytest.fixture
+    def masks(self, tiny_capture: Path, tmp_path: Path) -> Path:
+        """The labels themselves, of the held-out photos and of one training photo."""
+        meta = read(tiny_capture / "transforms.json")
+        for frame in meta["frames"]:
+            name = frame["file_path"]
+            if name in (*meta["test_filenames"], meta["train_filenames"][0]):
+                labels = np.asarray(Image.open(tiny_capture / frame["label_file_path"]))
+                folder = tmp_path / "masks" / Path(name).stem
+                folder.mkdir(parents=True)
+                for number, thing in enumerate(meta["classes"]):
+                    Image.fromarray(np.uint8(labels == number) * 255).save(folder / f"{thing}.png")
+        return tmp_path / "masks"
+
+    def test_the_labels_themselves_are_perfect(self, masks: Path, tiny_capture: Path, f3rm_ext: Typed) -> None:
+        meta = read(tiny_capture / "transforms.json")
+        things = surface(tiny_capture, "table"), surface(tiny_capture, "rug")
+        scores = np.repeat(np.eye(2), [len(points) for points in things], axis=0)
+        np.savez(masks / "points.npz", positions=np.concatenate(things), scores=scores, names=["table", "rug"])
+        done = f3rm_ext("eval", "query", "--predictions", masks, "--data", tiny_capture)
+        assert done.code == 0, done.err
+        record = read(masks / "query.json")
+        assert record["protocols"]["rendered"]["miou"] == record["protocols"]["rendered"]["localisation"] == 1.0
+        for name in ("table", "rug"):
+            assert record["protocols"]["direct-3d"]["classes"][name]["miou"] > 0.9
+        assert record["protocol"]["views_trained_on"] == [Path(meta["train_filenames"][0]).stem]
+
+    @pytest.mark.parametrize(
+        ("options", "word"),
+        [((), "--data"), (("--data", "x", "--mesh", "a.ply"), "--mesh"), (("--data", "nowhere"), "nowhere")],
+    )
+    def test_refusals(self, masks: Path, f3rm_ext: Typed, options: tuple[str, ...], word: str) -> None:
+        assert word in f3rm_ext("eval", "query", "--predictions", masks, *options).refuses()
+
+
 class TestRefusals:
     """One sentence, exit code 2, and the figures of before are there unchanged."""
 

@@ -32,7 +32,7 @@ class KnowsThePhotos(RayDiffuser):
     """Predicts the true maps plus noise, whatever it sees."""
 
     def __init__(self, maps: Tensor) -> None:
-        vit = VisionTransformer.sized(64, 2, 3, 14)
+        vit = VisionTransformer.from_size(64, 2, 3, 14)
         super().__init__(vit, ModelSize(width=64, depth=4, heads=1, head_width=16), "sparse")
         self.maps = maps + NOISE * torch.randn(maps.shape, generator=torch.Generator().manual_seed(0))
 

@@ -34,7 +34,7 @@ def debug_settings(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory)
     root = tmp_path_factory.mktemp("room_data")
     convert_captures([tiny_capture], root, "room")
     torch.manual_seed(0)
-    torch.save(VisionTransformer.sized(64, 2, 2, 14).state_dict(), root / "vit.pth")
+    torch.save(VisionTransformer.from_size(64, 2, 2, 14).state_dict(), root / "vit.pth")
     return [
         *("model.size=tiny", f"model.encoder_weights={root / 'vit.pth'}", "model.num_images=3"),
         *(f"dataset.path={root}", "dataset.category=room", "dataset.image_size=28", "debug.wandb=False"),

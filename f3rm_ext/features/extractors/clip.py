@@ -69,7 +69,7 @@ class ClipExtractor(preprocess.PatchExtractor):
     def __init__(self, config: ClipConfig, *, device: torch.device) -> None:
         self.config = config
         self.device = device
-        self._architecture = ClipModel.named(config.model)
+        self._architecture = ClipModel.from_name(config.model)
         weights = self._architecture.weights(config.pretrained)
         self._path: Path | None = None if weights is None else resolve(weights)
         self._half = device.type == "cuda"
@@ -78,13 +78,13 @@ class ClipExtractor(preprocess.PatchExtractor):
     @classmethod
     def weights_status(cls, config: ClipConfig) -> WeightsStatus:
         """Tells whether the weights are on this machine."""
-        weights = ClipModel.named(config.model).weights(config.pretrained)
+        weights = ClipModel.from_name(config.model).weights(config.pretrained)
         return NO_WEIGHTS if weights is None else status(weights)
 
     @classmethod
     def feature_size(cls, config: ClipConfig, height_px: int, width_px: int) -> FeatureSize:
         """Tells the size of an image's features without weights."""
-        architecture = ClipModel.named(config.model)
+        architecture = ClipModel.from_name(config.model)
         patch = architecture.patch_px
         height, width = preprocess.whole_patches(height_px, width_px, config.short_side_px, patch)
         return FeatureSize(height // patch, width // patch, architecture.dim)

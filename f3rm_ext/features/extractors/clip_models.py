@@ -30,7 +30,7 @@ class ClipModel:
     """Side of a patch."""
 
     @classmethod
-    def named(cls, name: str) -> "ClipModel":
+    def from_name(cls, name: str) -> "ClipModel":
         """Reads open_clip's config of the model, without loading weights.
 
         Raises:

@@ -49,10 +49,10 @@ def whole_patches(height_px: int, width_px: int, short_side_px: int, patch_px: i
     check_image_size(height_px, width_px)
     scale = short_side_px / min(height_px, width_px)
 
-    def rounded(side_px: int) -> int:
+    def round_to_patch(side_px: int) -> int:
         return max(1, int(side_px * scale / patch_px + 0.5)) * patch_px
 
-    return rounded(height_px), rounded(width_px)
+    return round_to_patch(height_px), round_to_patch(width_px)
 
 
 def resize(image: UInt8[np.ndarray, "h w 3"], size: tuple[int, int], device: torch.device) -> Float[Tensor, "3 _ _"]:

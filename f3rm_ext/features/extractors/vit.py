@@ -164,7 +164,7 @@ class VisionTransformer(nn.Module):
         self.norm = nn.LayerNorm(self.width, eps=NORM_EPS)
 
     @classmethod
-    def sized(
+    def from_size(
         cls, width: int, depth: int, side: int, patch_px: int, *, layer_scale: bool = False
     ) -> "VisionTransformer":
         """Builds a model of this size with initial weights, for images of side x side patches."""

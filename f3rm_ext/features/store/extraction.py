@@ -65,7 +65,7 @@ def pending(store: FeatureStore, sets: Sequence[ImageSet], *, repair: bool) -> l
     todo: list[tuple[ImageSet, int]] = []
     seen: set[str] = set()
     for image_set in sets:
-        for i, key in enumerate(image_set.known()):
+        for i, key in enumerate(image_set.known_keys()):
             if key is None:
                 todo.append((image_set, i))
             elif key not in seen:

@@ -143,7 +143,7 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def known(self) -> list[str | None]:
+    def known_keys(self) -> list[str | None]:
         """Returns the key of each image, None where it is not known yet."""
         return list(self._keys)
 

@@ -70,7 +70,7 @@ class BoundGaussians:
         thin = torch.full_like(self.scales[:, :1], self.thickness).log()
         means = torch.einsum("nk,fkc->fnc", weights, corners).reshape(-1, 3)
         scales = torch.cat([self.scales, thin], dim=1)
-        quats = turned_in_plane(frames, functional.normalize(self.turns, dim=1))
+        quats = rotate_in_plane(frames, functional.normalize(self.turns, dim=1))
         if len(self.free_means):
             means = torch.cat([means, self.free_means])
             scales, quats = torch.cat([scales, self.free_scales]), torch.cat([quats, self.free_quats])
@@ -182,7 +182,7 @@ def frame_quats(rotations: Float[Tensor, "frames 3 3"]) -> Float[Tensor, "frames
     return functional.normalize(table.gather(1, longest[:, None, None].expand(-1, 1, 4)).squeeze(1), dim=1)
 
 
-def turned_in_plane(
+def rotate_in_plane(
     quats: Float[Tensor, "gaussians 4"], turns: Float[Tensor, "gaussians 2"]
 ) -> Float[Tensor, "gaussians 4"]:
     """Turns frames about their third axis.

@@ -13,15 +13,15 @@ _RADII = {1: 1 / (2 * 3**0.5), 3: 1 / (2 * (3**0.5 + 1)), 4: 1 / (4 * 3**0.5), 6
 """Radii of the circles at these places in an equilateral triangle, in units of its side."""
 
 
-def _turned(own: float, other: float) -> tuple[tuple[float, float, float], ...]:
+def _cyclic_points(own: float, other: float) -> tuple[tuple[float, float, float], ...]:
     return (own, other, other), (other, own, other), (other, other, own)
 
 
 _WEIGHTS = {
     1: (_CENTRE,),
-    3: _turned(1 / 2, 1 / 4),
-    4: (_CENTRE, *_turned(2 / 3, 1 / 6)),
-    6: (*_turned(2 / 3, 1 / 6), *_turned(1 / 6, 5 / 12)),
+    3: _cyclic_points(1 / 2, 1 / 4),
+    4: (_CENTRE, *_cyclic_points(2 / 3, 1 / 6)),
+    6: (*_cyclic_points(2 / 3, 1 / 6), *_cyclic_points(1 / 6, 5 / 12)),
 }
 
 

@@ -45,10 +45,10 @@ def add_detail(
         The mesh with divided triangles, and which splats are far from it; these divide nothing.
     """
     far = far_from_mesh(centres, mesh, cameras, free_beyond)
-    return divided(mesh, centres[~far], SPLATS_PER_GAUSSIAN * per_triangle), far
+    return divide(mesh, centres[~far], SPLATS_PER_GAUSSIAN * per_triangle), far
 
 
-def divided(mesh: StartMesh, points: Float[Tensor, "points 3"], most: int) -> StartMesh:
+def divide(mesh: StartMesh, points: Float[Tensor, "points 3"], most: int) -> StartMesh:
     """Divides triangles until none is the nearest one of more than some number of points.
 
     A mesh with few vertices has large triangles on flat surfaces, however rich in detail their texture is. Splats are

@@ -115,7 +115,7 @@ class QueryableMesh:
             }
             rendered: dict[str, Tensor] = {}
 
-            def rendered_of(name: str) -> Tensor:
+            def render_values(name: str) -> Tensor:
                 if name not in rendered:
                     values = torch.zeros(len(hits), self._heads.to_dict()[name].codes.shape[1])
                     values[torch.from_numpy(hits)] = self._values(name, places)
@@ -123,7 +123,7 @@ class QueryableMesh:
                 return rendered[name]
 
             for name, compute in extra.items():
-                value = compute({k: v for k, v in outputs.items() if isinstance(v, Tensor)}, rendered_of)
+                value = compute({k: v for k, v in outputs.items() if isinstance(v, Tensor)}, render_values)
                 if value is not None:
                     outputs[name] = value * opaque
             return outputs
@@ -158,7 +158,7 @@ class QueryableMesh:
         return torch.cat(parts).numpy()
 
     @torch.no_grad()
-    def scored(self, query: Query) -> ScoredMesh:
+    def score(self, query: Query) -> ScoredMesh:
         """Returns the mesh with the scores of its vertices; with a code map, as fine as that.
 
         Raises:

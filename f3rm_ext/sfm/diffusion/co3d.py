@@ -172,7 +172,7 @@ class Co3dScenes(Dataset[SceneSample]):
 
     def load(self, frames: Sequence[dict[str, Any]], rng: np.random.Generator) -> SceneSample:
         """Reads frames and renders their ray maps."""
-        cuts = [self._cut(frame, rng) for frame in frames]
+        cuts = [self._read_crop(frame, rng) for frame in frames]
         sizes, corners, sides = ([getattr(cut, name) for cut in cuts] for name in ("size", "corner", "side"))
         depth = torch.from_numpy(np.stack([cut.depth for cut in cuts])).double()
         annotated = PyTorch3DCameras(
@@ -198,7 +198,7 @@ class Co3dScenes(Dataset[SceneSample]):
         numbers = torch.tensor([frame["number"] for frame in frames])
         return SceneSample(*(value.float() for value in values), numbers=numbers)
 
-    def _cut(self, frame: dict[str, Any], rng: np.random.Generator) -> _Crop:
+    def _read_crop(self, frame: dict[str, Any], rng: np.random.Generator) -> _Crop:
         """Reads an image and its depth, unless it is in memory."""
         if frame["number"] in self._kept:
             return self._kept[frame["number"]]

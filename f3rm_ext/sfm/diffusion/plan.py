@@ -16,7 +16,7 @@ _MIB = 2**20
 
 def build_encoder() -> VisionTransformer:
     """Returns a model like DINOv2 ViT-S/14 with initial weights, on torch's default device."""
-    return VisionTransformer.sized(width=384, depth=12, side=37, patch_px=14, layer_scale=True)
+    return VisionTransformer.from_size(width=384, depth=12, side=37, patch_px=14, layer_scale=True)
 
 
 def _build_model(settings: Settings) -> RayDiffuser:

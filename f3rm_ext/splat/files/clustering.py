@@ -83,8 +83,8 @@ def cluster_vectors(
     for cell, (size, share) in enumerate(zip(sizes.tolist(), shares.tolist(), strict=True)):
         members = order[row : row + size]
         if size:
-            found, which = _lloyd(vectors[members], weights[members], share, _STEPS, generator)
-            means[cluster : cluster + share], labels[members] = found, which + cluster
+            centres, which = _lloyd(vectors[members], weights[members], share, _STEPS, generator)
+            means[cluster : cluster + share], labels[members] = centres, which + cluster
         row, cluster = row + size, cluster + share
         on_progress(cell + 1, cells)
     return means, labels

@@ -104,7 +104,7 @@ def read_sog(path: Path) -> tuple[Gaussians, SplatInfo]:
     data = {name: _read_entry(path, name) for part in parts for name in part.files}
     held = sum(map(len, data.values()))
     if not is_plausible(meta.count * _BYTES, held):
-        raise _damaged(path, f"its {META} claims {meta.count} Gaussians, but its textures have {held} bytes")
+        raise _damage_error(path, f"its {META} claims {meta.count} Gaussians, but its textures have {held} bytes")
 
     def rows(name: str) -> UInt8[np.ndarray, "count 4"]:
         def fits(width: int, height: int) -> bool:
@@ -283,7 +283,7 @@ def _unpack_harmonics(
     pixels = _decode(path, palette.files[0], data, fits, f"{palette.count} sets of harmonics")
     chosen = labels[:, 0].astype(np.int64) | labels[:, 1].astype(np.int64) << 8
     if len(chosen) and chosen.max() >= palette.count:
-        raise _damaged(path, f"it points to harmonics {chosen.max()} of {palette.count}")
+        raise _damage_error(path, f"it points to harmonics {chosen.max()} of {palette.count}")
     values = _codebook(path, palette.codebook)[pixels[:, :3]].reshape(-1, per_channel, 3)
     return values[chosen]
 
@@ -293,7 +293,7 @@ def _codebook(path: Path, values: list[float | None]) -> Float[np.ndarray, " 256
     first, *rest = values
     known = [value for value in rest if value is not None]
     if len(known) < len(rest):
-        raise _damaged(path, "a codebook lacks entries")
+        raise _damage_error(path, "a codebook lacks entries")
     if first is None:
         first = known[0] + (known[0] - known[-1]) / (_ENTRIES - 1)
     with np.errstate(over="ignore"):
@@ -335,13 +335,13 @@ def _read_entry(path: Path, name: str) -> bytes:
         SplatFileError: there is no such file, it is damaged, or it claims to be longer than such files are.
     """
     if Path(name).name != name or "\\" in name or not name.isprintable():
-        raise _damaged(path, f"it names the texture {name!r}, which is no plain file name")
+        raise _damage_error(path, f"it names the texture {name!r}, which is no plain file name")
     if path.suffix.lower() == ".json":
         file = path if name == META else path.parent / name
         if not file.is_file():
             raise SplatFileError(f"{path} names {name}, which is not beside it: copy the whole folder.")
         if name == META and file.stat().st_size > _LONGEST_META:
-            raise _damaged(path, f"{name} has {file.stat().st_size} bytes")
+            raise _damage_error(path, f"{name} has {file.stat().st_size} bytes")
         return file.read_bytes()
     try:
         with zipfile.ZipFile(path) as archive:
@@ -350,14 +350,14 @@ def _read_entry(path: Path, name: str) -> bytes:
             # Textures are compressed already, so that a ZIP makes them hardly smaller.
             longest = _LONGEST_META if name == META else 2 * path.stat().st_size + _LONGEST_META
             if not stored or entry.file_size > longest:
-                raise _damaged(
+                raise _damage_error(
                     path, f"{name} claims {entry.file_size} bytes, or is encrypted or compressed in a rare way"
                 )
             return archive.read(entry)
     except KeyError:
-        raise _damaged(path, f"there is no {name} in it") from None
+        raise _damage_error(path, f"there is no {name} in it") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeDecodeError) as error:
-        raise _damaged(path, str(error)) from error
+        raise _damage_error(path, str(error)) from error
 
 
 def _decode(
@@ -370,17 +370,19 @@ def _decode(
         what: what the texture should hold, for messages.
     """
     if b"VP8L" not in data:
-        raise _damaged(path, f"{name} is no lossless WebP picture")
+        raise _damage_error(path, f"{name} is no lossless WebP picture")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of large pictures: the size is checked below
             with Image.open(io.BytesIO(data), formats=["WEBP"]) as image:
                 if not fits(*image.size):
-                    raise _damaged(path, f"{name} has {image.width} × {image.height} pixels, which do not fit {what}")
+                    raise _damage_error(
+                        path, f"{name} has {image.width} × {image.height} pixels, which do not fit {what}"
+                    )
                 return np.asarray(image.convert("RGBA")).reshape(-1, 4)
     except UNREADABLE as error:
-        raise _damaged(path, f"{name} cannot be decoded: {error}") from error
+        raise _damage_error(path, f"{name} cannot be decoded: {error}") from error
 
 
-def _damaged(path: Path, reason: str) -> SplatFileError:
+def _damage_error(path: Path, reason: str) -> SplatFileError:
     return SplatFileError(f"{path} is damaged ({reason}): copy or export it again.")

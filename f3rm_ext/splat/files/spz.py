@@ -179,12 +179,12 @@ def unpack_values(header: SpzHeader, read: Callable[[int], bytes], axes: Axes) -
 
 def read_extensions(data: bytes) -> list[tuple[int, bytes]]:
     """Returns the type and the content of each extension record; the last may be cut short."""
-    found, at = [], 0
+    extensions, at = [], 0
     while at + _RECORD.size <= len(data):
         kind, length = _RECORD.unpack_from(data, at)
         at += _RECORD.size + length
-        found.append((kind, data[at - length : at]))
-    return found
+        extensions.append((kind, data[at - length : at]))
+    return extensions
 
 
 def require_known_axes(path: Path, extensions: list[int]) -> None:

@@ -48,16 +48,16 @@ def read_spz4(path: Path, axes: spz.Axes = "rub") -> tuple[Gaussians, SplatInfo]
     """
     try:
         with path.open("rb") as stream:
-            found = _read_container(path, stream)
-            values = io.BytesIO(b"".join(_unpack_stream(stream, *sizes) for sizes in found.streams))
+            container = _read_container(path, stream)
+            values = io.BytesIO(b"".join(_unpack_stream(stream, *sizes) for sizes in container.streams))
     except (EOFError, zstandard.ZstdError) as error:
         raise SplatFileError(f"{path} is damaged or cut short ({error}): copy or export it again.") from error
-    gaussians = spz.unpack_values(found.header, values.read, axes)
-    notices = found.header.notices(path)
-    unknown = [kind for kind, _ in found.extensions if kind != COMMENTS]
+    gaussians = spz.unpack_values(container.header, values.read, axes)
+    notices = container.header.notices(path)
+    unknown = [kind for kind, _ in container.extensions if kind != COMMENTS]
     if unknown:
         notices.append(f"{path.name} has extensions ({', '.join(f'0x{kind:08x}' for kind in unknown)}), left out.")
-    return gaussians, spz.describe(found.header, _comments(found.extensions), notices)
+    return gaussians, spz.describe(container.header, _comments(container.extensions), notices)
 
 
 def write_spz4(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axes: spz.Axes = "rub") -> None:

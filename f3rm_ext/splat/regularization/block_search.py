@@ -31,7 +31,7 @@ def search_in_blocks(means: Float[Tensor, "gaussians 3"], count: int) -> Int[Ten
     points, order = _boxes(means)
     boxes, size = order.shape
     low, high = _bounds(points)
-    found = torch.zeros(total + 1, count, dtype=torch.int32, device=means.device)
+    nearest = torch.zeros(total + 1, count, dtype=torch.int32, device=means.device)
     groups, names = points, order
     searched = min(boxes, max(FIRST, -(-count // size)))
     while len(groups):
@@ -41,7 +41,7 @@ def search_in_blocks(means: Float[Tensor, "gaussians 3"], count: int) -> Int[Ten
             near = _gaps(*_bounds(group), low, high).topk(min(boxes, searched + 1), dim=1, largest=False, sorted=True)
             others = near.indices[:, :searched]
             squared, places = _nearest(group, points[others].flatten(1, 2), count)
-            found[name] = order[others].flatten(1, 2).gather(1, places.flatten(1)).view_as(places).int()
+            nearest[name] = order[others].flatten(1, 2).gather(1, places.flatten(1)).view_as(places).int()
             if searched < boxes:
                 unsure = (name < total) & (squared[..., -1] > near.values[:, -1:])
                 if searched >= LAST:
@@ -50,7 +50,7 @@ def search_in_blocks(means: Float[Tensor, "gaussians 3"], count: int) -> Int[Ten
                     left.append((group[unsure.any(1)], name[unsure.any(1)]))
         groups, names = (torch.cat(parts) for parts in zip(*left[len(left) > 1 :], strict=True))
         searched = min(boxes, 2 * searched)
-    return found[:total]
+    return nearest[:total]
 
 
 def _bounds(groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,5 +96,5 @@ def _nearest(points: Tensor, candidates: Tensor, count: int) -> tuple[Tensor, Te
         squared = apart.square_() if squared is None else squared.addcmul_(apart, apart)
     assert squared is not None
     # Padding against padding gives NaN, which must never be chosen.
-    found = squared.nan_to_num_(nan=torch.inf).topk(count, dim=2, largest=False, sorted=True)
-    return found.values, found.indices
+    smallest = squared.nan_to_num_(nan=torch.inf).topk(count, dim=2, largest=False, sorted=True)
+    return smallest.values, smallest.indices

@@ -141,8 +141,8 @@ class _ChunkedField(torch.autograd.Function):
         for start in range(0, len(points), chunk):
             part = slice(start, start + chunk)
             index, present = _rows(owners[part], neighbours, points.dtype)
-            found = field_reference(points[part], table[owners[part]], table[index], present)
-            for value, piece in zip(field, found, strict=True):
+            values = field_reference(points[part], table[owners[part]], table[index], present)
+            for value, piece in zip(field, values, strict=True):
                 value[part] = piece
         return field
 

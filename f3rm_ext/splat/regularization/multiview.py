@@ -99,9 +99,9 @@ def sample_depth(
         inside = (x.abs() <= 1 - 1 / w) & (y.abs() <= 1 - 1 / h)
     where = torch.where(inside[:, None], torch.stack([x, y], dim=-1), 0)
     maps = torch.stack([1 / torch.where(known, depth, 1), known.to(depth.dtype)])[None]
-    found = functional.grid_sample(maps, where[None, None], "bilinear", "border", align_corners=False)[0, :, 0]
-    usable = inside & (found[1].detach() > 1 - 1e-3)
-    return torch.where(usable, 1 / found[0], 0), usable
+    samples = functional.grid_sample(maps, where[None, None], "bilinear", "border", align_corners=False)[0, :, 0]
+    usable = inside & (samples[1].detach() > 1 - 1e-3)
+    return torch.where(usable, 1 / samples[0], 0), usable
 
 
 def reprojection_errors(seen: DepthView, other: DepthView) -> tuple[Float[Tensor, "h w"], Bool[Tensor, "h w"]]:
@@ -125,8 +125,8 @@ def reprojection_errors(seen: DepthView, other: DepthView) -> tuple[Float[Tensor
     there = torch.where(known[:, None], there, torch.ones_like(there))
     ray = there / there[:, 2:]
     focal, middle = other.K.diagonal()[:2], other.K[:2, 2]
-    found, usable = sample_depth(other.depth, ray[:, :2] * focal + middle)
-    met = rotate(ray * found[:, None] - other.viewmat[:3, 3], other.viewmat[:3, :3].T)
+    depth_there, usable = sample_depth(other.depth, ray[:, :2] * focal + middle)
+    met = rotate(ray * depth_there[:, None] - other.viewmat[:3, 3], other.viewmat[:3, :3].T)
     back = to_camera(met, seen.viewmat)
     with torch.no_grad():
         known = known & usable & (back[:, 2] > 1e-3 * depth)

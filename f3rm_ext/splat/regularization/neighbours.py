@@ -35,17 +35,17 @@ def nearest_neighbours(
         raise ValueError(f"count is {count}, must be at least 1")
     means = means.detach()
     total = len(means)
-    found = torch.full((total, count), NONE, dtype=torch.int32, device=means.device)
+    neighbours = torch.full((total, count), NONE, dtype=torch.int32, device=means.device)
     if total == 0 or lacks_values(means):
-        return found
+        return neighbours
     finite = torch.isfinite(means).all(dim=1)
     usable = finite.nonzero().squeeze(1)
     if len(usable):
         points, most = means[usable], min(count, len(usable))
         local = _by_tree(points, most, workers) if means.device.type == "cpu" else search_in_blocks(points, most)
-        found[usable, : local.shape[1]] = usable.to(torch.int32)[_self_first(local).long()]
-    found[:, 0] = torch.arange(total, dtype=torch.int32, device=means.device)
-    return found
+        neighbours[usable, : local.shape[1]] = usable.to(torch.int32)[_self_first(local).long()]
+    neighbours[:, 0] = torch.arange(total, dtype=torch.int32, device=means.device)
+    return neighbours
 
 
 def _by_tree(means: Tensor, count: int, workers: int) -> Tensor:

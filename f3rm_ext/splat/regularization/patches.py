@@ -81,8 +81,8 @@ def patch_disagreement(
         inside = (front & (u.abs() < 1) & (v.abs() < 1)).view(len(rows), -1).all(1)
         usable = usable & inside
     where = torch.where(inside.repeat_interleave(patch_rows.shape[1])[:, None], torch.stack([u, v], dim=-1), 0)
-    found = functional.grid_sample(picture[None, None], where[None, None], "bilinear", "border", align_corners=False)
-    theirs, ours = found.view(len(rows), -1), photo[patch_rows, patch_columns]
+    samples = functional.grid_sample(picture[None, None], where[None, None], "bilinear", "border", align_corners=False)
+    theirs, ours = samples.view(len(rows), -1), photo[patch_rows, patch_columns]
     theirs, ours = theirs - theirs.mean(1, keepdim=True), ours - ours.mean(1, keepdim=True)
     powers = theirs.square().mean(1), ours.square().mean(1)
     least = LEAST_CONTRAST**2

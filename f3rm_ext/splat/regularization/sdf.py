@@ -59,10 +59,10 @@ def look_up(
 
 
 def _bilinear(image: Tensor, where: Tensor) -> Tensor:
-    found = functional.grid_sample(
+    samples = functional.grid_sample(
         image[None, None], where[None, None], mode="bilinear", padding_mode="border", align_corners=False
     )
-    return found[0, 0, 0]
+    return samples[0, 0, 0]
 
 
 def view_deviations(
@@ -86,9 +86,9 @@ def near_depth(
     seen = visible.nonzero().squeeze(1)
     means, quats, scales = (value[seen] for value in (gaussians.means, gaussians.quats, gaussians.scales))
     local = to_camera(means, view.viewmat)
-    found, usable = look_up(view.depth, local, view.K)
+    depth, usable = look_up(view.depth, local, view.K)
     deviations = view_deviations(means, quats_to_rotations(quats), scales.exp(), view.viewmat)
-    near = usable & ((found - local[:, 2]).abs() < sigmas * deviations)
+    near = usable & ((depth - local[:, 2]).abs() < sigmas * deviations)
     return torch.zeros_like(visible).index_fill(0, seen[near], True)
 
 
@@ -126,8 +126,8 @@ def sdf_loss(
         most: upper limit of the loss of a point, in units of the extent (applied to a plain number, as in SuGaR).
     """
     local = to_camera(points, view.viewmat)
-    found, usable = look_up(view.depth, local, view.K)
-    error = (implied_distance(field.density, field.beta) - (found - local[:, 2]).abs()).abs() / (unit * extent)
+    depth, usable = look_up(view.depth, local, view.K)
+    error = (implied_distance(field.density, field.beta) - (depth - local[:, 2]).abs()).abs() / (unit * extent)
     error = torch.where(usable, error.clamp(max=most * extent), 0)
     return error.sum() / usable.sum().clamp_min(1)
 

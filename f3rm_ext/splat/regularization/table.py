@@ -79,8 +79,8 @@ class _ChunkedTable(torch.autograd.Function):
         for part in _parts(parameters[0]):
             with torch.enable_grad():
                 inputs = [parameter[part].detach().requires_grad_() for parameter in parameters]
-                found = torch.autograd.grad(make_table(*inputs), inputs, grad_outputs[0][part])
-            for grad, value in zip(grads, found, strict=True):
+                gradients = torch.autograd.grad(make_table(*inputs), inputs, grad_outputs[0][part])
+            for grad, value in zip(grads, gradients, strict=True):
                 grad[part] = value
         return grads
 

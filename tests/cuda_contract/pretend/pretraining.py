@@ -40,7 +40,7 @@ def pose_step(preset: Any, folder: Path, *words: str) -> Counts:
     """
     cells = PATCHES * (16 if preset == "dense" else 1)
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save(VisionTransformer.sized(64, 2, 2, 14).state_dict(), folder / "vit.pth")
+    torch.save(VisionTransformer.from_size(64, 2, 2, 14).state_dict(), folder / "vit.pth")
     settings = parse_settings(
         [
             *(f"model.encoder_weights={folder / 'vit.pth'}", "model.size=tiny", f"dataset.image_size={SIDE_PX}"),

@@ -92,13 +92,13 @@ def test_features_are_not_taken_for_those_of_another_lens(make_outputs, tmp_path
     outputs = make_outputs(2, sizes=((48, 64),), extra=BARREL)
     index = ImageIndex(tmp_path / "images.json")
     keys = ImageSet(PinholeDataset(outputs), index).keys()
-    assert ImageSet(PinholeDataset(outputs), index).known() == keys
-    assert ImageSet(PinholeDataset(outputs, 0.5), index).known() == [None, None]
+    assert ImageSet(PinholeDataset(outputs), index).known_keys() == keys
+    assert ImageSet(PinholeDataset(outputs, 0.5), index).known_keys() == [None, None]
     lens = outputs.cameras.distortion_params.clone()
     lens[:, 0] = -0.1
     outputs.cameras.distortion_params = lens
-    assert ImageSet(PinholeDataset(outputs), index).known() == [None, None]
-    assert ImageSet(InputDataset(outputs), index).known() == [None, None]
+    assert ImageSet(PinholeDataset(outputs), index).known_keys() == [None, None]
+    assert ImageSet(InputDataset(outputs), index).known_keys() == [None, None]
 
 
 def test_nerfstudios_own_loader_works_on_it(make_outputs):

@@ -281,14 +281,14 @@ class TestAhead:
                 raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB.")
             return real(self, device)
 
-        def sent(self, uploader):
+        def upload(self, uploader):
             ahead.append(self.images)
             raise RuntimeError("CUDA out of memory. Tried to allocate 1.00 GiB.")
 
         ahead: list[tuple[int, ...]] = []
         today, other = make_rays(3, 4), make_rays(3, 4, "device")
         monkeypatch.setattr(LoadedWindow, "to", to)
-        monkeypatch.setattr(LoadedWindow, "sent", sent)
+        monkeypatch.setattr(LoadedWindow, "upload", upload)
         for step in range(14):
             assert same(today.next(), other.next())
             assert other.on_device is (step < 4)
@@ -298,7 +298,7 @@ class TestAhead:
     def test_the_next_window_is_sent_ahead_if_there_is_room(self, make_rays, monkeypatch, room):
         """While the present one is in use; otherwise once that is gone."""
         events: list[tuple[str, tuple[int, ...]]] = []
-        for name in ("to", "sent", "received"):
+        for name in ("to", "upload", "receive"):
             real = getattr(LoadedWindow, name)
 
             def noted(self, *arguments, name=name, real=real):
@@ -316,8 +316,8 @@ class TestAhead:
         other.close()
         first, second, third = windows
         if room:
-            assert events[:5] == [("to", first), ("sent", second), ("received", second), ("sent", third),
-                                  ("received", third)]  # fmt: skip
+            assert events[:5] == [("to", first), ("upload", second), ("receive", second), ("upload", third),
+                                  ("receive", third)]  # fmt: skip
         else:
             assert events == [("to", first), ("to", second), ("to", third)]
 

@@ -16,7 +16,7 @@ from f3rm_ext.data.undistort import (
     shrunk,
     shrunk_cameras,
     shrunk_size,
-    undistorted,
+    undistort,
 )
 from f3rm_ext.errors import CaptureError
 
@@ -84,7 +84,7 @@ def test_the_map_and_the_cameras_agree_with_the_rays_of_nerfstudio(lens):
 def test_a_distorted_picture_of_a_grid_becomes_the_picture_of_a_pinhole_camera(lens):
     photo = pattern(directions(photo_camera(lens), centres(lens.frame.width, lens.frame.height)))
     view = largest_pinhole(lens)
-    found = undistorted(ImagePixels(photo.round().clamp(0, 255).to(torch.uint8)), lens, view)
+    found = undistort(ImagePixels(photo.round().clamp(0, 255).to(torch.uint8)), lens, view)
     expected = pattern(directions(camera_of(view), centres(view.width, view.height)))
     assert found.valid is None and found.pixels.shape == expected.shape
     error = (found.pixels.float() - expected).abs()
@@ -123,7 +123,7 @@ def test_a_wide_fisheye_is_cut_at_sixty_degrees():
 def test_without_distortion_nothing_is_touched():
     lens = DistortedCamera(FRAME)
     picture = ImagePixels(torch.randint(0, 256, (64, 96, 3), dtype=torch.uint8))
-    assert largest_pinhole(lens) is FRAME and undistorted(picture, lens, FRAME) is picture
+    assert largest_pinhole(lens) is FRAME and undistort(picture, lens, FRAME) is picture
     assert shrunk(picture, 64, 96) is picture
 
 
@@ -143,7 +143,7 @@ def test_masks_are_undistorted_with_the_image_and_no_masked_pixel_leaks(lens):
     pixels = torch.zeros(*mask.shape, 3, dtype=torch.uint8)
     pixels[~mask] = torch.tensor([255, 0, 0], dtype=torch.uint8)
     for picture in (
-        undistorted(ImagePixels(pixels, mask), lens, largest_pinhole(lens)),
+        undistort(ImagePixels(pixels, mask), lens, largest_pinhole(lens)),
         shrunk(ImagePixels(pixels, mask), 23, 31),
     ):
         assert picture.valid is not None and 0 < int((~picture.valid).sum()) < picture.valid.numel()
@@ -157,7 +157,7 @@ def test_masks_are_undistorted_with_the_image_and_no_masked_pixel_leaks(lens):
 def test_what_the_photo_does_not_show_is_masked():
     lens = BARREL
     wide = PinholeIntrinsics(160, 120, 80.0, 82.0, 80.0, 60.0)
-    picture = undistorted(ImagePixels(torch.full((64, 96, 3), 9, dtype=torch.uint8)), lens, wide)
+    picture = undistort(ImagePixels(torch.full((64, 96, 3), 9, dtype=torch.uint8)), lens, wide)
     assert picture.valid is not None and not bool(picture.valid[0, 0]) and bool(picture.valid[60, 80])
 
 
@@ -185,7 +185,7 @@ def test_alpha_commutes_with_any_background(change):
     def apply(picture: ImagePixels) -> torch.Tensor:
         if change == "shrunk":
             return shrunk(picture, 21, 37).pixels.float()
-        return undistorted(picture, BARREL, largest_pinhole(BARREL)).pixels.float()
+        return undistort(picture, BARREL, largest_pinhole(BARREL)).pixels.float()
 
     small = apply(ImagePixels(pixels))
     for background in (torch.tensor([0.0, 0.0, 0.0]), torch.tensor([255.0, 80.0, 10.0])):

@@ -13,14 +13,14 @@ from f3rm_ext.ledger.ledger import Ledger
 from f3rm_ext.planning import throughput
 from f3rm_ext.planning.arguments import parse
 from f3rm_ext.planning.request import ImageSizes
-from f3rm_ext.planning.throughput import Throughput, probe, recorded, stage_starts
+from f3rm_ext.planning.throughput import Throughput, probe, read_throughput, stage_starts
 
 
 def test_a_real_ledger_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     config = parse("f3rm-ext-lite", ["--machine.device-type", "cpu"])
-    sizes = ImageSizes.assumed(config)
-    assert recorded(config, sizes) is None
+    sizes = ImageSizes.from_assumption(config)
+    assert read_throughput(config, sizes) is None
     book = Ledger()
     for name, method, where, rays, speeds in (
         ("here", "f3rm-ext-lite", hardware("cpu"), 1024, (2.0, 4.0, 5.0)),
@@ -31,19 +31,19 @@ def test_a_real_ledger_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         book.add(name, method, conditions={"hardware": where})
         for speed in speeds:
             book.add_repeat(name, {"it_per_s": speed, "rays_per_step": rays}, session="s")
-    found = recorded(config, sizes)
+    found = read_throughput(config, sizes)
     assert found == Throughput(4.0, "the median of 3 trainings in the ledger (here)")
     assert Throughput(4.0, "").duration_s(8) == 2
     splats = parse("sugar-ext", [])
     book.add("splats", "sugar-ext", conditions={"hardware": hardware(splats.machine.device_type)})
     book.add_repeat("splats", {"it_per_s": 3.0, "rays_per_step": 200}, session="s")
-    assert recorded(splats, ImageSizes.from_numbers(splats, 9, 20, 10)) is not None
-    assert recorded(splats, ImageSizes.from_numbers(splats, 9, 20, 20)) is None
+    assert read_throughput(splats, ImageSizes.from_numbers(splats, 9, 20, 10)) is not None
+    assert read_throughput(splats, ImageSizes.from_numbers(splats, 9, 20, 20)) is None
 
 
 def test_several_devices_are_unknown() -> None:
     config = parse("f3rm-ext-lite", ["--machine.num-devices", "2"])
-    assert recorded(config, ImageSizes.assumed(config)) is None
+    assert read_throughput(config, ImageSizes.from_assumption(config)) is None
     with pytest.raises(ConfigError, match="A probe runs on one device"):
         probe(config)
 

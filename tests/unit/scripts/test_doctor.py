@@ -26,7 +26,7 @@ class TestPackages:
     def test_versions(self) -> None:
         found = by_name(doctor.check_packages)
         assert found["torch"] == Finding("packages", "torch", Verdict.OK, importlib.metadata.version("torch"))
-        assert found["nerfstudio"].found.startswith("1.1.")
+        assert found["nerfstudio"].status.startswith("1.1.")
 
     @pytest.mark.parametrize(
         ("name", "verdict"), [("gsplat", Verdict.ABSENT), ("tinycudann", Verdict.ABSENT), ("torch", Verdict.BROKEN)]
@@ -41,13 +41,13 @@ class TestPackages:
 
         monkeypatch.setattr(importlib.metadata, "version", version)
         finding = by_name(doctor.check_packages)[name]
-        assert finding.verdict is verdict and finding.found == "not installed" and finding.advice
+        assert finding.verdict is verdict and finding.status == "not installed" and finding.advice
         assert name != "gsplat" or "sugar-ext on CUDA" in finding.advice
 
 
 def test_open3d(monkeypatch: pytest.MonkeyPatch) -> None:
     finding = by_name(doctor.check_open3d)["open3d"]
-    assert finding.verdict is Verdict.OK and "libusb" in finding.found
+    assert finding.verdict is Verdict.OK and "libusb" in finding.status
     monkeypatch.setitem(sys.modules, "open3d", None)  # type: ignore[arg-type]
     finding = by_name(doctor.check_open3d)["open3d"]
     assert finding.verdict is Verdict.ABSENT and "libusb-package" in finding.advice
@@ -60,15 +60,15 @@ class TestDevices:
         properties = SimpleNamespace(name="GPU X", total_memory=24 << 30)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (20 << 30, 24 << 30))
-        assert by_name(doctor.check_devices)["cuda:0"].found == "GPU X, 24.0 GiB, 20.0 GiB free"
+        assert by_name(doctor.check_devices)["cuda:0"].status == "GPU X, 24.0 GiB, 20.0 GiB free"
 
 
 def test_threading_layer_that_two_threads_cannot_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert by_name(doctor.check_threads)["threads"].found == doctor.threads.describe()
+    assert by_name(doctor.check_threads)["threads"].status == doctor.threads.describe()
     for layer in ("tbb", "omp"):
         monkeypatch.setitem(sys.modules, f"numba.np.ufunc.{layer}pool", None)  # type: ignore[arg-type]
     found = by_name(doctor.check_threads)["threads"]
-    assert found.verdict is Verdict.ABSENT and "(workqueue)" in found.found and "libgomp1" in found.advice
+    assert found.verdict is Verdict.ABSENT and "(workqueue)" in found.status and "libgomp1" in found.advice
 
 
 class TestBackends:
@@ -98,11 +98,11 @@ class TestBackends:
         for name in ("tcnn", "triton"):
             finding = found[f"hash grid ({name})"]
             if name in reasons:
-                assert finding.verdict is Verdict.ABSENT and finding.found == reasons[name]
+                assert finding.verdict is Verdict.ABSENT and finding.status == reasons[name]
                 assert f"`auto` takes {taken}" in finding.advice
             else:
-                assert finding.verdict is Verdict.OK and finding.found.startswith("works on cuda:0; ")
-                assert ("`auto` takes it" in finding.found) == (name == taken)
+                assert finding.verdict is Verdict.OK and finding.status.startswith("works on cuda:0; ")
+                assert ("`auto` takes it" in finding.status) == (name == taken)
         assert ("C compiler such as gcc" in found["hash grid (triton)"].advice) == (taken == "torch")
 
     @pytest.fixture
@@ -125,17 +125,17 @@ class TestBackends:
         gpu.delitem(sys.modules, "gsplat.cuda._backend", raising=False)
         for name in ("CUDA_HOME", "CUDA_PATH"):
             gpu.delenv(name, raising=False)
-        assert find().verdict is Verdict.ABSENT and str(tmp_path / "include") in find().found
+        assert find().verdict is Verdict.ABSENT and str(tmp_path / "include") in find().status
         assert "CUDA_HOME" in find().advice
         (tmp_path / "include").mkdir()
         (tmp_path / "include" / "cuda_runtime.h").touch()
-        assert find().verdict is Verdict.OK and "compiled at first use" in find().found and not find().advice
+        assert find().verdict is Verdict.OK and "compiled at first use" in find().status and not find().advice
         module = ModuleType("gsplat.csrc")
         module.__spec__ = ModuleSpec("gsplat.csrc", None)
         gpu.setitem(sys.modules, "gsplat.csrc", module)
-        assert find().found == "with CUDA kernels"
+        assert find().status == "with CUDA kernels"
         gpu.setattr(doctor.compat, "has_cuda", lambda: False)
-        assert find().verdict is Verdict.OK and "without a GPU" in find().found
+        assert find().verdict is Verdict.OK and "without a GPU" in find().status
 
 
 class TestWeights:
@@ -146,7 +146,7 @@ class TestWeights:
         path = tmp_path / "hub" / "checkpoints" / "alexnet-owt-7be5be79.pth"
         path.parent.mkdir(parents=True)
         path.touch()
-        assert by_name(doctor.check_weights)["LPIPS (AlexNet)"].found == str(path)
+        assert by_name(doctor.check_weights)["LPIPS (AlexNet)"].status == str(path)
 
     def test_broken_extractor_of_another_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Info:
@@ -157,7 +157,7 @@ class TestWeights:
 
         monkeypatch.setattr("f3rm_ext.features.extractors.registry.available_extractors", lambda: {"odd": Info()})
         finding = by_name(doctor.check_weights)["odd"]
-        assert finding.found == "RuntimeError: it is broken" and "some-package" in finding.advice
+        assert finding.status == "RuntimeError: it is broken" and "some-package" in finding.advice
 
 
 class TestStorage:
@@ -166,7 +166,7 @@ class TestStorage:
         usage = SimpleNamespace(free=100 << 30)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path == tmp_path else None)
         (finding,) = doctor.check_storage()
-        assert finding.verdict is Verdict.OK and finding.found == f"{tmp_path / 'not' / 'yet'} (100.0 GiB free)"
+        assert finding.verdict is Verdict.OK and finding.status == f"{tmp_path / 'not' / 'yet'} (100.0 GiB free)"
         usage.free = 1 << 30
         (finding,) = doctor.check_storage()
         assert finding.verdict is Verdict.ABSENT and finding.advice
@@ -219,7 +219,7 @@ class TestReport:
             "topic": "packages",
             "name": "gsplat",
             "verdict": "absent",
-            "found": "not [installed]",
+            "status": "not [installed]",
             "advice": "Install it.",
         }
 
@@ -231,4 +231,4 @@ class TestReport:
         monkeypatch.setattr(doctor, "CHECKS", (check_oddities,))
         first, second = doctor.examine()
         assert first.name == "first"
-        assert second.verdict is Verdict.BROKEN and second.found == "RuntimeError: boom"
+        assert second.verdict is Verdict.BROKEN and second.status == "RuntimeError: boom"

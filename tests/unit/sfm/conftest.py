@@ -46,7 +46,7 @@ def depth() -> Tensor:
 def small_vit() -> VisionTransformer:
     """A ViT of two blocks with random weights, trained on images of 3 × 3 patches, as it were."""
     torch.manual_seed(0)
-    return VisionTransformer.sized(64, 2, 3, 14)
+    return VisionTransformer.from_size(64, 2, 3, 14)
 
 
 class MadeUp(NamedTuple):

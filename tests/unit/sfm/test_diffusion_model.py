@@ -40,7 +40,7 @@ def released_shapes(
     shapes: dict[str, tuple] = {"noise_scheduler.betas": (100,), "noise_scheduler.alphas_cumprod": (100,)}
     dino = "feature_extractor.model."
     with torch.device("meta"):
-        vit = VisionTransformer.sized(feat, 12, 37, 14, layer_scale=True)
+        vit = VisionTransformer.from_size(feat, 12, 37, 14, layer_scale=True)
     shapes |= {dino + name: tuple(value.shape) for name, value in vit.state_dict().items()}
     shapes[dino + "mask_token"] = (1, feat)
     predictor = "ray_predictor."
@@ -298,7 +298,7 @@ def test_the_encoder_is_the_vit(small_vit: VisionTransformer) -> None:
 
 def test_positions_are_interpolated_as_dinov2_does() -> None:
     """Its scale is (16 + 0.1) / 37: a ramp over the 37 cells is read at (i + 1/2) · 37 / 16.1 - 1/2."""
-    vit = VisionTransformer.sized(64, 1, 37, 14)
+    vit = VisionTransformer.from_size(64, 1, 37, 14)
     ramp = torch.arange(37.0).repeat(37)
     vit.pos_embed.data[0, 1:] = ramp[:, None]
     found = ImageEncoder(vit)._positions(16, 16)[0, 1:, 0].unflatten(0, (16, 16))[8]

@@ -50,7 +50,7 @@ def models() -> Iterator[None]:
 
 def build(name: str) -> Any:
     """The model with all parameters of its image tower random."""
-    model = load_clip(ClipModel.named(name), "random", None)
+    model = load_clip(ClipModel.from_name(name), "random", None)
     generator = torch.Generator().manual_seed(0)
     for parameter in model.visual.parameters():
         parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator) + (parameter == 1))
@@ -232,7 +232,7 @@ class TestWeights:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # TorchScript is deprecated, but it is what OpenAI published.
             torch.jit.save(torch.jit.trace_module(model, {"encode_image": pixels}), path)
-        loaded = load_clip(ClipModel.named("ViT-unit"), str(path), path)
+        loaded = load_clip(ClipModel.from_name("ViT-unit"), str(path), path)
         with torch.no_grad():
             torch.testing.assert_close(loaded.encode_image(pixels), model.encode_image(pixels), atol=1e-4, rtol=1e-4)
 
@@ -242,14 +242,14 @@ class TestWeights:
         path = tmp_path / "w.pt"
         torch.save(model.state_dict(), path)
         monkeypatch.setitem(open_clip.pretrained._PRETRAINED, "ViT-unit", {"openai": {"quick_gelu": True}})
-        described = ClipModel.named("ViT-unit")
+        described = ClipModel.from_name("ViT-unit")
         with torch.no_grad():
             expected = model.encode_image(pixels)
             torch.testing.assert_close(load_clip(described, "openai", path).encode_image(pixels), expected)
             assert not torch.allclose(load_clip(described, "plain", path).encode_image(pixels), expected, atol=1e-3)
 
     def test_places_of_published_weights(self) -> None:
-        weights = ClipModel.named("ViT-L-14-336").weights("openai")
+        weights = ClipModel.from_name("ViT-L-14-336").weights("openai")
         assert weights is not None
         repository = "timm/vit_large_patch14_clip_336.openai"
         files = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")

@@ -24,13 +24,13 @@ def test_index_entry_counts_only_for_the_same_file(toy: ModuleType, tmp_path: Pa
     keys = ImageSet(toy.ToyDataset(train), index).keys()
     index.save()
     again = ImageSet(toy.ToyDataset(train), ImageIndex(index.path))
-    assert again.known() == keys
+    assert again.known_keys() == keys
     stat = train[0].stat()
     os.utime(train[0], ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
-    assert ImageSet(toy.ToyDataset(train), ImageIndex(index.path)).known() == [None, *keys[1:]]
+    assert ImageSet(toy.ToyDataset(train), ImageIndex(index.path)).known_keys() == [None, *keys[1:]]
     scaled = toy.ToyDataset(train)
     scaled.scale_factor = 0.5
-    assert ImageSet(scaled, ImageIndex(index.path)).known() == [None] * 5
+    assert ImageSet(scaled, ImageIndex(index.path)).known_keys() == [None] * 5
 
 
 def test_index_keeps_what_another_process_added(tmp_path: Path) -> None:

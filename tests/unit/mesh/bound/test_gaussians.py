@@ -10,8 +10,8 @@ from f3rm_ext.mesh.bound.gaussians import (
     bind,
     frame_quats,
     refined_mesh,
+    rotate_in_plane,
     triangle_frames,
-    turned_in_plane,
 )
 from f3rm_ext.mesh.bound.layout import barycentric_weights, initial_size
 from f3rm_ext.mesh.mesh_files import vertex_colors
@@ -119,7 +119,7 @@ def test_quaternions_of_every_rotation_with_gradients() -> None:
     found.sum().backward()
     assert rotations.grad is not None and bool(torch.isfinite(rotations.grad).all())
     turns = torch.tensor([[-1.0, 0.0], [-1.0, 1e-8], [0.0, 1.0], [1.0, 0.0]], requires_grad=True)
-    turned_in_plane(torch.eye(4)[:1].expand(4, 4), turns).sum().backward()
+    rotate_in_plane(torch.eye(4)[:1].expand(4, 4), turns).sum().backward()
     assert turns.grad is not None and bool(torch.isfinite(turns.grad).all())
 
 

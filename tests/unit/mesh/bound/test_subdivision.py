@@ -5,7 +5,7 @@ import torch
 import trimesh
 
 from f3rm_ext.mesh.bound.start import StartMesh
-from f3rm_ext.mesh.bound.subdivision import divided
+from f3rm_ext.mesh.bound.subdivision import divide
 from f3rm_ext.utils.open3d_library import RayCaster
 
 
@@ -24,7 +24,7 @@ def test_triangles_are_divided_where_points_are() -> None:
     ball = a_ball()
     places = trimesh.sample.sample_surface(solid(ball), 4000, seed=0)[0]
     points = torch.from_numpy(places[places[:, 0] > 0.9]).float()
-    fine = divided(ball, points, 2)
+    fine = divide(ball, points, 2)
     before, after = solid(ball), solid(fine)
     assert after.is_watertight and after.is_winding_consistent
     np.testing.assert_allclose([after.area, after.volume], [before.area, before.volume], rtol=1e-5)
@@ -41,11 +41,11 @@ def test_triangles_are_divided_where_points_are() -> None:
 
 def test_points_at_one_place_do_not_divide_for_ever() -> None:
     ball = a_ball()
-    fine = divided(ball, torch.tensor([[1.1, 0.2, 0.3]]).expand(50, 3), 1)
+    fine = divide(ball, torch.tensor([[1.1, 0.2, 0.3]]).expand(50, 3), 1)
     assert len(ball.faces) < len(fine.faces) < 1000
 
 
 def test_no_triangle_is_divided_without_need() -> None:
     ball = a_ball()
-    assert divided(ball, torch.zeros(0, 3), 1) is ball
-    assert divided(ball, ball.vertices[ball.faces].mean(dim=1), 1) is ball
+    assert divide(ball, torch.zeros(0, 3), 1) is ball
+    assert divide(ball, ball.vertices[ball.faces].mean(dim=1), 1) is ball

@@ -90,14 +90,14 @@ def test_parts_are_cut_along_texels(two_triangles: trimesh.Trimesh, make_spec: C
     heads.add(LiftedHead(make_spec("side", 3), torch.full((4, 3), 0.5).half()))
     texels = np.repeat((np.arange(64) >= 40).astype(np.uint16)[None], 64, axis=0)
     mapped = QueryableMesh(two_triangles, heads, {"side": CodeMap(np.eye(2, 3, dtype=np.float16), texels)})
-    mesh, scores = mapped.scored(EAST)
+    mesh, scores = mapped.score(EAST)
     assert len(mesh.faces) == 2 * 4**5 and mesh.is_watertight == two_triangles.is_watertight
     assert mesh.area == pytest.approx(two_triangles.area)
     part = cut_at_level(mesh, scores, 0.5)
     # The border is at x = 2 · 40 / 64 - 1; edges are two texels long.
     assert part.bounds[0, 0] == pytest.approx(0.25, abs=2 * 2 / 64) and part.bounds[1, 0] == pytest.approx(1.0)
     np.testing.assert_allclose(part.visual.uv, part.vertices[:, :2] / 2 + 0.5, atol=1e-9)  # type: ignore[union-attr]
-    bare, same = QueryableMesh(two_triangles, heads, {}).scored(EAST)
+    bare, same = QueryableMesh(two_triangles, heads, {}).score(EAST)
     assert bare is two_triangles and same.tolist() == pytest.approx([0.5] * 4, abs=1e-3)
 
 
