@@ -1,5 +1,7 @@
 """A data set of pinhole images and cameras, whatever lens took the photos."""
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import astuple, replace
 from typing import Any, Literal
 
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
 from f3rm_ext.data.pixel_sampler import ImagePixels
-from f3rm_ext.data.undistort import DistortedCamera, largest_pinhole, shrunk, shrunk_size, undistort
+from f3rm_ext.data.undistort import DistortedCamera, PinholeIntrinsics, largest_pinhole, shrunk, shrunk_size, undistort
 from f3rm_ext.errors import CaptureError
 
 
@@ -58,8 +60,14 @@ class PinholeDataset(InputDataset):
                 ) from error
         self.views = views
         """The pinhole camera of each image, at full size."""
-        sizes = [shrunk_size(view.height, view.width, scale_factor) for view in views]
-        self.cameras = _cameras(cameras, [view.resized(*size) for view, size in zip(views, sizes, strict=True)])
+        self.cameras = _scale_cameras(cameras, views, scale_factor)
+
+    def at_scale(self, scale_factor: float) -> "PinholeDataset":
+        """Returns the data set with its images scaled by another factor in (0, 1]; the rest is shared."""
+        dataset = copy(self)
+        dataset.scale_factor = scale_factor
+        dataset.cameras = _scale_cameras(self.cameras, self.views, scale_factor)
+        return dataset
 
     @classmethod
     def scale_to_side(cls, dataparser_outputs: DataparserOutputs, side_px: int) -> "PinholeDataset":
@@ -126,8 +134,9 @@ class PinholeDataset(InputDataset):
         return (image * 255.0).round().clamp(0, 255).to(torch.uint8)
 
 
-def _cameras(cameras: Cameras, views: list[Any]) -> Cameras:
-    """The same poses with other intrinsics."""
+def _scale_cameras(cameras: Cameras, full: Sequence[PinholeIntrinsics], scale_factor: float) -> Cameras:
+    """The same poses with the intrinsics of scaled images."""
+    views = [view.resized(*shrunk_size(view.height, view.width, scale_factor)) for view in full]
     metadata = {key: value for key, value in (cameras.metadata or {}).items() if key != "fisheye_crop_radius"}
 
     def column(name: str, dtype: torch.dtype) -> Tensor:

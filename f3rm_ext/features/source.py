@@ -2,18 +2,19 @@
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.base import Extractor, ExtractorIdentity, FeatureMap
-from f3rm_ext.features.extractors.registry import build_extractor
+from f3rm_ext.features.extractors.registry import build_extractor, resizes
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.features.store.extraction import disk_errors, say_waiting
 from f3rm_ext.features.store.feature_store import FeatureStore, cache_root, plain_name
-from f3rm_ext.features.store.images import INDEX_NAME, ImageDataset, ImageIndex, ImageSet
+from f3rm_ext.features.store.images import INDEX_NAME, ImageDataset, ImageIndex, ImageSet, full_size
 from f3rm_ext.features.store.manifest import MANIFEST_NAME
 from f3rm_ext.features.stored_head import StoredHead
 
@@ -39,29 +40,55 @@ class FeatureSource:
     """The features of one data set's images. It holds neither extractor nor features, only where they are stored.
 
     Args:
-        stores: Store of each head.
-        keys: Key of each image.
+        dataset: The data set, at the size that is trained on.
+        heads: Spec and store of each head, and the images that its extractor saw, in the order of the options.
     """
 
-    def __init__(self, specs: Sequence[FeatureSpec], stores: Sequence[FeatureStore], keys: Sequence[str]):
-        self.specs = tuple(specs)
+    def __init__(self, dataset: ImageDataset, heads: Sequence[tuple[FeatureSpec, FeatureStore, ImageSet]]):
+        self.specs = tuple(spec for spec, _, _ in heads)
         """One per head, in the order of the options."""
-        self.keys = tuple(keys)
-        """Key of each image."""
-        self._stores = tuple(stores)
+        self._count = len(dataset)
+        self._heads = [(spec.name, store, images.keys(), _scales(dataset, images)) for spec, store, images in heads]
 
     def __len__(self) -> int:
         """Number of images."""
-        return len(self.keys)
+        return self._count
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Key of each image in the store of the first head; none without heads."""
+        return tuple(self._heads[0][2]) if self._heads else ()
 
     def load(self, image_idx: int) -> dict[str, FeatureMap]:
         """Returns the features of one image by head name, memory-mapped. Safe to call from several threads.
 
+        Their grids are in pixels of the data set, also where the extractor saw larger photos.
+
         Raises:
             FeatureStoreError: A shard is missing or has changed.
         """
-        key = self.keys[image_idx]
-        return {spec.name: store.load(key) for spec, store in zip(self.specs, self._stores, strict=True)}
+        return {
+            name: _scale_grid(store.load(keys[image_idx]), scales[image_idx])
+            for name, store, keys, scales in self._heads
+        }
+
+
+def _scales(dataset: ImageDataset, images: ImageSet) -> list[tuple[float, float]]:
+    """Size (y, x) of each image of a data set, as a share of that of the photo that an extractor saw."""
+    seen = images.dataset.cameras
+    return [
+        (int(dataset.cameras.height[i]) / int(seen.height[i]), int(dataset.cameras.width[i]) / int(seen.width[i]))
+        for i in range(len(dataset))
+    ]
+
+
+def _scale_grid(feature_map: FeatureMap, scale: tuple[float, float]) -> FeatureMap:
+    if scale == (1.0, 1.0):
+        return feature_map
+    grid = feature_map.grid
+    (y, x), (down, right) = grid.origin_px, grid.stride_px
+    scaled = replace(grid, origin_px=(y * scale[0], x * scale[1]), stride_px=(down * scale[0], right * scale[1]))
+    return replace(feature_map, grid=scaled)
 
 
 def prepare_features(
@@ -97,12 +124,13 @@ def prepare_features(
     device = torch.device(device)
     cache = cache_root(options.cache_dir)
     index = ImageIndex(cache / INDEX_NAME)
-    sets = [ImageSet(dataset, index) for dataset in datasets]
+    images = _SeenImages(datasets, index)
 
-    def prepare(text: str, name: str) -> tuple[FeatureSpec, FeatureStore]:
+    def prepare(text: str, name: str) -> tuple[FeatureSpec, FeatureStore, list[ImageSet]]:
         together = local_size > 1 and not repair
         own = device if local_rank == 0 or together else torch.device("cpu")
         extractor = (build or build_extractor)(text, device=own)
+        sets = images.of(full=getattr(extractor, "resizes", False))
         head = StoredHead(text, name, extractor.identity, extractor.dim, options.codes, cache, sets)
         if local_rank != 0:
             if together:
@@ -125,14 +153,13 @@ def prepare_features(
             raise FeatureStoreError(
                 f"The features in {head.root} were changed while they were being made: run the same command again."
             )
-        return stores
+        return *stores, sets
 
-    stores = []
+    heads = []
     for text, name in zip(options.extractors, head_names(options.extractors), strict=True):
-        stores.append(prepare(text, name))
+        heads.append(prepare(text, name))
         _free_memory(device)
-    keys = [image_set.keys() if stores else [""] * len(image_set) for image_set in sets]
-    return _sources(stores, keys)
+    return _sources(datasets, heads)
 
 
 def open_features(
@@ -147,22 +174,44 @@ def open_features(
     """
     cache = cache_root(cache_dir)
     index = ImageIndex(cache / INDEX_NAME)
-    sets = [ImageSet(dataset, index) for dataset in datasets]
-    keys = [image_set.keys() for image_set in sets]
-    stores = []
+    images = _SeenImages(datasets, index)
+    heads = []
     for spec in specs:
+        sets = images.of(full=resizes(spec.extractor))
+        for image_set in sets:
+            image_set.keys()
         codes, dim = (0, spec.dim) if spec.code_basis is None else spec.code_basis.shape
         head = StoredHead(spec.extractor, spec.name, ExtractorIdentity(**spec.identity), dim, codes, cache, sets)
         store = head.open() if (head.root / MANIFEST_NAME).is_file() else None
         if store is None:
             return None
-        stores.append(store)
-    return _sources(stores, keys)
+        heads.append((*store, sets))
+    return _sources(datasets, heads)
 
 
-def _sources(opened: Sequence[tuple[FeatureSpec, FeatureStore]], keys: Sequence[Sequence[str]]) -> list[FeatureSource]:
-    specs, stores = [spec for spec, _ in opened], [store for _, store in opened]
-    return [FeatureSource(specs, stores, set_keys) for set_keys in keys]
+def _sources(
+    datasets: Sequence[ImageDataset], heads: Sequence[tuple[FeatureSpec, FeatureStore, list[ImageSet]]]
+) -> list[FeatureSource]:
+    return [
+        FeatureSource(dataset, [(spec, store, sets[number]) for spec, store, sets in heads])
+        for number, dataset in enumerate(datasets)
+    ]
+
+
+class _SeenImages:
+    """The images of data sets as extractors see them."""
+
+    def __init__(self, datasets: Sequence[ImageDataset], index: ImageIndex) -> None:
+        self._datasets, self._index = datasets, index
+        self._sets: dict[bool, list[ImageSet]] = {}
+
+    def of(self, *, full: bool) -> list[ImageSet]:
+        """Returns the images of each data set, at full size or at the size that is trained on."""
+        full = full and any(dataset.scale_factor != 1.0 for dataset in self._datasets)
+        if full not in self._sets:
+            datasets = [full_size(dataset) if full else dataset for dataset in self._datasets]
+            self._sets[full] = [ImageSet(dataset, self._index) for dataset in datasets]
+        return self._sets[full]
 
 
 def _free_memory(device: torch.device) -> None:

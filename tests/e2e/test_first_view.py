@@ -118,7 +118,7 @@ def turn(wait_until: Callable[..., None]) -> Callable[[Any, Any], None]:
     return drag
 
 
-@pytest.mark.parametrize("name", ["viewer", "splat_viewer"])
+@pytest.mark.parametrize("name", ["viewer", pytest.param("splat_viewer", marks=pytest.mark.release)])
 def test_a_page_opens_on_a_training_view_and_shows_it(
     request: pytest.FixtureRequest, name: str, open_alone: Callable[..., Any], wait_until: Callable[..., None]
 ) -> None:

@@ -107,7 +107,10 @@ def test_a_failing_optional_output_disappears_and_comes_back(
     changes(view, lambda: view.choose_output("feature_pca"), "choosing feature_pca again")
 
 
-@pytest.mark.parametrize("chosen", ["rgb", "depth", "feature_pca"])
+@pytest.mark.parametrize(
+    "chosen",
+    ["rgb", pytest.param("depth", marks=pytest.mark.release), pytest.param("feature_pca", marks=pytest.mark.release)],
+)
 def test_a_failing_picture_is_black_and_recovers(
     viewer: Any,
     view: Any,

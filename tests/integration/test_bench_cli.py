@@ -117,6 +117,7 @@ def test_a_finished_run_is_added(bench: Callable[..., Any], measured: Path) -> N
     assert "first step" not in judged.text and "PSNR" in judged.stdout, judged.text
 
 
+@pytest.mark.release
 @pytest.mark.timeout(500)
 def test_a_run_is_evaluated_within_its_window(
     bench: Callable[..., Any], run_command: Callable[..., Any], measured: Path, tmp_path: Path

@@ -81,6 +81,7 @@ def test_runs_go_through_all_commands(
     assert before.is_as_it_was()
 
 
+@pytest.mark.release
 def test_sugar_run(garden: Path, vertices: np.ndarray, run_command: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
     small = ("--coarse-method", "sugar-ext-lite", "-r", "none", "--vertices", 700, "--until-stage", "mesh")

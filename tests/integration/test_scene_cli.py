@@ -74,7 +74,9 @@ def test_bad_options_end_in_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.release), (signal.SIGKILL, -signal.SIGKILL)]
+)
 def test_interrupted_run_leaves_no_half_capture(tmp_path: Path, number: signal.Signals, code: int) -> None:
     out = tmp_path / "room"
     options = ["--num-images", "5000", "--width", "48", "--height", "32", "--light-rays", "1"]

@@ -94,7 +94,9 @@ def test_two_halves_of_a_batch_are_as_good_as_the_whole(train_ranks: Any, tmp_pa
         torch.testing.assert_close(two[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize(("method", "options"), [("f3rm-ext-lite", FIELD), ("sugar-ext-lite", SPLATS)])
+@pytest.mark.parametrize(
+    ("method", "options"), [("f3rm-ext-lite", FIELD), pytest.param("sugar-ext-lite", SPLATS, marks=pytest.mark.release)]
+)
 def test_all_ranks_stop_together_and_go_on_as_if_they_had_not(
     train_ranks: Any, tmp_path: Path, wait_until: Any, method: str, options: tuple[object, ...]
 ) -> None:
@@ -132,7 +134,7 @@ def test_nerfstudio_and_torchrun_start_the_same_run(train_ranks: Any, tmp_path: 
         assert torch.equal(parameters(two)[name], value), name
 
 
-@pytest.mark.parametrize("strategy", ["default", "mcmc"])
+@pytest.mark.parametrize("strategy", ["default", pytest.param("mcmc", marks=pytest.mark.release)])
 def test_two_processes_grow_the_gaussians_of_one_that_sees_both_images(
     train_ranks: Any, without_points: Path, tmp_path: Path, strategy: str
 ) -> None:
@@ -247,6 +249,7 @@ def test_processes_that_drift_apart_do_not_go_on(train_ranks: Any, tmp_path: Pat
     assert not list(tmp_path.rglob("step-*.ckpt"))
 
 
+@pytest.mark.release
 def test_torchrun_starts_ns_train(run_command: Any, tiny_capture: Path, tmp_path: Path) -> None:
     done = run_command(
         *("torchrun", "--nproc-per-node", 2, "--no-python", BIN / "ns-train", "f3rm-ext-lite", "--data", tiny_capture),

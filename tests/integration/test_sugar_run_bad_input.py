@@ -90,6 +90,7 @@ def test_files_that_hold_no_splats(chain: Typed, tmp_path: Path, name: str, cont
     assert says in chain(tmp_path / name, tmp_path / "out", *ONLY_MESH).refuses()
 
 
+@pytest.mark.release
 def test_charts_that_overflow_and_a_level_that_is_nowhere(chain: Typed, room_splats: Path, tmp_path: Path) -> None:
     base = ("--splats-frame", "capture", "--skip-refine", "True", "--until-stage", "texture")
     message = chain(

@@ -111,6 +111,8 @@ class PatchExtractor(ABC):
     """Options, among them ``short_side_px``."""
     device: torch.device
     gpu_batch_size = 16
+    resizes = True
+    """Images are resized to ``short_side_px``, so it is given the photos at full size, whatever size is trained on."""
 
     @property
     def batch_size(self) -> int:

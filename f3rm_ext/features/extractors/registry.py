@@ -50,7 +50,8 @@ class ExtractorFactory(Protocol):
     """The object that an entry point of the group ``f3rm_ext.extractors`` names, usually the extractor's class.
 
     It may also have ``weights_status(config) -> WeightsStatus`` for ``doctor`` and ``feature_size(config, height_px,
-    width_px) -> FeatureSize`` for plans, which must be cheap, work off-line and need no weights.
+    width_px) -> FeatureSize`` for plans, which must be cheap, work off-line and need no weights. ``resizes``
+    is True for one that resizes images to a size of its own, see :func:`resizes`.
     """
 
     config_class: ClassVar[type]
@@ -125,6 +126,18 @@ def feature_size(text: str, height_px: int, width_px: int) -> FeatureSize:
     extractor = build_extractor(text, device=torch.device("cpu"))
     grid = extractor.patch_grid(height_px, width_px)
     return FeatureSize(grid.rows, grid.cols, extractor.dim)
+
+
+def resizes(text: str) -> bool:
+    """Tells whether an extractor resizes images to a size of its own; it is given the photos at full size then.
+
+    >>> resizes("clip"), resizes("labels"), resizes("unknown")
+    (True, False, False)
+    """
+    try:
+        return bool(getattr(_factory(extractor_name(text)), "resizes", False))
+    except ExtractorError:
+        return False
 
 
 def understands_text(text: str) -> bool:

@@ -45,6 +45,17 @@ class ImageDataset(Protocol):
         ...
 
 
+def full_size(dataset: ImageDataset) -> ImageDataset:
+    """Returns the data set with its images at the size of the photos; itself where it does not scale them."""
+    if dataset.scale_factor == 1.0:
+        return dataset
+    scaled = getattr(dataset, "at_scale", None)
+    if scaled is not None:
+        return scaled(1.0)
+    outputs = getattr(dataset, "_dataparser_outputs", None)
+    return dataset if outputs is None else type(dataset)(outputs, scale_factor=1.0)  # type: ignore[call-arg]
+
+
 def image_key(image: UInt8[np.ndarray, "h w c"]) -> str:
     """Returns the key of an image: 32 hex digits of the BLAKE2b hash of its shape and pixels."""
     digest = hashlib.blake2b(repr(image.shape).encode(), digest_size=16)

@@ -1,5 +1,9 @@
 """The data set of pinhole pictures: cameras, pixels, what nerfstudio's viewer and renderer take from it."""
 
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
 import pytest
 import torch
 from nerfstudio.cameras.cameras import CameraType
@@ -8,6 +12,10 @@ from nerfstudio.data.utils.dataloaders import FixedIndicesEvalDataloader
 
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.errors import CaptureError
+from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
+from f3rm_ext.features.options import FeatureOptions
+from f3rm_ext.features.sampling import sample_map
+from f3rm_ext.features.source import prepare_features
 from f3rm_ext.features.store.images import ImageIndex, ImageSet
 
 BARREL = {"k1": -0.2, "k2": 0.02}
@@ -85,6 +93,40 @@ def test_folding_distortion_names_the_image(make_outputs):
     outputs = make_outputs(2, extra={"k1": -9.0})
     with pytest.raises(CaptureError, match=r"distortion of .*000\.png"):
         PinholeDataset(outputs)
+
+
+def test_extractors_that_resize_see_the_photo_at_full_size(make_outputs, tmp_path):
+    """Grids are in pixels of the training images, so that samples are the same as in training at full size."""
+
+    class Bands:
+        """Mean brightness of 16 bands of columns."""
+
+        resizes, dim, batch_size, identity = True, 3, 2, ExtractorIdentity("bands", "1", "none", "16 bands", "mean")
+        seen: ClassVar[list[tuple[int, ...]]] = []
+
+        def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
+            return PatchGrid.covering(1, 16, height_px, width_px)
+
+        def extract(self, images):
+            self.seen.extend(image.shape[:2] for image in images)
+            return [torch.from_numpy(i.astype("f4")).mean(0).unflatten(0, (16, -1)).mean(1)[None] / 255 for i in images]
+
+    outputs = make_outputs(2, sizes=((48, 64),))
+    options = FeatureOptions(extractors=("bands",), cache_dir=tmp_path)
+    for resizes, size in ((True, (48, 64)), (False, (24, 32))):
+        build = type("Built", (Bands,), {"resizes": resizes, "seen": [],
+                                         "identity": replace(Bands.identity, model=str(resizes))})  # fmt: skip
+        (half,) = prepare_features(
+            [PinholeDataset(outputs, 0.5)], options, device="cpu", build=lambda *_, build=build, **__: build()
+        )
+        assert build.seen == [size] * 2
+        (full,) = prepare_features(
+            [PinholeDataset(outputs)], options, device="cpu", build=lambda *_, build=build, **__: build()
+        )
+        assert len(build.seen) == (2 if resizes else 4), "photos at full size are extracted once"
+        places = np.array([[10.0, 5.0], [3.0, 17.5], [20.0, 31.0]])
+        one, two = sample_map(half.load(1)["bands"], places), sample_map(full.load(1)["bands"], places * 2)
+        np.testing.assert_allclose(one, two, atol=1e-6 if resizes else 0.05)
 
 
 def test_features_are_not_taken_for_those_of_another_lens(make_outputs, tmp_path):

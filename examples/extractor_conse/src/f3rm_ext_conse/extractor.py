@@ -52,6 +52,7 @@ class ConseExtractor:
     """
 
     config_class = ConseConfig
+    resizes = True
 
     def __init__(self, config: ConseConfig, *, device: torch.device) -> None:
         self.config = config
