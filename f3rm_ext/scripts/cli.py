@@ -87,7 +87,7 @@ GROUPS = {
         "SfmCommand",
         "Find camera poses from photos or a video, measure poses, train DiffusionSfM.",
     ),
-    "splats": Group("f3rm_ext.scripts.splats", "SplatsCommand", "Remove floaters from a run of splats."),
+    "splats": Group("f3rm_ext.scripts.splats", "SplatsCommand", "Remove floaters from splats, or lift an object out."),
     "sugar": Group(
         "f3rm_ext.scripts.sugar", "Run", "Make a textured mesh of a capture: splats, mesh, refinement, texture, report."
     ),

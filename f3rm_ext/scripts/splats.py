@@ -1,6 +1,5 @@
 """``f3rm-ext splats``: what can be done to a finished run of splats."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -8,10 +7,11 @@ from typing import Annotated
 import tyro
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.query.options import QueryInputs, parse_queries
 
 
 @dataclass(kw_only=True)
-class SplatsCommand:
+class Clean:
     """Removes floaters from a finished run of sugar-ext, and says why each of them went.
 
     The evidence comes from the training views and from the other Gaussians; docs/splats-clean.md explains it. If more
@@ -35,34 +35,19 @@ class SplatsCommand:
     dry_run: bool = False
     """Only say what would be removed, and what it costs."""
 
-    @classmethod
-    def parse(cls, arguments: Sequence[str], prog: str) -> "SplatsCommand":
-        """Returns the command of a command line: ``clean`` and its options.
-
-        Raises:
-            ConfigError: it begins with another word.
-            SystemExit: from tyro, after help (0) or wrong options (2).
-        """
-        from f3rm_ext.scripts.switches import parse_command
-
-        if not arguments or arguments[0] in ("-h", "--help"):
-            arguments = ["clean", "--help"]
-        if arguments[0] != "clean":
-            raise ConfigError(f"There is no command `{prog} {arguments[0]}`: type `{prog} clean`.")
-        return parse_command(cls, f"{prog} clean", arguments[1:])
-
     def main(self) -> int:
         """Cleans. Returns the exit code."""
-        from f3rm_ext.export.clean import clean_splats, require_cleanable, require_own_run, write_cleaned
+        from f3rm_ext.export.clean import COMMAND, clean_splats, write_cleaned
+        from f3rm_ext.export.derived import require_divisible, require_own_run
         from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.utils.console import note, say
 
         run_folder = self.load_config.resolve().parent
         out = self.out or run_folder.with_name(f"{run_folder.name}-clean")
         if not self.dry_run:
-            require_own_run(out, run_folder)
+            require_own_run(out, run_folder, COMMAND)
         run = load_splat_run(self.load_config)
-        require_cleanable(run)
+        require_divisible(run)
         cleaning = clean_splats(run)
         note(str(cleaning))
         if self.dry_run:
@@ -70,3 +55,73 @@ class SplatsCommand:
         write_cleaned(run, self.load_config, out, cleaning)
         say(f"The run without them is {out / 'config.yml'}; {out / 'report.html'} shows the difference.")
         return 0
+
+
+@dataclass(kw_only=True)
+class Select(QueryInputs):
+    """Lifts an object out of a finished run of sugar-ext, or takes it away.
+
+    The training views are searched as `f3rm-ext query` does, and each Gaussian is judged by where it shows: it belongs
+    to the object if at least half of its weight in all of these views lies on it. So do Gaussians that come to light
+    where the object was. What no view saw behind the object is empty; the command says how much that is. The run itself
+    stays as it is. The result is a run of its own, for every command that takes --load-config; beside its config.yml
+    are removed.ply, the splats that went, and report.html, with pictures before and after.
+
+    Typical calls:
+      f3rm-ext splats select --load-config .../config.yml --text banana --keep
+      f3rm-ext splats select --load-config .../config.yml --exemplar 0001.jpg:250,300 --remove
+      f3rm-ext splats select --load-config .../config.yml --label "blue cup" --remove --out .../sugar-ext/no-cup
+      f3rm-ext splats select --load-config .../config.yml --box -0.5 -0.5 -0.2 0.5 0.5 0.4 --keep
+    """
+
+    load_config: Path
+    """config.yml of the run."""
+    keep: bool = False
+    """Keep only the object."""
+    remove: bool = False
+    """Keep the scene without the object."""
+    label: tuple[str, ...] = ()
+    """Classes of the capture's label images."""
+    box: tuple[float, float, float, float, float, float] | None = None
+    """Least x, y, z and greatest x, y, z, scene units: the object ends there. Alone, it is all that lies inside."""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
+    """Folder of the new run; by default beside the old one, with -keep or -remove and the object at the end of its
+    name. It must be new or of this command."""
+    dry_run: bool = False
+    """Only say what would be selected."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep == self.remove:
+            raise ConfigError("An object is lifted out or taken away: give either --keep or --remove.")
+        if not (self.text or self.exemplar or self.vector or self.label or self.box):
+            raise ConfigError("Nothing is selected: give --text, --exemplar, --vector, --label or --box.")
+        if self.box is not None and not all(self.box[axis] < self.box[axis + 3] for axis in range(3)):
+            raise ConfigError("The --box is empty: give the least x, y, z first, then the greatest x, y, z.")
+
+    def main(self) -> int:
+        """Selects. Returns the exit code."""
+        from f3rm_ext.export.derived import require_divisible, require_own_run
+        from f3rm_ext.export.select import COMMAND, Wish, select_splats, write_selection
+        from f3rm_ext.export.splats import load_splat_run
+        from f3rm_ext.utils.console import note, say
+        from f3rm_ext.utils.output_folder import file_names
+
+        wish = Wish(parse_queries(self), self.threshold, self.label, self.box)
+        run_folder = self.load_config.resolve().parent
+        (name,) = file_names(["-".join([run_folder.name, "keep" if self.keep else "remove", *wish.names])])
+        out = self.out or run_folder.with_name(name)
+        if not self.dry_run:
+            require_own_run(out, run_folder, COMMAND)
+        run = load_splat_run(self.load_config)
+        require_divisible(run)
+        selection = select_splats(run, wish)
+        note(str(selection))
+        if self.dry_run:
+            return 0
+        write_selection(run, self.load_config, out, selection, keep=self.keep, wish=wish)
+        say(f"The run {'of it' if self.keep else 'without it'} is {out / 'config.yml'}; see {out / 'report.html'}.")
+        return 0
+
+
+SplatsCommand = Annotated[Clean, tyro.conf.subcommand("clean")] | Annotated[Select, tyro.conf.subcommand("select")]

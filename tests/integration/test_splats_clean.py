@@ -114,16 +114,9 @@ def test_a_run_in_any_folder_can_be_evaluated(
     assert result["results"]["gaussian_count"] == summary["gaussians"] - sum(summary["removed"].values())
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("clean", "--load-config", "nothing/config.yml"), "nothing/config.yml"),
-        (("scrub",), "scrub"),
-    ],
-)
-def test_bad_input_is_one_sentence(f3rm_ext: Callable[..., Any], words: tuple[str, ...], told: str) -> None:
-    refused = f3rm_ext("splats", *words)
-    assert refused.code == 2 and told in refused.err
+def test_bad_input_is_one_sentence(f3rm_ext: Callable[..., Any]) -> None:
+    refused = f3rm_ext("splats", "clean", "--load-config", "nothing/config.yml")
+    assert refused.code == 2 and "nothing/config.yml" in refused.err
 
 
 def test_a_field_has_no_splats(untrained: Any, f3rm_ext: Callable[..., Any], tmp_path: Path) -> None:
