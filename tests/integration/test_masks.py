@@ -137,7 +137,7 @@ def light_in_masks(run: Path, capture: Path) -> float:
     return float(np.concatenate(found).mean())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [pytest.param(METHODS[0], marks=pytest.mark.release), METHODS[1]])
 def test_masks_of_an_object_are_trained_as_background_by_default(
     method: str,
     train: Callable[..., Path],
