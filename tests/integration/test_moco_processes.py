@@ -44,7 +44,7 @@ def last(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("algorithm", [pytest.param("v2", marks=pytest.mark.release), "v3"])
+@pytest.mark.parametrize("algorithm", ["v2", pytest.param("v3", marks=pytest.mark.release)])
 def test_two_processes_equal_one_with_the_double_batch(
     train: Callable[..., list[Any]], tmp_path: Path, algorithm: str
 ) -> None:

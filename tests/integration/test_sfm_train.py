@@ -188,7 +188,7 @@ def test_mistakes(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) ->
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("accelerate", marks=pytest.mark.release)])
+@pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.release), "accelerate"])
 def test_two_processes_train_as_one_with_both_batches(
     launcher: str, f3rm_ext: Typed, run_command: Typed, debug_settings: list[str], tmp_path: Path
 ) -> None:
