@@ -90,7 +90,7 @@ class Features(FeatureSource):
     """Eight numbers per patch of 4 x 4 pixels; one image has twice as many patches."""
 
     def __init__(self, dataset: Any) -> None:
-        super().__init__((), (), [""] * len(dataset))
+        super().__init__(dataset, ())
         self.cameras = dataset.cameras
 
     def load(self, image_idx: int) -> dict[str, FeatureMap]:

@@ -151,7 +151,7 @@ class FakeSource(FeatureSource):
     """The features of a data set without a store: see :func:`position_map`."""
 
     def __init__(self, dataset) -> None:
-        super().__init__((), (), [""] * len(dataset))
+        super().__init__(dataset, ())
         self.dataset = dataset
         self.loaded: list[int] = []
         display = DisplayBasis(torch.zeros(3), torch.eye(3), torch.zeros(3), torch.ones(3))
