@@ -46,9 +46,11 @@ class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
     eval_num_rays_per_batch: Count = 4096
     """Rays per evaluation step during training, at least 1."""
     eval_num_images_to_sample_from: int | float = -1
-    """Number of evaluation images in memory at a time, at least 1; -1 or inf keeps all."""
+    """Number of evaluation images in memory at a time, at least 1. -1 or inf keeps all; if they would take more than an
+    eighth of the main memory, as many as fit into a quarter of that."""
     eval_num_times_to_repeat_images: int | float = -1
-    """Evaluation steps with a set of images before the next is loaded, at least 1; -1 or inf never loads another."""
+    """Evaluation steps with a set of images before the next is loaded, at least 1. -1 or inf never loads another, but
+    takes 10 steps per image of the set if not all images fit into memory."""
     images_on_gpu: bool = True
     """Keep the training images and their features on the GPU if they fit into a quarter of its free memory. Otherwise
     they stay in main memory, and batches are copied ahead. Both train alike."""
@@ -160,9 +162,10 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
         """Prepares the image cycle and, in training, the features. Loads no image."""
         config = self.config
         rays = config.rays_of_process("train_num_rays_per_batch", self.world_size, self.rank)
-        cycle = self.make_cycle("train", len(self.train_dataset))
         if self.test_mode == "val":
             self._prepare_training_features()
+        source = None if self._sources is None else self._sources[0]
+        cycle = self.make_cycle("train", self.train_dataset, source)
         what = "Training images" if self._sources is None else "Training images and their features"
         divided = self.world_size > 1 and config.ray_batch_scope == "global"
         self.train_pixel_sampler = PixelStream(
@@ -172,7 +175,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
             split="train",
             device=self.device,
             placement=self.make_placement("images_on_gpu", wanted=config.images_on_gpu, off="False", what=what),
-            source=None if self._sources is None else self._sources[0],
+            source=source,
             feature_ray_fraction=config.feature_ray_fraction,
             masked=self.masked_pixels,
             divided_rays=config.train_num_rays_per_batch if divided else None,
@@ -185,13 +188,14 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
         """Sets up evaluation. Loads no image."""
         dataset = self.eval_dataset
         assert dataset is not None
+        source = None if self._sources is None else self._sources[-1]
         self.eval_pixel_sampler = PixelStream(
             dataset,
-            self.make_cycle("eval", len(dataset)),
+            self.make_cycle("eval", dataset, source),
             num_rays=self.config.rays_of_process("eval_num_rays_per_batch", self.world_size, self.rank),
             split="eval",
             device=self.device,
-            source=None if self._sources is None else self._sources[-1],
+            source=source,
             feature_ray_fraction=self.config.feature_ray_fraction,
             placement=self.make_placement("images_on_gpu", wanted=False, off="False", log=False),
         )

@@ -42,7 +42,8 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
     """
     manager: Any = request.config.pipeline.datamanager
     capture, kind = request.capture, request.device.type
-    train = CachedImages.from_split(manager, "train", capture.train_images, capture)
+    local = request.config.machine.num_devices
+    train = CachedImages.from_split(manager, "train", capture.train_images, capture, processes=local)
     run = _TracedSplats(request, final_gaussians(request))
     device: dict[Phase, dict[Category, int]] = {}
     with tracing_run(kind, arrays=arrays) as tracker:
