@@ -23,8 +23,8 @@ ALL_SHARE = {"train": 1 / 2, "eval": 1 / 8}
 WINDOW_SHARE = {"train": 1 / 8, "eval": 1 / 32}
 """Share of main memory that such a window takes; the next one is loaded beside it."""
 STEPS_PER_IMAGE = 10
-"""Steps per image of such a window. Reading a photo of 12 megapixels takes about 0.2 s of one core, so a step pays for
-0.02 s: benchmarks/big_capture.py."""
+"""Steps per image of such a window. Decoding a photo of 12 megapixels takes about 0.2 s of a core, so a step pays for
+0.02 s."""
 _SMALLEST_SCALE = 0.125
 """Scale of the images below which no memory option goes."""
 

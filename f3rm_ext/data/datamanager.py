@@ -8,7 +8,6 @@ import tyro
 from nerfstudio.cameras.rays import RayBundle
 from nerfstudio.configs.dataparser_configs import AnnotatedDataParserUnion
 from nerfstudio.data.datamanagers.base_datamanager import VanillaDataManager, VanillaDataManagerConfig
-from nerfstudio.data.datasets.base_dataset import InputDataset
 from nerfstudio.data.pixel_samplers import PixelSamplerConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
@@ -17,6 +16,7 @@ from f3rm_ext.data.cycling_config import CyclingConfig, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.mixin import CyclingDataManager
+from f3rm_ext.data.photo_dataset import PhotoDataset
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
 from f3rm_ext.data.window_stream import WindowStream
@@ -98,7 +98,7 @@ class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
         return [*options, *self.scale_options()] if on_cpu else options
 
 
-class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
+class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
     """Batches of rays with colours and features, and whole images for evaluation.
 
     Only the present window of images is in memory, and the next one while it is loaded in the background. On a GPU the
@@ -107,7 +107,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
     """
 
     config: F3rmDataManagerConfig
-    eval_dataset: InputDataset | None  # type: ignore[assignment]
+    eval_dataset: PhotoDataset | None  # type: ignore[assignment]
     train_pixel_sampler: PixelStream | None = None  # type: ignore[assignment]
     eval_pixel_sampler: PixelStream | None = None  # type: ignore[assignment]
     fixed_indices_eval_dataloader: EvalLoader
@@ -136,7 +136,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
             config=config, device=device, test_mode=test_mode, world_size=world_size, local_rank=local_rank, **kwargs
         )
 
-    def create_train_dataset(self) -> InputDataset:
+    def create_train_dataset(self) -> PhotoDataset:
         """The training images.
 
         Raises:
@@ -144,19 +144,17 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
             ConfigError: see :meth:`note_masked_pixels`.
         """
         self.check_train_outputs(self.train_dataparser_outputs)
-        dataset = _own_exclusions(super().create_train_dataset())
+        dataset = super().create_train_dataset()
         self.note_masked_pixels(dataset)
         self.note_exposures(dataset)
         return dataset
 
-    def create_eval_dataset(self) -> InputDataset | None:  # type: ignore[override]
+    def create_eval_dataset(self) -> PhotoDataset | None:  # type: ignore[override]
         """The evaluation images, or None if the capture has none."""
         outputs = self.eval_outputs()
         if outputs is None:
             return None
-        return _own_exclusions(
-            self.dataset_type(dataparser_outputs=outputs, scale_factor=self.config.camera_res_scale_factor)
-        )
+        return self.dataset_type(dataparser_outputs=outputs, scale_factor=self.config.camera_res_scale_factor)
 
     def setup_train(self) -> None:
         """Prepares the image cycle and, in training, the features. Loads no image."""
@@ -254,9 +252,3 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
                 "learning rates stay as for one GPU."
             )
         self.log_window(cycle)
-
-
-def _own_exclusions(dataset: InputDataset) -> InputDataset:
-    """Gives the data set a list of its own: nerfstudio changes the one it finds, which belongs to the class."""
-    dataset.exclude_batch_keys_from_device = list(dataset.exclude_batch_keys_from_device)
-    return dataset

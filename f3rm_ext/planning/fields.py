@@ -60,8 +60,9 @@ def estimate_field(request: PlanRequest) -> MemoryEstimate:
         with tracker.allocating("buffers"):
             rays = TableRayGenerator(trained)
         kept = train.on_device(manager.images_on_gpu, kind, request.device.memory_bytes, tracker.total)
-        cached = [train.allocate(tracker)] if kept or not cuda else []
-        cached += [] if cuda else [evaluated.allocate(tracker)]
+        cached = [train.allocate(tracker)] if kept else []
+        if not cuda:  # The next window waits beside the present one.
+            cached = [split.allocate(tracker, 1 + split.changes) for split in (train, evaluated)]
         device["train"] = run.train(_Batches(request, sizes, rays))
         if request.pictures:
             device["evaluation"] = run.draw(lambda: _evaluate(model, view))

@@ -49,7 +49,8 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
     with tracing_run(kind, arrays=arrays) as tracker:
         run.begin(tracker)
         kept = train.on_device(manager.cache_images == "gpu", kind, request.device.memory_bytes, tracker.total)
-        cached = train.allocate(tracker) if kept or kind == "cpu" else None
+        copies = 1 + train.changes if kind == "cpu" else int(kept)  # The next window waits beside the present one.
+        cached = train.allocate(tracker, copies)
         device["train"] = run.train()
         if request.pictures:
             device["evaluation"] = run.evaluate()

@@ -231,12 +231,12 @@ class CachedImages:
             return False
         return fits(self.images + self.features, memory_bytes - CONTEXT_BYTES - tensor_bytes)
 
-    def allocate(self, tracker: AllocationTracker) -> tuple[Tensor, Tensor]:
-        """Returns tensors of these sizes, labelled in the trace."""
+    def allocate(self, tracker: AllocationTracker, copies: int = 1) -> tuple[Tensor, Tensor]:
+        """Returns tensors of these sizes, labelled in the trace, for a number of windows."""
         with tracker.allocating("images"):
-            images = torch.empty(self.images, dtype=torch.uint8)
+            images = torch.empty(copies * self.images, dtype=torch.uint8)
         with tracker.allocating("features"):
-            return images, torch.empty(self.features, dtype=torch.uint8)
+            return images, torch.empty(copies * self.features, dtype=torch.uint8)
 
 
 def image_bytes(capture: CaptureSizes, features: Sequence[FeatureSize] = ()) -> int:
