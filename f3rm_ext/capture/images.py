@@ -44,8 +44,7 @@ def image_size(path: Path, *, mask: bool = False) -> tuple[int, int]:
                     "convert it to 8-bit RGB, RGBA or grey."
                 )
             size = image.size
-            end_mark = _END_MARKS.get(image.format or "")
-            if end_mark is None or not _ends(path, end_mark):
+            if not ends_whole(path, image.format):
                 image.load()
     except FileNotFoundError as error:
         raise CaptureError(f"The image {path} is not there: copy it back, or take its frame out.") from error
@@ -64,7 +63,11 @@ def image_sizes(paths: Sequence[Path], *, masks: bool = False) -> list[tuple[int
         return list(pool.map(lambda path: image_size(path, mask=masks), paths))
 
 
-def _ends(path: Path, mark: bytes) -> bool:
+def ends_whole(path: Path, image_format: str | None) -> bool:
+    """Returns whether a file ends like a complete JPEG or PNG file; False for other formats."""
+    mark = _END_MARKS.get(image_format or "")
+    if mark is None:
+        return False
     with path.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - _TAIL_BYTES))

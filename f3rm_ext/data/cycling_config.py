@@ -5,17 +5,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import torch
 import tyro
 
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixelsOption
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.memory.devices import total_bytes
 from f3rm_ext.memory.options import MemoryOption, QualityImpact
 from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 _PREFIX = "pipeline.datamanager."
 _REPEAT = 100
 """Steps per window that :meth:`CyclingConfig.window_options` suggests."""
+ALL_SHARE = {"train": 1 / 2, "eval": 1 / 8}
+"""Share of main memory that all images of a split may take; of more, only a window is kept."""
+WINDOW_SHARE = {"train": 1 / 8, "eval": 1 / 32}
+"""Share of main memory that such a window takes; the next one is loaded beside it."""
+STEPS_PER_IMAGE = 10
+"""Steps per image of such a window. Decoding a photo of 12 megapixels takes about 0.2 s of a core, so a step pays for
+0.02 s."""
 _SMALLEST_SCALE = 0.125
 """Scale of the images below which no memory option goes."""
 
@@ -55,10 +64,11 @@ class CyclingConfig:
     black or white. auto is background if the masks are silhouettes of one object in all photos, and ignore otherwise.
     Evaluation never counts masked pixels."""
     train_num_images_to_sample_from: int | float = -1
-    """Number of training images in memory at a time, at least 1; -1 or inf keeps all."""
+    """Number of training images in memory at a time, at least 1. -1 or inf keeps all; if they would take more than half
+    of the main memory, as many as fit into an eighth of it."""
     train_num_times_to_repeat_images: int | float = -1
-    """Steps with a set of training images before the next set is loaded, at least 1; -1 or inf never loads another.
-    Splats train on one image per step."""
+    """Steps with a set of training images before the next set is loaded, at least 1. -1 or inf never loads another, but
+    takes 10 steps per image of the set if not all images fit into memory. Splats train on one image per step."""
     steps_per_coverage: Count = 500
     """Steps between two records of the coverage (TensorBoard and coverage.json), at least 1."""
 
@@ -76,9 +86,25 @@ class CyclingConfig:
             parse_count(getattr(self, steps), flag(steps), unit="steps"),
         )
 
-    def image_cycle(self, split: Literal["train", "eval"], num_images: int, **place: int) -> ImageCycle:
-        """The image cycle of a split; ``place`` has its ``seed``, ``shards`` and ``shard``."""
-        return ImageCycle(num_images, *self.window(split), **place)
+    def image_cycle(
+        self, split: Literal["train", "eval"], num_images: int, image_bytes: int, processes: int = 1, **place: int
+    ) -> ImageCycle:
+        """The image cycle of a split. If all images are wanted and do not fit into main memory, it deals windows.
+
+        The memory that the machine has decides, not what is free, so that all processes, a resumed run and a plan have
+        the same windows.
+
+        Args:
+            image_bytes: memory of the largest image with its features.
+            processes: number of processes on this machine, each of which keeps images.
+            place: ``seed``, ``shards`` and ``shard`` of the cycle.
+        """
+        window, repeat = self.window(split)
+        memory = total_bytes(torch.device("cpu")) // processes
+        if window is None and memory and num_images * image_bytes > ALL_SHARE[split] * memory:
+            window = max(1, int(WINDOW_SHARE[split] * memory / image_bytes))
+            repeat = repeat or STEPS_PER_IMAGE * window
+        return ImageCycle(num_images, window, repeat, **place)
 
     def window_options(self, num_images: int, impact: QualityImpact) -> Iterator[MemoryOption]:
         """Suggests keeping fewer training images in memory, at a cost of some impact."""

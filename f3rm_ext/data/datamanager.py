@@ -8,7 +8,6 @@ import tyro
 from nerfstudio.cameras.rays import RayBundle
 from nerfstudio.configs.dataparser_configs import AnnotatedDataParserUnion
 from nerfstudio.data.datamanagers.base_datamanager import VanillaDataManager, VanillaDataManagerConfig
-from nerfstudio.data.datasets.base_dataset import InputDataset
 from nerfstudio.data.pixel_samplers import PixelSamplerConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
@@ -17,6 +16,7 @@ from f3rm_ext.data.cycling_config import CyclingConfig, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.mixin import CyclingDataManager
+from f3rm_ext.data.photo_dataset import PhotoDataset
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
 from f3rm_ext.data.window_stream import WindowStream
@@ -46,9 +46,11 @@ class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
     eval_num_rays_per_batch: Count = 4096
     """Rays per evaluation step during training, at least 1."""
     eval_num_images_to_sample_from: int | float = -1
-    """Number of evaluation images in memory at a time, at least 1; -1 or inf keeps all."""
+    """Number of evaluation images in memory at a time, at least 1. -1 or inf keeps all; if they would take more than an
+    eighth of the main memory, as many as fit into a quarter of that."""
     eval_num_times_to_repeat_images: int | float = -1
-    """Evaluation steps with a set of images before the next is loaded, at least 1; -1 or inf never loads another."""
+    """Evaluation steps with a set of images before the next is loaded, at least 1. -1 or inf never loads another, but
+    takes 10 steps per image of the set if not all images fit into memory."""
     images_on_gpu: bool = True
     """Keep the training images and their features on the GPU if they fit into a quarter of its free memory. Otherwise
     they stay in main memory, and batches are copied ahead. Both train alike."""
@@ -96,7 +98,7 @@ class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
         return [*options, *self.scale_options()] if on_cpu else options
 
 
-class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
+class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
     """Batches of rays with colours and features, and whole images for evaluation.
 
     Only the present window of images is in memory, and the next one while it is loaded in the background. On a GPU the
@@ -105,7 +107,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
     """
 
     config: F3rmDataManagerConfig
-    eval_dataset: InputDataset | None  # type: ignore[assignment]
+    eval_dataset: PhotoDataset | None  # type: ignore[assignment]
     train_pixel_sampler: PixelStream | None = None  # type: ignore[assignment]
     eval_pixel_sampler: PixelStream | None = None  # type: ignore[assignment]
     fixed_indices_eval_dataloader: EvalLoader
@@ -134,7 +136,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
             config=config, device=device, test_mode=test_mode, world_size=world_size, local_rank=local_rank, **kwargs
         )
 
-    def create_train_dataset(self) -> InputDataset:
+    def create_train_dataset(self) -> PhotoDataset:
         """The training images.
 
         Raises:
@@ -142,27 +144,26 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
             ConfigError: see :meth:`note_masked_pixels`.
         """
         self.check_train_outputs(self.train_dataparser_outputs)
-        dataset = _own_exclusions(super().create_train_dataset())
+        dataset = super().create_train_dataset()
         self.note_masked_pixels(dataset)
         self.note_exposures(dataset)
         return dataset
 
-    def create_eval_dataset(self) -> InputDataset | None:  # type: ignore[override]
+    def create_eval_dataset(self) -> PhotoDataset | None:  # type: ignore[override]
         """The evaluation images, or None if the capture has none."""
         outputs = self.eval_outputs()
         if outputs is None:
             return None
-        return _own_exclusions(
-            self.dataset_type(dataparser_outputs=outputs, scale_factor=self.config.camera_res_scale_factor)
-        )
+        return self.dataset_type(dataparser_outputs=outputs, scale_factor=self.config.camera_res_scale_factor)
 
     def setup_train(self) -> None:
         """Prepares the image cycle and, in training, the features. Loads no image."""
         config = self.config
         rays = config.rays_of_process("train_num_rays_per_batch", self.world_size, self.rank)
-        cycle = self.make_cycle("train", len(self.train_dataset))
         if self.test_mode == "val":
             self._prepare_training_features()
+        source = None if self._sources is None else self._sources[0]
+        cycle = self.make_cycle("train", self.train_dataset, source)
         what = "Training images" if self._sources is None else "Training images and their features"
         divided = self.world_size > 1 and config.ray_batch_scope == "global"
         self.train_pixel_sampler = PixelStream(
@@ -172,7 +173,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
             split="train",
             device=self.device,
             placement=self.make_placement("images_on_gpu", wanted=config.images_on_gpu, off="False", what=what),
-            source=None if self._sources is None else self._sources[0],
+            source=source,
             feature_ray_fraction=config.feature_ray_fraction,
             masked=self.masked_pixels,
             divided_rays=config.train_num_rays_per_batch if divided else None,
@@ -185,13 +186,14 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
         """Sets up evaluation. Loads no image."""
         dataset = self.eval_dataset
         assert dataset is not None
+        source = None if self._sources is None else self._sources[-1]
         self.eval_pixel_sampler = PixelStream(
             dataset,
-            self.make_cycle("eval", len(dataset)),
+            self.make_cycle("eval", dataset, source),
             num_rays=self.config.rays_of_process("eval_num_rays_per_batch", self.world_size, self.rank),
             split="eval",
             device=self.device,
-            source=None if self._sources is None else self._sources[-1],
+            source=source,
             feature_ray_fraction=self.config.feature_ray_fraction,
             placement=self.make_placement("images_on_gpu", wanted=False, off="False", log=False),
         )
@@ -250,9 +252,3 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[InputDataset]):
                 "learning rates stay as for one GPU."
             )
         self.log_window(cycle)
-
-
-def _own_exclusions(dataset: InputDataset) -> InputDataset:
-    """Gives the data set a list of its own: nerfstudio changes the one it finds, which belongs to the class."""
-    dataset.exclude_batch_keys_from_device = list(dataset.exclude_batch_keys_from_device)
-    return dataset

@@ -179,7 +179,7 @@ class ImageDataManager(CyclingDataManager, DataManager):
     def setup_train(self) -> None:
         """Prepares the image cycle and, in training, the features. Loads no image."""
         self.train_feature_source()
-        cycle = self.make_cycle("train", len(self.train_dataset))
+        cycle = self.make_cycle("train", self.train_dataset)
         self.train_stream = ImageStream(
             self.train_dataset,
             cycle,

@@ -21,6 +21,7 @@ from f3rm_ext.data.cycling_config import flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
+from f3rm_ext.data.pixel_sampler import CHANNELS
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.silhouettes import are_silhouettes
 from f3rm_ext.data.window_stream import WindowStream
@@ -190,13 +191,31 @@ class CyclingDataManager(ABC):
         check_dataparser_outputs(outputs, check_files=self.test_mode != "inference", min_images=1)
         return outputs
 
-    def make_cycle(self, split: Literal["train", "eval"], num_images: int) -> ImageCycle:
+    def make_cycle(
+        self, split: Literal["train", "eval"], dataset: InputDataset, source: FeatureSource | None = None
+    ) -> ImageCycle:
         """The image cycle of a split. A window larger than the split takes all of its images, and the log says so.
+
+        Args:
+            source: the features that are kept with the images.
 
         Raises:
             ConfigError: an option is out of range.
         """
-        cycle = self.config.image_cycle(split, num_images, seed=self.seed, shards=self.world_size, shard=self.rank)
+        num_images = len(dataset)
+        pixels = (dataset.cameras.height * dataset.cameras.width).reshape(-1)
+        image_bytes = CHANNELS * int(pixels.max())
+        if source is not None:
+            image_bytes += sum(maps.values.nbytes for maps in source.load(int(pixels.argmax())).values())
+        cycle = self.config.image_cycle(
+            split,
+            num_images,
+            image_bytes,
+            comms.get_local_size(),
+            seed=self.seed,
+            shards=self.world_size,
+            shard=self.rank,
+        )
         option = f"{split}_num_images_to_sample_from"
         window = getattr(self.config, option)
         if num_images < window < math.inf and self.test_mode == "val" and self.rank == 0:
@@ -239,9 +258,10 @@ class CyclingDataManager(ABC):
         if cycle.window_size == cycle.num_images:
             CONSOLE.log(f"All {cycle.num_images} training images are kept in memory.")
         elif cycle.changes:
+            fitted = self.config.window("train")[0] is None
             CONSOLE.log(
                 f"{cycle.window_size} of {cycle.num_images} training images in memory, "
-                f"others every {cycle.repeat} steps."
+                f"others every {cycle.repeat} steps{', because all would take too much memory' if fitted else ''}."
             )
         else:
             CONSOLE.log(

@@ -10,16 +10,16 @@ import torch
 from jaxtyping import Float, UInt8
 from nerfstudio.cameras.cameras import Cameras, CameraType
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
-from nerfstudio.data.datasets.base_dataset import InputDataset
 from torch import Tensor
 
 from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
+from f3rm_ext.data.photo_dataset import PhotoDataset
 from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.data.undistort import DistortedCamera, PinholeIntrinsics, largest_pinhole, shrunk, shrunk_size, undistort
 from f3rm_ext.errors import CaptureError
 
 
-class PinholeDataset(InputDataset):
+class PinholeDataset(PhotoDataset):
     """nerfstudio's data set with distortion undone and sizes scaled exactly.
 
     The cameras are known without opening an image. ``image`` has three channels, as the viewer and the renderer need
@@ -33,13 +33,11 @@ class PinholeDataset(InputDataset):
             CaptureError: the images of a camera cannot be undistorted.
         """
         super().__init__(dataparser_outputs)
-        # nerfstudio changes the list it finds, which belongs to the class.
-        self.exclude_batch_keys_from_device = list(self.exclude_batch_keys_from_device)
         self.scale_factor = scale_factor
         self.alpha_color = dataparser_outputs.alpha_color
         """Colour behind transparent pixels where an image is shown, RGB in [0, 1]; None means white."""
         self.metadata["alpha_color"] = self.alpha_color
-        self.photos = InputDataset(
+        self.photos = PhotoDataset(
             replace(
                 dataparser_outputs,
                 alpha_color=None,

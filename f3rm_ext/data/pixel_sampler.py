@@ -1,15 +1,19 @@
 """Packs the pixels of a window of images and samples them uniformly."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
+from f3rm_ext.data.pixel_set import PixelSet
 from f3rm_ext.errors import CaptureError
 
+CHANNELS = 3
+"""Bytes per pixel: images are kept as RGB bytes. Alpha, which sizes do not tell, would add to them."""
 EMPTY_SHARE = 0.25
 """Largest share of a batch's rays for masked pixels that are trained as empty: the object needs the others. After 600
 steps the chair of benchmarks/masked_pixels.py has 21.6 dB with it, and 18.0 dB with rays in proportion to areas."""
@@ -81,44 +85,50 @@ class PackedPixels:
     """Index in ``pixels`` of the first pixel of each image."""
     widths: Int[Tensor, "cams"]
     """Width of each image, px."""
-    valid: Int[Tensor, "valid"] | None
+    valid: PixelSet | None
     """Indices into ``pixels`` that may be sampled; None means all."""
-    empty: Int[Tensor, "empty"] | None = None
+    empty: PixelSet | None = None
     """Indices of masked pixels that are sampled besides, see :data:`EMPTY_SHARE`; None means that there are none."""
 
     @classmethod
-    def pack(cls, images: Sequence[int], decoded: Iterable[ImagePixels]) -> "PackedPixels":
+    def pack(cls, images: Sequence[int], parts: list[ImagePixels]) -> "PackedPixels":
         """Packs decoded images. If one of them has an alpha channel, the others get an opaque one.
+
+        Takes the images out of the list one by one, so that they are not in memory twice.
 
         Raises:
             CaptureError: all pixels are masked out.
         """
-        parts = list(decoded)
         channels = max(part.pixels.shape[-1] for part in parts)
         sizes = torch.tensor([part.pixels.shape[0] * part.pixels.shape[1] for part in parts])
-        starts = torch.cumsum(sizes, 0) - sizes
-        pixels = torch.empty((int(sizes.sum()), channels), dtype=torch.uint8)
-        for part, start, size in zip(parts, starts.tolist(), sizes.tolist(), strict=True):
-            depth = part.pixels.shape[-1]
-            pixels[start : start + size, :depth] = part.pixels.reshape(size, depth)
-            pixels[start : start + size, depth:] = 255
-        valid = empty = None
-        if any(part.valid is not None or part.empty is not None for part in parts):
-            dtype = torch.int32 if pixels.shape[0] < 2**31 else torch.int64
-            valid, empty = (
-                torch.cat([indices.to(dtype) + start for indices, start in zip(each, starts.tolist(), strict=True)])
-                for each in zip(*map(_sampled_indices, parts), strict=True)
-            )
-            if not len(valid) + len(empty):
-                raise no_valid_pixel()
+        starts, total = torch.cumsum(sizes, 0) - sizes, int(sizes.sum())
+        widths = torch.tensor([part.pixels.shape[1] for part in parts])
+        pixels = torch.empty((total, channels), dtype=torch.uint8)
+        valid = np.ones(total, bool) if any(part.valid is not None for part in parts) else None
+        empty = np.zeros(total, bool) if any(part.empty is not None for part in parts) else None
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+            part = parts.pop(0)
+            depth, place = part.pixels.shape[-1], slice(start, start + size)
+            pixels[place, :depth] = part.pixels.reshape(size, depth)
+            pixels[place, depth:] = 255
+            if valid is not None and part.valid is not None:
+                valid[place] = part.valid.reshape(-1).numpy()
+            if empty is not None and part.empty is not None:
+                empty[place] = part.empty.reshape(-1).numpy()
+        if empty is not None:
+            empty &= True if valid is None else valid
+            valid = ~empty if valid is None else valid & ~empty
+        drawn, empties = (None if members is None else PixelSet.of(members) for members in (valid, empty))
+        if drawn is not None and not len(drawn) + len(empties or ()):
+            raise no_valid_pixel()
         return cls(
             images=tuple(images),
             pixels=pixels,
             image_of=torch.tensor(list(images), dtype=torch.int64),
             starts=starts,
-            widths=torch.tensor([part.pixels.shape[1] for part in parts]),
-            valid=valid,
-            empty=empty if empty is not None and len(empty) else None,
+            widths=widths,
+            valid=drawn,
+            empty=empties if empties is not None and len(empties) else None,
         )
 
     @property
@@ -137,22 +147,15 @@ class PackedPixels:
         """
         places = torch.randint(max(1, self.num_pixels), (num_rays,), generator=generator)[part].contiguous()
         if self.valid is not None and len(self.valid):
-            places = self.valid[places].long()
+            places = self.valid.select(places)
         if self.empty is not None:
             share = len(self.empty) / (len(self.empty) + self.num_pixels)
             chosen = torch.rand(num_rays, generator=generator)[part] < (min(EMPTY_SHARE, share) if share < 1 else 1)
             others = torch.randint(len(self.empty), (num_rays,), generator=generator)[part]
-            places = torch.where(chosen, self.empty[others].long(), places)
+            places = torch.where(chosen, self.empty.select(others), places)
         slots = torch.searchsorted(self.starts, places, right=True) - 1
         within = places - self.starts[slots]
         width = self.widths[slots]
         rows = torch.div(within, width, rounding_mode="floor")
         indices = torch.stack([self.image_of[slots], rows, within - rows * width], dim=-1)
         return PixelDraw(places, slots, indices)
-
-
-def _sampled_indices(part: ImagePixels) -> tuple[Int[Tensor, "_"], Int[Tensor, "_"]]:
-    """Returns the pixels of an image to sample: those that are kept, and those that are empty."""
-    valid = torch.ones(part.pixels.shape[:2], dtype=torch.bool) if part.valid is None else part.valid
-    empty = torch.zeros_like(valid) if part.empty is None else part.empty & valid
-    return (valid & ~empty).reshape(-1).nonzero().squeeze(-1), empty.reshape(-1).nonzero().squeeze(-1)

@@ -84,9 +84,12 @@ def load_window(
     def read(image: int) -> tuple[ImagePixels, dict[str, FeatureMap]]:
         return read_pixels(dataset, image, masked), {} if source is None else source.load(image)
 
-    parts = read_each(images, read, stopped)
-    pixels = PackedPixels.pack(images, [part[0] for part in parts])
-    maps = [part[1] for part in parts]
+    decoded: list[ImagePixels] = []
+    maps: list[dict[str, FeatureMap]] = []
+    for picture, of_image in read_each(images, read, stopped):
+        decoded.append(picture)
+        maps.append(of_image)
+    pixels = PackedPixels.pack(images, decoded)
     features: dict[str, PackedMaps] = {}
     if source is not None:
         features = {name: PackedMaps.pack([one[name] for one in maps]) for name in maps[0]}

@@ -14,6 +14,7 @@ from f3rm_ext.data.undistort import shrunk_size
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.request import ImageSizes
+from f3rm_ext.planning.traced_run import feature_sizes, image_bytes
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,17 @@ def plan_coverage(config: F3rmTrainerConfig, sizes: ImageSizes, processes: int =
     manager = config.pipeline.datamanager
     if not isinstance(manager, F3rmDataManagerConfig | ImageDataManagerConfig):
         raise ConfigError(f"How {config.method_name} goes through its images is not known here.")
-    cycle = manager.image_cycle("train", len(sizes.pixels), seed=config.machine.seed, shards=processes, shard=0)
+    capture, local = sizes.summary(), config.machine.num_devices
+    features = feature_sizes(manager.features, capture) if isinstance(manager, F3rmDataManagerConfig) else []
+    cycle = manager.image_cycle(
+        "train",
+        len(sizes.pixels),
+        image_bytes(capture, features),
+        local,
+        seed=config.machine.seed,
+        shards=processes,
+        shard=0,
+    )
     steps = config.max_num_iterations
     if isinstance(manager, ImageDataManagerConfig):
         coverage, windows = _image_coverage(manager, cycle, sizes, steps)

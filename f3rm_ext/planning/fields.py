@@ -38,11 +38,12 @@ def estimate_field(request: PlanRequest) -> MemoryEstimate:
     capture, kind = request.capture, request.device.type
     sizes = feature_sizes(manager.features, capture)
     specs = feature_specs(manager.features, sizes)
-    train = CachedImages.from_split(manager, "train", capture.train_images, capture, sizes)
+    local = request.config.machine.num_devices
+    train = CachedImages.from_split(manager, "train", capture.train_images, capture, sizes, local)
     # Nerfstudio evaluates during training for its writers only, and batches of rays only if asked to.
     written = config.is_wandb_enabled() or config.is_tensorboard_enabled() or config.is_comet_enabled()
     held_out = capture.eval_images if written and config.steps_per_eval_batch else 0
-    evaluated = CachedImages.from_split(manager, "eval", held_out, capture, sizes)
+    evaluated = CachedImages.from_split(manager, "eval", held_out, capture, sizes, local)
     view, queried = make_cameras(capture.width_px, capture.height_px), make_cameras(*QUERY_PX)
     trained = make_cameras(capture.width_px, capture.height_px, capture.train_images)
     device: dict[Phase, dict[Category, int]] = {}
@@ -59,8 +60,9 @@ def estimate_field(request: PlanRequest) -> MemoryEstimate:
         with tracker.allocating("buffers"):
             rays = TableRayGenerator(trained)
         kept = train.on_device(manager.images_on_gpu, kind, request.device.memory_bytes, tracker.total)
-        cached = [train.allocate(tracker)] if kept or not cuda else []
-        cached += [] if cuda else [evaluated.allocate(tracker)]
+        cached = [train.allocate(tracker)] if kept else []
+        if not cuda:  # The next window waits beside the present one.
+            cached = [split.allocate(tracker, 1 + split.changes) for split in (train, evaluated)]
         device["train"] = run.train(_Batches(request, sizes, rays))
         if request.pictures:
             device["evaluation"] = run.draw(lambda: _evaluate(model, view))

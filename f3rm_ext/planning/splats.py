@@ -42,13 +42,15 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
     """
     manager: Any = request.config.pipeline.datamanager
     capture, kind = request.capture, request.device.type
-    train = CachedImages.from_split(manager, "train", capture.train_images, capture)
+    local = request.config.machine.num_devices
+    train = CachedImages.from_split(manager, "train", capture.train_images, capture, processes=local)
     run = _TracedSplats(request, final_gaussians(request))
     device: dict[Phase, dict[Category, int]] = {}
     with tracing_run(kind, arrays=arrays) as tracker:
         run.begin(tracker)
         kept = train.on_device(manager.cache_images == "gpu", kind, request.device.memory_bytes, tracker.total)
-        cached = train.allocate(tracker) if kept or kind == "cpu" else None
+        copies = 1 + train.changes if kind == "cpu" else int(kept)  # The next window waits beside the present one.
+        cached = train.allocate(tracker, copies)
         device["train"] = run.train()
         if request.pictures:
             device["evaluation"] = run.evaluate()

@@ -14,6 +14,7 @@ from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.models.base_model import Model
 from torch import Tensor
 
+from f3rm_ext.data.pixel_sampler import CHANNELS
 from f3rm_ext.data.placement import fits
 from f3rm_ext.engine.optimizers import fit_optimizers
 from f3rm_ext.engine.protocols import GathersGradients
@@ -35,8 +36,6 @@ from f3rm_ext.utils import colormaps
 
 QUERY_PX = (1920, 1080)
 """Width and height of the viewer's picture of a query."""
-CHANNELS = 3
-"""Bytes per pixel: images are kept as RGB bytes. Alpha and masks, which sizes do not tell, would add to them."""
 HALF = 2
 """Bytes of a number of a stored feature."""
 NEGATIVES = 4
@@ -203,17 +202,24 @@ class CachedImages:
 
     @classmethod
     def from_split(
-        cls, manager: Any, split: str, num_images: int, capture: CaptureSizes, features: Sequence[FeatureSize] = ()
+        cls,
+        manager: Any,
+        split: str,
+        num_images: int,
+        capture: CaptureSizes,
+        features: Sequence[FeatureSize] = (),
+        processes: int = 1,
     ) -> "CachedImages":
-        """Computes what a datamanager caches of a split.
+        """Computes what a datamanager caches of a split, with some number of processes on each machine.
 
         Raises:
             ConfigError: an option of the cache is out of range.
         """
-        cycle = manager.image_cycle(split, max(1, num_images))
+        pixels = image_bytes(capture)
+        both = image_bytes(capture, features)
+        cycle = manager.image_cycle(split, max(1, num_images), both, processes)
         count = cycle.window_size if num_images else 0
-        pixels = count * capture.width_px * capture.height_px * CHANNELS
-        return cls(count, pixels, count * HALF * sum(size.numbers for size in features), cycle.changes)
+        return cls(count, count * pixels, count * (both - pixels), cycle.changes)
 
     def on_device(self, wanted: bool, device_type: str, memory_bytes: int, tensor_bytes: int) -> bool:
         """Returns whether a GPU keeps them, as :class:`~f3rm_ext.data.placement.Placement` decides.
@@ -225,12 +231,18 @@ class CachedImages:
             return False
         return fits(self.images + self.features, memory_bytes - CONTEXT_BYTES - tensor_bytes)
 
-    def allocate(self, tracker: AllocationTracker) -> tuple[Tensor, Tensor]:
-        """Returns tensors of these sizes, labelled in the trace."""
+    def allocate(self, tracker: AllocationTracker, copies: int = 1) -> tuple[Tensor, Tensor]:
+        """Returns tensors of these sizes, labelled in the trace, for a number of windows."""
         with tracker.allocating("images"):
-            images = torch.empty(self.images, dtype=torch.uint8)
+            images = torch.empty(copies * self.images, dtype=torch.uint8)
         with tracker.allocating("features"):
-            return images, torch.empty(self.features, dtype=torch.uint8)
+            return images, torch.empty(copies * self.features, dtype=torch.uint8)
+
+
+def image_bytes(capture: CaptureSizes, features: Sequence[FeatureSize] = ()) -> int:
+    """Returns the memory of the largest image with its features, bytes."""
+    pixels = capture.width_px * capture.height_px * CHANNELS
+    return pixels + HALF * sum(size.numbers for size in features)
 
 
 def feature_sizes(options: FeatureOptions, capture: CaptureSizes) -> list[FeatureSize]:

@@ -13,9 +13,9 @@ from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.scripts.lift_mesh import LiftMesh
 
 if TYPE_CHECKING:
-    from nerfstudio.data.datasets.base_dataset import InputDataset
     from nerfstudio.engine.trainer import TrainerConfig
 
+    from f3rm_ext.data.photo_dataset import PhotoDataset
     from f3rm_ext.features.source import FeatureSource
     from f3rm_ext.features.store.feature_store import FeatureStore
 
@@ -79,18 +79,17 @@ class Extract:
         say(f"Features are in {cache_root(self.features.cache_dir)}.")
         return 0
 
-    def _datasets(self) -> "list[InputDataset]":
+    def _datasets(self) -> "list[PhotoDataset]":
         """Returns the training images, then the images of the other splits."""
-        from nerfstudio.data.datasets.base_dataset import InputDataset
-
         from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+        from f3rm_ext.data.photo_dataset import PhotoDataset
 
         parser = CaptureDataParserConfig(
             data=self.data, downscale_factor=self.downscale_factor, drop_missing_frames=self.drop_missing_frames
         ).setup()
         outputs = [parser.get_dataparser_outputs(split) for split in ("train", "val", "test")]
         used = [output for number, output in enumerate(outputs) if number == 0 or output.image_filenames]
-        return [InputDataset(output, self.camera_res_scale_factor) for output in used]
+        return [PhotoDataset(output, self.camera_res_scale_factor) for output in used]
 
 
 @dataclass

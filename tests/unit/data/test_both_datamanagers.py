@@ -15,12 +15,14 @@ from nerfstudio.engine.callbacks import TrainingCallbackLocation
 from nerfstudio.utils import writer
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.data import coverage, image_stream, ray_stream
+from f3rm_ext.data import coverage, cycling_config, image_stream, ray_stream
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.errors import CaptureError, ConfigError, WeightsNotFoundError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.memory.options import QualityImpact
+from f3rm_ext.planning.request import CaptureSizes
+from f3rm_ext.planning.traced_run import CachedImages
 
 KINDS = {"rays": F3rmDataManagerConfig, "images": ImageDataManagerConfig}
 RAYS = {"rays": 48, "images": 192}
@@ -106,6 +108,24 @@ def test_resume_goes_on_with_the_same_batches(build, tmp_path, options):
         assert expected.keys() == again.keys() and torch.equal(again["image"], expected["image"])
     images = [[m.next_eval_image(0)[1]["image_idx"] for _ in range(12)] for m in (manager, resumed)]
     assert images[0] == images[1] and len(set(images[0])) == 2
+
+
+def test_a_capture_that_does_not_fit_into_memory_comes_in_windows(build, monkeypatch):
+    largest = 3 * 12 * 16
+    for memory, window in [(2 * 6 * largest, 6), (2 * 6 * largest - 1, 1), (largest, 1)]:
+        monkeypatch.setattr(cycling_config, "total_bytes", lambda device, memory=memory: memory)
+        manager = build()
+        assert int(manager.train_dataset.cameras.height[0] * manager.train_dataset.cameras.width[0]) * 3 == largest
+        cycle = manager.streams()["train"].cycle
+        capture = CaptureSizes(train_images=6, eval_images=2, width_px=16, height_px=12)
+        planned = CachedImages.from_split(manager.config, "train", 6, capture)
+        assert cycle.window_size == window == planned.count and cycle.repeat == (None if window == 6 else 10)
+        assert planned.changes == cycle.changes == (window < 6)
+    for step in range(60):
+        manager.next_train(step)
+    assert manager.streams()["train"].coverage.appearances.tolist() == [1] * 6
+    chosen = build(train_num_images_to_sample_from=3, train_num_times_to_repeat_images=2).streams()["train"].cycle
+    assert (chosen.window_size, chosen.repeat) == (3, 2)
 
 
 def test_command_line(kind):

@@ -24,7 +24,7 @@ def build(build_manager):
 
 def test_batches(build):
     manager = build()
-    assert isinstance(manager, VanillaDataManager) and manager.dataset_type is InputDataset
+    assert isinstance(manager, VanillaDataManager) and issubclass(manager.dataset_type, InputDataset)
     rays, batch = manager.next_train(0)
     assert rays.shape == (48,) and batch["image"].shape == (48, 3) and batch["indices"].shape == (48, 3)
     assert torch.equal(rays.camera_indices[:, 0], batch["indices"][:, 0])
