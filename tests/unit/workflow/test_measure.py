@@ -164,7 +164,7 @@ def test_what_masks_leave_out_is_grey_and_counts_for_nothing(
     assert labels is not None
     kept = np.zeros((48, 64), dtype=bool)
     kept[:24] = True
-    monkeypatch.setattr(Run, "kept", lambda self, split, index: kept)
+    monkeypatch.setattr(Run, "photo_mask", lambda self, split, index: kept)
     record = measured()
     (view,) = record["views"]
     assert {"true", "rendered", "depth", "true_depth", "features", "true_features", "heat"} == set(view["files"])
@@ -187,11 +187,11 @@ def test_views_of_which_nothing_is_kept_are_passed_over(
 ) -> None:
     monkeypatch.setattr(module, "load_run", lambda path: run)
     whole = np.ones((48, 64), dtype=bool)
-    monkeypatch.setattr(Run, "kept", lambda self, split, index: whole if index == 1 else ~whole)
+    monkeypatch.setattr(Run, "photo_mask", lambda self, split, index: whole if index == 1 else ~whole)
     Measure(load_config=Path("config.yml"), out=tmp_path, max_views=3).main()
     record = json.loads((tmp_path / "measure.json").read_text())
     assert [view["image"] for view in record["views"]] == [run.files("test")[1].name]
-    monkeypatch.setattr(Run, "kept", lambda self, split, index: ~whole)
+    monkeypatch.setattr(Run, "photo_mask", lambda self, split, index: ~whole)
     with pytest.raises(CaptureError, match="masks leave nothing"):
         Measure(load_config=Path("config.yml"), out=tmp_path, max_views=3).main()
 
