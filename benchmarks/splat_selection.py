@@ -45,7 +45,8 @@ SHARES = (0.3, 0.4, 0.5, 0.6)
 
 def band(mask: Bool[np.ndarray, "h w"]) -> Bool[np.ndarray, "h w"]:
     """Returns the pixels of a mask that are near its outline."""
-    return mask & ~binary_erosion(np.pad(mask, 1), iterations=BOUNDARY_PX)[1:-1, 1:-1]
+    inner = np.asarray(binary_erosion(np.pad(mask, 1), iterations=BOUNDARY_PX), dtype=bool)[1:-1, 1:-1]
+    return mask & ~inner
 
 
 def iou(one: Bool[np.ndarray, "h w"], other: Bool[np.ndarray, "h w"]) -> float:
