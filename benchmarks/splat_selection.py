@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import tyro
 from jaxtyping import Bool
+from processes import write_report
 from scipy.ndimage import binary_erosion
 from torch import Tensor
 
@@ -116,7 +117,7 @@ class Measure:
         report = json.loads(RESULT.read_text()) if RESULT.exists() else {}
         kept = [row for row in report.get("rows", ()) if row["capture"] != capture]
         report = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "rows": [*kept, *rows]}
-        RESULT.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, RESULT)
 
 
 if __name__ == "__main__":

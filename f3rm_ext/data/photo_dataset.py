@@ -20,6 +20,10 @@ class PhotoDataset(InputDataset):
         # nerfstudio changes the list it finds, which belongs to the class.
         self.exclude_batch_keys_from_device = list(self.exclude_batch_keys_from_device)
 
+    def at_scale(self, scale_factor: float) -> "PhotoDataset":
+        """Returns the data set with its images scaled by another factor in (0, 1]."""
+        return type(self)(self._dataparser_outputs, scale_factor)
+
     def get_numpy_image(self, image_idx: int) -> UInt8[np.ndarray, "h w channels"]:
         """RGB or RGBA."""
         if self.scale_factor == 1.0:

@@ -38,7 +38,7 @@ Mask = Callable[[int], Bool[np.ndarray, "h w"]]
 
 @dataclass(frozen=True)
 class Wish:
-    """What to choose."""
+    """An object to select."""
 
     queries: Sequence[QuerySpec] = ()
     """Any of them finds the object."""
@@ -51,7 +51,7 @@ class Wish:
 
     @property
     def names(self) -> list[str]:
-        """What people call it."""
+        """Names of the queries and classes; ``box`` where a box alone decides."""
         return [*(spec.name for spec in self.queries), *self.labels] or ["box"]
 
 
@@ -60,17 +60,17 @@ class Selection:
     """The Gaussians of an object, and what is left where it was."""
 
     names: Sequence[str]
-    """What was looked for."""
+    """Names of the queries and classes that found it."""
     chosen: Bool[Tensor, " gaussians"]
     """The object."""
     shares: Float[Tensor, " gaussians"]
     """Share of the weight of each Gaussian that the training views show on the object, 0 to 1."""
     hidden: int
-    """How many of the chosen no view shows while the object is there."""
+    """Number of the chosen Gaussians that no view shows while the object is there."""
     object_px: int
     """Pixels of the training views that show the object."""
     empty_px: int
-    """How many of them show nothing without it."""
+    """Those of these pixels that show nothing without it."""
 
     def __str__(self) -> str:
         share = self.empty_px / max(self.object_px, 1)
@@ -98,23 +98,22 @@ def select_splats(run: SplatRun, wish: Wish) -> Selection:
         def advance() -> None:
             progress.advance(task)
 
-        masks = _Masks(_mask_of(run, wish) if searches else None, len(dataset), advance)
+        masks = _Masks(_mask_of(run, wish), len(dataset), advance) if searches else None
         views = PinholeCameras.of(dataset.cameras).to(splats.means.device)
-        scene = run.scene(splats)
-        if searches:
-            lifted = lift_masks(scene, views, masks.tensor, advance)
-            shares, seen = lifted.shares[:, 0] * inside, lifted.weights_px
-        else:
-            shares, seen = inside.float(), None
-        found = shares >= MIN_SHARE
-        _require_some(found, wish)
-        chosen = found
-        if seen is not None:
-            rest = lift_masks(run.scene(splats[~found]), views, masks.tensor, advance)
-            chosen = add_hidden(found, seen, rest) & (inside | found)
+        if masks is None:
+            shares = inside.float()
+            visible = chosen = inside
             _require_some(chosen, wish)
-        object_px, empty_px = _count_empty(run, chosen, views, masks if searches else None, advance)
-    hidden = int((chosen & ~found).sum())
+        else:
+            lifted = lift_masks(run.scene(splats), views, masks.tensor, advance)
+            shares = lifted.shares[:, 0] * inside
+            visible = shares >= MIN_SHARE
+            _require_some(visible, wish)
+            rest = lift_masks(run.scene(splats[~visible]), views, masks.tensor, advance)
+            chosen = add_hidden(visible, lifted.weights_px, rest) & inside
+            _require_some(chosen, wish)
+        object_px, empty_px = _count_empty(run, chosen, views, masks, advance)
+    hidden = int((chosen & ~visible).sum())
     return Selection(wish.names, chosen.cpu(), shares.cpu(), hidden, object_px, empty_px)
 
 
@@ -141,10 +140,9 @@ def _require_some(chosen: Bool[Tensor, " gaussians"], wish: Wish) -> None:
 class _Masks:
     """The masks of all training views, made once and kept as bits."""
 
-    def __init__(self, mask: Mask | None, count: int, on_view: Callable[[], None]) -> None:
+    def __init__(self, mask: Mask, count: int, on_view: Callable[[], None]) -> None:
         self._bits: list[tuple[np.ndarray, tuple[int, ...]]] = []
-        for index in range(count if mask is not None else 0):
-            assert mask is not None
+        for index in range(count):
             values = mask(index)
             self._bits.append((np.packbits(values), values.shape))
             on_view()
@@ -161,12 +159,10 @@ def _mask_of(run: SplatRun, wish: Wish) -> Mask:
     labelled = _labels_of(run, wish.labels) if wish.labels else None
 
     def mask(index: int) -> Bool[np.ndarray, "h w"]:
-        found = None if labelled is None else labelled(index)
+        parts = [] if labelled is None else [labelled(index)]
         if queries:
-            match = match_view(run, dataset, index, queries, wish.threshold)
-            found = match if found is None else match | found
-        assert found is not None
-        return found
+            parts.append(match_view(run, dataset, index, queries, wish.threshold))
+        return np.logical_or.reduce(parts)
 
     return mask
 
@@ -177,8 +173,8 @@ def match_view(
 ) -> Bool[np.ndarray, "h w"]:
     """Returns the pixels of a view whose surface matches any of the queries."""
     scores, outputs = score_image(run.model, dataset.cameras[index : index + 1], queries)
-    found = (scores.amax(dim=-1) >= threshold) & (outputs["accumulation"][..., 0] >= MIN_ACCUMULATION)
-    return found.cpu().numpy()
+    match = (scores.amax(dim=-1) >= threshold) & (outputs["accumulation"][..., 0] >= MIN_ACCUMULATION)
+    return match.cpu().numpy()
 
 
 def _labels_of(run: SplatRun, names: Sequence[str]) -> Mask:
@@ -198,11 +194,8 @@ def _labels_of(run: SplatRun, names: Sequence[str]) -> Mask:
     def mask(index: int) -> Bool[np.ndarray, "h w"]:
         height, width = int(cameras.height[index].item()), int(cameras.width[index].item())
         view = truth.view(Path(dataset.image_filenames[index]), height, width)
-        found = np.zeros((height, width), dtype=bool)
         masks = {} if view is None else view.masks
-        for name in names:
-            found |= masks.get(name, False)
-        return found
+        return np.logical_or.reduce([masks.get(name, np.zeros((height, width), dtype=bool)) for name in names])
 
     return mask
 

@@ -1,6 +1,6 @@
 """Compares queries with labels: in rendered views, at points in space, and in the 2D features."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,13 +58,29 @@ def count_view(
         queries: named after the classes they look for.
         kept: pixels that count; None for all.
     """
-    for index, query in enumerate(queries):
-        mask = view.masks.get(query.name)
-        if mask is not None and kept is not None:
-            mask = mask & kept
+    columns = {query.name: index for index, query in enumerate(queries)}
+    masks = view.masks if kept is None else {name: mask & kept for name, mask in view.masks.items()}
+    count_classes(metrics, columns, lambda name: only_kept(scores[..., columns[name]], kept), masks, view.boxes)
+
+
+def count_classes(
+    metrics: QueryMetrics,
+    classes: Iterable[str],
+    score: Callable[[str], Float[Tensor, "..."] | None],
+    masks: Mapping[str, Bool[np.ndarray, "..."]],
+    boxes: Mapping[str, tuple[tuple[float, float, float, float], ...]] | None = None,
+) -> None:
+    """Adds every class that is visible to the metrics.
+
+    Args:
+        score: returns the scores of a class, at pixels or points; None for a class that is not predicted.
+        masks: pixels or points of the visible classes.
+        boxes: boxes of their objects; None for points.
+    """
+    for name in classes:
+        mask = masks.get(name)
         if mask is not None and int(mask.sum()) >= MIN_VISIBLE_PX:
-            score = only_kept(scores[..., index], kept)
-            metrics.add(query.name, score, torch.from_numpy(mask), view.boxes[query.name])
+            metrics.add(name, score(name), torch.from_numpy(mask), None if boxes is None else boxes[name])
 
 
 def only_kept(score: Float[Tensor, "h w"], kept: Bool[np.ndarray, "h w"] | None) -> Float[Tensor, "h w"]:
@@ -102,6 +118,10 @@ class LabelledPoints:
     """Scene frame."""
     labels: np.ndarray
     """Class of each, as numbered in the label images."""
+
+    def masks(self, truth: CaptureGroundTruth) -> dict[str, Bool[np.ndarray, " points"]]:
+        """Returns the points of each class, by its name."""
+        return {thing.name: self.labels == thing.label for thing in truth.things}
 
 
 def surface_points(
@@ -153,9 +173,6 @@ def evaluate_points(
     """
     metrics = QueryMetrics(threshold)
     scores = score_points(model, torch.from_numpy(surface.points), queries)
-    numbers = {thing.name: thing.label for thing in truth.things}
-    for index, query in enumerate(queries):
-        mask = torch.from_numpy(surface.labels == numbers.get(query.name, -1))
-        if int(mask.sum()) >= MIN_VISIBLE_PX:
-            metrics.add(query.name, scores[:, index], mask)
+    columns = {query.name: index for index, query in enumerate(queries)}
+    count_classes(metrics, columns, lambda name: scores[:, columns[name]], surface.masks(truth))
     return metrics

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -54,19 +55,19 @@ class QueryMetrics:
     def add(
         self,
         name: str,
-        score: Float[Tensor, "..."],
+        score: Float[Tensor, "..."] | None,
         mask: Bool[Tensor, "..."],
         boxes: Sequence[tuple[float, float, float, float]] | None = None,
-        *,
-        is_predicted: bool = True,
     ) -> None:
         """Counts one class in one view.
 
         Args:
-            score: score of its query, −1 to 1, per pixel (h, w) or per point; NaN counts as −1.
+            score: score of its query, −1 to 1, per pixel (h, w) or per point; NaN counts as −1. None where nothing is
+                predicted: a miss, whatever pixel comes first.
             boxes: left, top, right and bottom of its objects in pixels; None requires the best pixel in the mask.
-            is_predicted: False counts as a miss, whatever pixel comes first.
         """
+        is_predicted = score is not None
+        score = torch.full(mask.shape, -1.0) if score is None else score
         score, mask = score.detach().float().cpu().nan_to_num(nan=-1.0), mask.cpu()
         flat, inside = score.flatten(), mask.flatten()
         best = int(flat.argmax())

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelSource
 from f3rm_ext.errors import CaptureError, ConfigError, UserError, reason_of
-from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, LabelledPoints
+from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, LabelledPoints, count_classes
 from f3rm_ext.query.metrics import QueryMetrics
 from f3rm_ext.utils.pictures import UNREADABLE, pick_evenly
 
 LOWEST = -1.0
-"""Score where a program predicts nothing: below every threshold."""
+"""Score of a surface point without a predicted point nearby: below every threshold."""
 REACH = 3.0
 """Distance from a surface point to the nearest predicted point up to which its score counts, as a multiple of the
 median distance between neighbouring predicted points; farther points have no prediction."""
@@ -112,8 +112,6 @@ class Judgement:
 
     rendered: QueryMetrics
     """Photos."""
-    direct: QueryMetrics | None = None
-    """Points in space; None without predicted points, or without depth and labels."""
     judged: list[str] = field(default_factory=list)
     """Photos that were judged."""
     training: list[str] = field(default_factory=list)
@@ -182,11 +180,7 @@ def judge_views(
             result.missing.append(photo.stem)
         result.judged.append(photo.stem)
         scores = predictions.scores(photo.stem, classes, *size) if photo.stem in views else {}
-        for name in classes:
-            mask = view.masks.get(name)
-            if mask is not None and int(mask.sum()) >= MIN_VISIBLE_PX:
-                score = scores.get(name, torch.full(size, LOWEST))
-                result.rendered.add(name, score, torch.from_numpy(mask), view.boxes[name], is_predicted=name in scores)
+        count_classes(result.rendered, classes, scores.get, view.masks, view.boxes)
     result.training = sorted(set(result.training))
     result.unlabelled = sorted(set(views) - labelled - set(result.training))
     if not set(result.judged) & set(views):
@@ -226,14 +220,15 @@ def judge_points(
     reach = REACH * float(np.median(apart[:, 1]))
     distances, nearest = map(np.asarray, tree.query(surface.points, distance_upper_bound=reach))
     near, metrics = np.isfinite(distances), QueryMetrics(threshold)
-    numbers = {thing.name: thing.label for thing in truth.things}
-    for name in classes:
-        mask = torch.from_numpy(surface.labels == numbers.get(name, -1))
-        if int(mask.sum()) >= MIN_VISIBLE_PX:
-            values = np.full(len(surface.points), LOWEST, dtype=np.float32)
-            if name in scores:
-                values[near] = scores[name][nearest[near]]
-            metrics.add(name, torch.from_numpy(values), mask, is_predicted=name in scores)
+
+    def score(name: str) -> Tensor | None:
+        if name not in scores:
+            return None
+        values = np.full(len(surface.points), LOWEST, dtype=np.float32)
+        values[near] = scores[name][nearest[near]]
+        return torch.from_numpy(values)
+
+    count_classes(metrics, classes, score, surface.masks(truth))
     return metrics
 
 
@@ -317,7 +312,7 @@ def _resize(values: np.ndarray, height_px: int, width_px: int) -> Float[Tensor, 
 
 def _read_picture(path: Path) -> Float32[np.ndarray, "h w"]:
     with Image.open(path) as picture:
-        values = np.asarray(picture.convert("1") if picture.mode == "1" else picture)
+        values = np.asarray(picture)
     if values.ndim != 2:
         raise ValueError(f"it has {values.shape[2]} channels, but scores have one")
     if values.dtype == bool:

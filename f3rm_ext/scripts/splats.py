@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryInputs, parse_queries
+
+if TYPE_CHECKING:
+    from f3rm_ext.export.splats import SplatRun
 
 
 @dataclass(kw_only=True)
@@ -38,16 +41,11 @@ class Clean:
     def main(self) -> int:
         """Cleans. Returns the exit code."""
         from f3rm_ext.export.clean import COMMAND, clean_splats, write_cleaned
-        from f3rm_ext.export.derived import require_divisible, require_own_run
-        from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.utils.console import note, say
 
         run_folder = self.load_config.resolve().parent
         out = self.out or run_folder.with_name(f"{run_folder.name}-clean")
-        if not self.dry_run:
-            require_own_run(out, run_folder, COMMAND)
-        run = load_splat_run(self.load_config)
-        require_divisible(run)
+        run = _open_run(self.load_config, None if self.dry_run else out, COMMAND)
         cleaning = clean_splats(run)
         note(str(cleaning))
         if self.dry_run:
@@ -101,9 +99,7 @@ class Select(QueryInputs):
 
     def main(self) -> int:
         """Selects. Returns the exit code."""
-        from f3rm_ext.export.derived import require_divisible, require_own_run
         from f3rm_ext.export.select import COMMAND, Wish, select_splats, write_selection
-        from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.utils.console import note, say
         from f3rm_ext.utils.output_folder import file_names
 
@@ -111,10 +107,7 @@ class Select(QueryInputs):
         run_folder = self.load_config.resolve().parent
         (name,) = file_names(["-".join([run_folder.name, "keep" if self.keep else "remove", *wish.names])])
         out = self.out or run_folder.with_name(name)
-        if not self.dry_run:
-            require_own_run(out, run_folder, COMMAND)
-        run = load_splat_run(self.load_config)
-        require_divisible(run)
+        run = _open_run(self.load_config, None if self.dry_run else out, COMMAND)
         selection = select_splats(run, wish)
         note(str(selection))
         if self.dry_run:
@@ -122,6 +115,18 @@ class Select(QueryInputs):
         write_selection(run, self.load_config, out, selection, keep=self.keep, wish=wish)
         say(f"The run {'of it' if self.keep else 'without it'} is {out / 'config.yml'}; see {out / 'report.html'}.")
         return 0
+
+
+def _open_run(load_config: Path, out: Path | None, command: str) -> "SplatRun":
+    """Opens a run whose Gaussians can go one by one; checks first whether a folder may become the run without them."""
+    from f3rm_ext.export.derived import require_divisible, require_own_run
+    from f3rm_ext.export.splats import load_splat_run
+
+    if out is not None:
+        require_own_run(out, load_config.resolve().parent, command)
+    run = load_splat_run(load_config)
+    require_divisible(run)
+    return run
 
 
 SplatsCommand = Annotated[Clean, tyro.conf.subcommand("clean")] | Annotated[Select, tyro.conf.subcommand("select")]

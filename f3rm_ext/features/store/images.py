@@ -28,7 +28,7 @@ class ImageDataset(Protocol):
     """What extraction needs of a data set; nerfstudio's ``InputDataset`` has it.
 
     A data set may also have a method ``pixels_identity(image_idx) -> str`` that names whatever else than the file and
-    ``scale_factor`` determines the pixels.
+    ``scale_factor`` determines the pixels, and ``at_scale(scale_factor)`` that returns it with images of another size.
     """
 
     image_filenames: Any
@@ -47,13 +47,8 @@ class ImageDataset(Protocol):
 
 def full_size(dataset: ImageDataset) -> ImageDataset:
     """Returns the data set with its images at the size of the photos; itself where it does not scale them."""
-    if dataset.scale_factor == 1.0:
-        return dataset
     scaled = getattr(dataset, "at_scale", None)
-    if scaled is not None:
-        return scaled(1.0)
-    outputs = getattr(dataset, "_dataparser_outputs", None)
-    return dataset if outputs is None else type(dataset)(outputs, scale_factor=1.0)  # type: ignore[call-arg]
+    return dataset if scaled is None or dataset.scale_factor == 1.0 else scaled(1.0)
 
 
 def image_key(image: UInt8[np.ndarray, "h w c"]) -> str:
