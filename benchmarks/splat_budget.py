@@ -70,9 +70,6 @@ class Measure:
             splats = budget.gaussians[rows].to_sh_degree(degree)
             return export_size(splats, out, lambda splats, path: export_run(run, path, splats=splats))
 
-        start = time.process_time()
-        contributions = budget.contributions()
-        cost = time.process_time() - start
         degree = budget.gaussians.sh_degree
         whole = size_of(everything, degree)
         facts = {
@@ -82,15 +79,14 @@ class Measure:
             "mb": whole / 1e6,
             "full_psnr": budget.psnr(budget.gaussians),
             "whole_psnr": budget.stored_psnr(everything, degree),
-            "contributions_cpu_s": cost,
         }
         rows = []
         for share in self.shares:
             start = time.process_time()
-            kept = BudgetSearch(budget, lambda: contributions, size_of).fit_size(share * whole, range(degree, -1, -1))
+            kept = BudgetSearch(budget, budget.order().last, size_of).fit_size(share * whole, range(degree, -1, -1))
             seconds = time.process_time() - start
-            alphas = budget.gaussians.alphas()
-            by_opacity = BudgetSearch(budget, lambda alphas=alphas: alphas, size_of)
+            opaque_first = budget.gaussians.alphas().argsort(descending=True)
+            by_opacity = BudgetSearch(budget, lambda count, rows=opaque_first: rows[:count], size_of)
             row = {
                 "share": share,
                 "kept": len(kept.rows),

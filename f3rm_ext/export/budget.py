@@ -1,7 +1,7 @@
 """Smaller splats: which Gaussians and which degree of harmonics a file of a given size, or loss, keeps.
 
-Gaussians are pruned by their contribution: the sum of their compositing weights over all pixels of the training views.
-Opacity says less, since an opaque Gaussian may be hidden or tiny. What a choice costs is measured on photos.
+Gaussians are pruned in the order of :class:`~f3rm_ext.splat.pruning.PruningOrder`: those first without which the
+training views change least. What a choice costs is measured on photos.
 """
 
 import math
@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from f3rm_ext.data.image_stream import picture_batch
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.export.splats import SplatRun
-from f3rm_ext.splat.features.lifting import accumulate_pixels
 from f3rm_ext.splat.files.checks import BadValues, check_values
 from f3rm_ext.splat.files.formats import WRITE_ONLY, format_to_write, read_splats, write_splats
 from f3rm_ext.splat.files.info import SplatInfo
-from f3rm_ext.splat.files.pruning import Choice, SizeOf, SizeSearch, too_small
+from f3rm_ext.splat.files.pruning import Choice, Choose, SizeOf, SizeSearch, too_small
 from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.pruning import PruningOrder
 from f3rm_ext.splat.rendering import render
 from f3rm_ext.utils.console import image_progress
 
@@ -97,12 +97,15 @@ def reduce_splats(
     highest = 0 if format_to_write(out) == "splat" else min(limit.sh_degree, budget.gaussians.sh_degree)
     degrees = range(highest, -1, -1)
     with image_progress("steps") as progress:
-        views = progress.add_task("Contributions of the Gaussians", total=len(run.manager.train_dataset))
+        views, shown = progress.add_task("Cost of each Gaussian", total=len(run.manager.train_dataset)), 0
 
-        def contributions() -> Float[Tensor, " gaussians"]:
-            return budget.contributions(lambda: progress.advance(views))
+        def on_view(count: int) -> None:
+            nonlocal shown
+            shown = shown % count + 1
+            progress.update(views, completed=shown, total=count)
 
-        search = BudgetSearch(budget, contributions, lambda rows, degree: size_of(given[rows], degree))
+        order = budget.order(on_view)
+        search = BudgetSearch(budget, order.last, lambda rows, degree: size_of(given[rows], degree))
         steps = progress.add_task("Degrees of harmonics", total=len(degrees))
         tried = progress.track(degrees, task_id=steps)
         if limit.max_mb is not None:
@@ -128,16 +131,10 @@ class SplatBudget:
         self._name = out.name
         self._photos = run.manager.eval_dataset or run.manager.train_dataset
 
-    def contributions(self, on_view: Callable[[], None] = lambda: None) -> Float[Tensor, " gaussians"]:
-        """Returns the sum of the compositing weights of each Gaussian over the pixels of all training views."""
+    def order(self, on_view: Callable[[int], None] = lambda count: None) -> PruningOrder:
+        """Returns the order in which the Gaussians go."""
         views = PinholeCameras.of(self.run.manager.train_dataset.cameras).to(self.gaussians.means.device)
-        scene, total = self.run.scene(self.gaussians), torch.zeros_like(self.gaussians.means[:, :1])
-        for index in range(len(views.viewmats)):
-            view = views.take(slice(index, index + 1))
-            pixels = total.new_ones(int(view.heights[0]), int(view.widths[0]), 1)
-            total += accumulate_pixels(scene, view, pixels)
-            on_view()
-        return total[:, 0]
+        return PruningOrder(self.gaussians, self.run.scene, views, on_view)
 
     @torch.no_grad()
     def psnr(self, gaussians: Gaussians) -> float:
@@ -171,14 +168,12 @@ class BudgetSearch(SizeSearch):
 
     Args:
         budget: measures losses.
-        importance: returns that of each Gaussian; called where not all of them fit.
+        choose: returns the Gaussians that are kept, as many as it is told.
         size_of: measures sizes.
     """
 
-    def __init__(
-        self, budget: SplatBudget, importance: Callable[[], Float[Tensor, " gaussians"]], size_of: SizeOf
-    ) -> None:
-        super().__init__(budget.gaussians, importance, size_of)
+    def __init__(self, budget: SplatBudget, choose: Choose, size_of: SizeOf) -> None:
+        super().__init__(budget.gaussians, choose, size_of)
         self._budget = budget
         self._full = budget.psnr(budget.gaussians)
 
@@ -190,7 +185,7 @@ class BudgetSearch(SizeSearch):
             sizes = {} if sizes else {total: self.size(total, degree)}
             if sizes and sizes[total] <= max_bytes:
                 return self._reduction(total, degree)
-            base = sizes[1] = self.size(1, degree)
+            base = sizes[1] = self.least_size(degree)
             if base > max_bytes:
                 continue
             count, per_gaussian = self.largest_count(degree, max_bytes, sizes, per_gaussian)

@@ -44,8 +44,8 @@ class SplatBudgetOptions:
     sh_degree: Literal[0, 1, 2, 3] | None = None
     """Lower the spherical harmonics to this degree, for a smaller file; by default the degree stays."""
     max_mb: Annotated[float | None, Range(0.001)] = None
-    """Largest size of the file, MB, 0.001 or more: chooses the SH degree, and prunes the Gaussians that contribute
-    least to the training views. The command says what that costs on held-out photos."""
+    """Largest size of the file, MB, 0.001 or more: chooses the SH degree, and prunes the Gaussians without
+    which the training views change least. The command says what that costs on held-out photos."""
     max_loss_db: Annotated[float | None, Range(0)] = None
     """Make the file as small as possible at this loss of PSNR on held-out photos, dB, 0 or more, beyond what the
     format's own compression loses."""

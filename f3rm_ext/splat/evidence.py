@@ -91,7 +91,7 @@ def gather_evidence(
     for index in range(len(views.viewmats)):
         one = slice(index, index + 1)
         camera = scene.camera(on_cpu.take(one))
-        truth = None if photo is None else _compare(scene, views.take(one), photo(index))
+        truth = None if photo is None else compare(scene, views.take(one), photo(index))
         total.add_sight(shapes, size, camera, measure_sight(shapes, camera, truth))
         on_view()
     isolation, least_gain_near = look_around(shapes.means, size, total.gain)
@@ -156,12 +156,14 @@ def median_depths(
     return at
 
 
-def _compare(scene: SplatScene, view: PinholeCameras, photo: Photo) -> Truth:
-    gaussians, (colors, share) = scene.gaussians, photo
+def compare(scene: SplatScene, view: PinholeCameras, photo: Photo | None = None) -> Truth:
+    """Returns what one view shows beside its photo; without one, beside itself, so that every change counts."""
+    gaussians = scene.gaussians
     degree = gaussians.sh_degree if scene.sh_degree is None else scene.sh_degree
     directions = gaussians.means - view.positions
     own = packed_sh_colors(degree, directions, gaussians.features_dc, gaussians.features_rest)
     picture = render(scene, view).rasterization.colors
+    colors, share = (picture, None) if photo is None else photo
     return Truth(own.cpu(), picture.cpu(), colors.cpu(), None if share is None else share[..., 0].cpu())
 
 

@@ -1,16 +1,15 @@
 """Smaller files of splats: which Gaussians are kept for a size.
 
-Without views, Gaussians are pruned by size and opacity. :mod:`f3rm_ext.export.budget` prunes by what views see.
+Without views, Gaussians are pruned by size and opacity. :mod:`f3rm_ext.export.budget` prunes by what views show.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
@@ -26,6 +25,8 @@ _GUESSES = 8
 
 SizeOf = Callable[[Int[Tensor, " kept"], int], int]
 """Returns the size in bytes of a file with these Gaussians, of this SH degree."""
+Choose = Callable[[int], Int[Tensor, " chosen"]]
+"""Returns the rows of so many Gaussians that are kept; those that a smaller number keeps are among them."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,13 @@ def prune_to_size(gaussians: Gaussians, size_of: SizeOf, max_mb: float) -> Choic
     Raises:
         ConfigError: not even one Gaussian fits.
     """
-    search = SizeSearch(gaussians, lambda: importance(gaussians), size_of)
+    order = importance(gaussians).argsort(descending=True)
+    search = SizeSearch(gaussians, lambda count: order[:count], size_of)
     degree, max_bytes = gaussians.sh_degree, max_mb * 1e6
     whole = search.size(search.total, degree)
     if whole <= max_bytes:
         return Choice(search.first(search.total), degree, search.total)
-    base = search.size(1, degree)
+    base = search.least_size(degree)
     if base > max_bytes:
         raise too_small(base, max_bytes)
     count, _ = search.largest_count(degree, max_bytes, {1: base, search.total: whole})
@@ -97,14 +99,12 @@ class SizeSearch:
 
     Args:
         gaussians: all of them.
-        importance: returns that of each Gaussian; called where not all of them fit.
+        choose: returns the rows of the most important Gaussians, as many as it is told; called where not all fit.
         size_of: measures sizes.
     """
 
-    def __init__(
-        self, gaussians: Gaussians, importance: Callable[[], Float[Tensor, " gaussians"]], size_of: SizeOf
-    ) -> None:
-        self._importance = importance
+    def __init__(self, gaussians: Gaussians, choose: Choose, size_of: SizeOf) -> None:
+        self._choose = choose
         self._size_of = size_of
         self.total = len(gaussians)
         self._near = morton_order(gaussians).cpu()
@@ -114,16 +114,16 @@ class SizeSearch:
         if count >= self.total:
             return self._near
         chosen = torch.zeros(self.total, dtype=torch.bool)
-        chosen[self._order[:count]] = True
+        chosen[self._choose(count).cpu()] = True
         return self._near[chosen[self._near]]
-
-    @cached_property
-    def _order(self) -> Int[Tensor, " gaussians"]:
-        return self._importance().argsort(descending=True).cpu()
 
     def size(self, count: int, sh_degree: int) -> int:
         """Returns the size in bytes of a file with so many Gaussians, of this SH degree."""
         return self._size_of(self.first(count), sh_degree)
+
+    def least_size(self, sh_degree: int) -> int:
+        """Returns the size in bytes of a file with a single Gaussian, whichever."""
+        return self._size_of(self._near[:1], sh_degree)
 
     def largest_count(
         self, sh_degree: int, max_bytes: float, sizes: dict[int, int], per_gaussian: float = 0.0

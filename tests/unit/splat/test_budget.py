@@ -18,6 +18,8 @@ from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
 from f3rm_ext.splat.files.pruning import SizeSearch
 from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
+from f3rm_ext.splat.mip import MipOptions
+from f3rm_ext.splat.pruning import PruningOrder
 from f3rm_ext.splat.rendering import SplatScene, render
 
 COUNT, BASE = 4000, 5000
@@ -51,7 +53,10 @@ class CountedBudget(SplatBudget):
         return BASE + int(len(rows) * per_gaussian * (1.2 - 0.2 * len(rows) / COUNT))
 
     def search(self) -> BudgetSearch:
-        return BudgetSearch(self, lambda: self.importance, self.size)
+        return BudgetSearch(self, self.choose, self.size)
+
+    def choose(self, count: int) -> torch.Tensor:
+        return self.importance.argsort(descending=True)[:count]
 
 
 def fitted(size: float) -> tuple[CountedBudget, Any]:
@@ -80,7 +85,7 @@ def test_a_larger_file_shows_more() -> None:
 
 def test_what_fits_is_left_as_it_is() -> None:
     budget = CountedBudget()
-    search = BudgetSearch(budget, lambda: pytest.fail("nothing is to be ranked"), budget.size)
+    search = BudgetSearch(budget, lambda count: pytest.fail("nothing is to be ranked"), budget.size)
     kept = search.fit_size(1e6, range(2, -1, -1))
     assert len(kept.rows) == COUNT and kept.sh_degree == 2 and f"All {COUNT}" in str(kept)
 
@@ -111,7 +116,7 @@ def test_few_sizes_are_measured_where_they_are_not_in_proportion() -> None:
         return BASE + int(400 * len(rows) ** 0.75)
 
     budget = CountedBudget()
-    search = SizeSearch(budget.gaussians, lambda: budget.importance, size)
+    search = SizeSearch(budget.gaussians, budget.choose, size)
     for wanted in (40e3, 80e3, 120e3):
         measured.clear()
         sizes = {count: search.size(count, 2) for count in (1, COUNT)}
@@ -140,21 +145,40 @@ def picture(run: SplatRun, gaussians: Gaussians) -> torch.Tensor:
     return render(scene, PinholeCameras.of(run.photos.cameras[:1])).rasterization.colors
 
 
-def test_contribution_chooses_better_than_opacity(run: SplatRun) -> None:
+def test_the_order_of_pruning_keeps_the_picture(run: SplatRun) -> None:
     budget = SplatBudget(run, Path("a.ply"))
     specks = budget.gaussians[torch.arange(200)]
     specks = replace(specks, scales=specks.scales - 3, opacities=torch.full_like(specks.opacities, 5))
     budget.gaussians = Gaussians.from_tensors(
         {name: torch.cat([value, specks.tensors()[name]]) for name, value in budget.gaussians.tensors().items()}
     )
-    truth, contributions = picture(run, budget.gaussians), budget.contributions()
-    assert (contributions >= 0).all() and contributions.max() > 1, "sums over pixels of several views"
+    truth, order = picture(run, budget.gaussians), budget.order()
 
-    def error(importance: torch.Tensor) -> float:
-        rows = importance.argsort(descending=True)[:250]
+    def error(rows: torch.Tensor) -> float:
         return float((picture(run, budget.gaussians[rows]) - truth).square().mean())
 
-    assert error(contributions) < 0.3 * error(budget.gaussians.alphas())
+    kept = order.last(250)
+    assert set(order.last(100).tolist()) < set(kept.tolist()), "what fewer keep is among what more keep"
+    assert error(kept) < 0.1 * error(budget.gaussians.alphas().argsort(descending=True)[:250])
+
+
+def test_of_gaussians_that_stand_in_for_each_other_one_stays() -> None:
+    """Each of two opaque ones at one place may go alone; after one has gone, the other counts more than a half-transparent one."""
+    near_black = torch.full((3, 3), -1.5)
+    gaussians = Gaussians(
+        means=torch.tensor([[0.0, 0, 2], [0, 0, 2], [0.5, 0, 2]]),
+        scales=torch.full((3, 3), -2.0),
+        quats=torch.tensor([[1.0, 0, 0, 0]] * 3),
+        opacities=torch.tensor([[7.0], [7.0], [0.0]]),
+        features_dc=near_black,
+        features_rest=torch.zeros(3, 0, 3),
+    )
+    K = torch.tensor([[[60.0, 0, 40], [0, 60, 30], [0, 0, 1]]])
+    views = PinholeCameras(torch.eye(4)[None], K, torch.tensor([80]), torch.tensor([60]))
+    order = PruningOrder(gaussians, lambda rest: SplatScene(rest, MipOptions(), background=torch.ones(3)), views)
+    first, second, faint = order.costs(torch.arange(3)).tolist()
+    assert max(first, second) < faint, "each of the two costs less alone"
+    assert 2 in order.last(2) and order.last(1).item() in (0, 1)
 
 
 @pytest.mark.parametrize("limit", [["--max-mb", "0.012"], ["--max-mb", "50"], ["--max-loss-db", "0.5"]])
