@@ -2,22 +2,20 @@
 
 import contextlib
 import re
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Literal
 
 import numpy as np
 import trimesh
-from trimesh.exchange.gltf import export_glb
 from trimesh.exchange.obj import export_obj
 from trimesh.visual.color import ColorVisuals
 
 from f3rm_ext.capture.checks import FARTHEST
 from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import MeshError, reason_of
-from f3rm_ext.utils.json_shape import parse_json
+from f3rm_ext.mesh.glb_file import encode_mesh, load_scene
 from f3rm_ext.utils.output_file import replace_file, require_writable
 from f3rm_ext.utils.provenance import comment_lines, read_provenance, require_ours, sign_png
 
@@ -34,15 +32,6 @@ Up = Literal["z", "y"]
 Corner = tuple[float, float, float] | None
 _Y_UP = np.eye(4)
 _Y_UP[:3, :3] = Y_UP
-
-
-class _Accessor(TypedDict, total=False):
-    count: int
-    bufferView: int
-
-
-class _GlbTree(TypedDict, total=False):
-    accessors: list[_Accessor]
 
 
 @dataclass(frozen=True)
@@ -108,7 +97,7 @@ def axis_up(path: Path, up: Literal["auto", "z", "y"]) -> Up:
 def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, object], up: Up = "z") -> None:
     """Writes a mesh with its vertex colours or its texture in the format that the name's suffix chooses.
 
-    OBJ gets an .mtl and a .png of the same name for a texture. GLB shows a texture without shading (unlit).
+    OBJ gets an .mtl and a .png of the same name for a texture.
 
     Args:
         path: ends in one of :data:`SUFFIXES`. A file of that name remains whole until the new one is.
@@ -143,15 +132,7 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
         }
         body = text.encode(errors="backslashreplace")  # type: ignore[union-attr]
     else:
-
-        def sign(tree: dict[str, Any]) -> None:
-            tree["asset"] |= {"generator": str(record.get("made_by", "f3rm-ext")), "extras": record}
-            if "textures" in tree:
-                tree["extensionsUsed"] = [*tree.get("extensionsUsed", []), "KHR_materials_unlit"]
-                for material in tree["materials"]:
-                    material["extensions"] = {"KHR_materials_unlit": {}}
-
-        body = export_glb(trimesh.Scene(mesh), tree_postprocessor=sign)
+        body = encode_mesh(mesh, record)
     # The files beside take their names before the one that refers to them.
     with contextlib.ExitStack() as stack:
         for name, data in {path.name: body, **side_files}.items():
@@ -223,27 +204,9 @@ def _load_npz(path: Path) -> trimesh.Trimesh | SurfacePoints:
         return _points(archive["points"], archive["normals"] if "normals" in archive else None)
 
 
-def _check_glb(path: Path) -> None:
-    """Raises MeshError where the header of a GLB file cannot be true; its reader would make zeros of missing data."""
-    size = path.stat().st_size
-    try:
-        with path.open("rb") as stream:
-            magic, _, length, json_length, _ = struct.unpack("<4sIIII", stream.read(20))
-            if magic != b"glTF" or not json_length <= length <= size:
-                raise ValueError(f"it claims {length} bytes and has {size}")
-            tree = parse_json(stream.read(json_length), _GlbTree)
-        for accessor in tree.get("accessors", []):
-            if accessor.get("count", 0) > size:
-                raise ValueError(f"it claims {accessor.get('count')} values and has {size} bytes")
-    except (struct.error, ValueError) as error:
-        reason = "it has no header" if isinstance(error, struct.error) else error
-        raise MeshError(f"{path} is damaged ({reason}): copy or export it again.") from error
-
-
 def _load_with_trimesh(path: Path) -> trimesh.Trimesh | SurfacePoints:
-    if path.suffix.lower() == ".glb":
-        _check_glb(path)
-    surface = trimesh.load(path, process=False, maintain_order=True)
+    is_glb = path.suffix.lower() == ".glb"
+    surface = load_scene(path) if is_glb else trimesh.load(path, process=False, maintain_order=True)
     if isinstance(surface, trimesh.Scene):
         meshes = [part for part in surface.dump() if isinstance(part, trimesh.Trimesh)]
         surface = trimesh.util.concatenate(meshes) if meshes else trimesh.Trimesh()

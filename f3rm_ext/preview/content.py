@@ -77,7 +77,7 @@ class MeshContent(Content):
     mesh: trimesh.Trimesh = field(kw_only=True)
     """The mesh as its reader gives it."""
     is_other_glb: bool = field(kw_only=True)
-    """Whether the file is a GLB file of another program. Such files have the colours of vertices in linear light."""
+    """Whether the file is a GLB file of another program."""
 
     def glb(self) -> bytes:
         """Returns the mesh as a GLB file: that of another program as it is."""

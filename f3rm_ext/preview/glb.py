@@ -1,4 +1,4 @@
-"""Meshes as GLB files for browsers: textures as JPEG of limited size, colours of vertices in linear light."""
+"""Meshes as GLB files for browsers: textures as JPEG of limited size."""
 
 import io
 import tempfile
@@ -11,8 +11,7 @@ from jaxtyping import Float
 from PIL import Image
 from trimesh.visual.texture import TextureVisuals
 
-from f3rm_ext.mesh.mesh_files import vertex_colors, write_mesh
-from f3rm_ext.utils.pictures import to_bytes, to_linear
+from f3rm_ext.mesh.mesh_files import write_mesh
 
 _JPEG_QUALITY = 88
 
@@ -28,25 +27,18 @@ def encode_glb(
     max_texture_px: int | None = None,
     *,
     rotation: Float[np.ndarray, "3 3"] | None = None,
-    linear: bool = False,
 ) -> bytes:
     """Returns a mesh as a GLB file.
-
-    glTF has colours of vertices in linear light and textures in sRGB, where other formats have sRGB for both.
 
     Args:
         max_texture_px: longer side of the texture; a larger one is reduced. None leaves the texture as it is.
         rotation: from the axes of the mesh to those of the file, by default none.
-        linear: whether the colours of the vertices are linear already.
     """
     mesh = mesh.copy()
     if rotation is not None:
         turn = np.eye(4)
         turn[:3, :3] = rotation
         mesh.apply_transform(turn)
-    colors = vertex_colors(mesh)
-    if colors is not None and not linear:
-        mesh.visual.vertex_colors = to_bytes(to_linear(colors / 255.0))  # type: ignore[union-attr]
     name, material = _texture_place(mesh)
     if name == "image":
         material.diffuse = [255] * 4  # else trimesh's own grey, which OBJ readers do not multiply with a texture

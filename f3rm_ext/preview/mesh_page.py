@@ -69,7 +69,7 @@ def write_mesh_page(
     given_px = texture_side_px(mesh)
     side_px = min(given_px, MAX_TEXTURE_PX)
     while True:
-        glb = encode_glb(upright, side_px or None, rotation=Y_UP, linear=content.is_other_glb)
+        glb = encode_glb(upright, side_px or None, rotation=Y_UP)
         page = _draw(out.stem, title, glb, views, upright, poster)
         if max_mb is None or len(page) <= max_mb * 1e6:
             break

@@ -12,6 +12,7 @@ from f3rm_ext.synthetic.config import SynthConfig
 from f3rm_ext.synthetic.render import render
 from f3rm_ext.synthetic.world import LOOK_AT, World, build_world, light_world
 from f3rm_ext.utils.console import image_progress
+from f3rm_ext.utils.pictures import to_bytes, to_srgb
 
 CONVENTIONS = {
     "units": "metres",
@@ -70,7 +71,7 @@ def _write_mesh(folder: Path, world: World) -> None:
     mesh = world.mesh
     vertices, faces = mesh.vertices.astype(np.float32), mesh.faces.astype(np.int32)
     normals, labels = mesh.normals.astype(np.float32), world.vertex_label.astype(np.uint8)
-    colors = files.encode_srgb(world.vertex_rgb)
+    colors = to_bytes(to_srgb(world.vertex_rgb))
     files.write_ply(folder / "gt_mesh.ply", vertices, normals, colors, labels, faces)
     arrays = {
         "vertices": vertices,

@@ -54,12 +54,6 @@ def encode_normals(normals: Float[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h 
     return np.floor(np.clip((normals + 1) * 127.5, 0, 255) + 0.5).astype(np.uint8)
 
 
-def encode_srgb(linear: Float[np.ndarray, "n 3"]) -> UInt8[np.ndarray, "n 3"]:
-    """Converts linear RGB in 0-1 to sRGB bytes."""
-    display = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * np.maximum(linear, 1e-9) ** (1 / 2.4) - 0.055)
-    return np.rint(255 * np.clip(display, 0, 1)).astype(np.uint8)
-
-
 def write_ply(
     path: Path,
     vertices: Float[np.ndarray, "verts 3"],

@@ -5,12 +5,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from f3rm_ext.synthetic.capture_files import encode_srgb
 from f3rm_ext.synthetic.lighting import Hits, sun_reaches
 from f3rm_ext.synthetic.materials import MaterialTable
 from f3rm_ext.synthetic.mesh import Mesh
 from f3rm_ext.synthetic.patterns import pattern_colors
 from f3rm_ext.utils.open3d_library import RayCaster
+from f3rm_ext.utils.pictures import to_bytes, to_srgb
 
 _PIXELS = 1 << 18
 """Pixels rendered at once."""
@@ -142,5 +142,5 @@ def render(
             tilt = _SUN_WIDTH * (across - 0.5), _SUN_WIDTH * (down - 0.5)
             rng = np.random.default_rng([int(pixels[0]), number])
             total += _film(exposure * _radiance(scene, origin, directions, bounces, tilt, rng))
-        view.rgb[pixels] = encode_srgb(total / samples**2)
+        view.rgb[pixels] = to_bytes(to_srgb(total / samples**2))
     return View(*(values.reshape(height_px, width_px, *values.shape[1:]) for values in view))

@@ -40,6 +40,11 @@ def to_linear(srgb: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
     return np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
 
 
+def to_srgb(linear: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"]:
+    """Converts linear light to sRGB values, 0 to 1 both."""
+    return np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * np.maximum(linear, 0.0031308) ** (1 / 2.4) - 0.055)
+
+
 def mark_spot(image: UInt8[np.ndarray, "h w 3"], row: int, col: int) -> UInt8[np.ndarray, "h w 3"]:
     """Returns a copy with a ring around a pixel, white with a black rim so that it shows on any picture."""
     picture = Image.fromarray(image)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trimesh
+from trimesh.exchange.gltf import export_glb
 
 from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.mesh.mesh_files import (
@@ -48,6 +49,47 @@ def test_written_and_read(box: trimesh.Trimesh, tmp_path: Path, suffix: str, up:
     tall = {"z": [1, 2, 3], "y": [1, 3, 2]}[up]
     np.testing.assert_allclose(raw.extents, tall, atol=1e-6)
     assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_glb_has_linear_colours_of_vertices(tmp_path: Path) -> None:
+    """glTF 2.0, 3.7.2.1: COLOR_0 is linear. All 256 values of sRGB survive, dark ones too."""
+    levels = np.arange(256, dtype=np.uint8)
+    strip = np.stack([np.arange(256.0) // 2, np.arange(256.0) % 2, np.zeros(256)], axis=1)
+    faces = np.arange(254)[:, None] + np.arange(3)
+    greys = np.column_stack([levels, levels, levels])
+    path, box = tmp_path / "a.glb", trimesh.Trimesh(strip, faces, vertex_colors=greys, process=False)
+    write_mesh(path, box, OURS)
+    raw, back = vertex_colors(trimesh.load_mesh(path, process=False)), vertex_colors(read_mesh(path))
+    shares = levels / 255
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    assert raw is not None and back is not None
+    np.testing.assert_allclose(raw[:, 0], 255 * linear, atol=1)
+    np.testing.assert_array_equal(back, greys)
+
+
+@pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 4), (np.uint16, 4), (np.float32, 3), (np.float32, 4)])
+def test_colours_of_other_programs_become_srgb(tmp_path: Path, dtype: Any, channels: int) -> None:
+    """Two parts, of which one is moved, as trimesh writes attributes of one's own."""
+    scene, top = trimesh.Scene(), 1 if dtype == np.float32 else np.iinfo(dtype).max
+    for place, linear in ((0.0, 0.2140), (9.0, 0.0122)):  # sRGB 127 to 128, 29
+        part = trimesh.creation.box()
+        row = np.array([linear, linear, linear, 1.0])[:channels] * top
+        part.vertex_attributes["_COLOR_0"] = np.tile(row.astype(dtype), (len(part.vertices), 1))
+        scene.add_geometry(part, transform=trimesh.transformations.translation_matrix([place, 0, 0]))
+
+    def rename(tree: dict[str, Any]) -> None:
+        for mesh in tree["meshes"]:
+            attributes = mesh["primitives"][0]["attributes"]
+            attributes["COLOR_0"] = attributes.pop("_COLOR_0")
+
+    path = tmp_path / "other.glb"
+    path.write_bytes(export_glb(scene, tree_postprocessor=rename))
+    mesh = read_mesh(path)
+    far = mesh.vertices[:, 0] > 5
+    colors = vertex_colors(mesh)
+    assert colors is not None and far.sum() == 8
+    np.testing.assert_allclose(colors[~far].astype(int), 127, atol=1)
+    np.testing.assert_allclose(colors[far].astype(int), 29, atol=3)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

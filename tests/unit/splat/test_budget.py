@@ -163,7 +163,7 @@ def test_the_order_of_pruning_keeps_the_picture(run: SplatRun) -> None:
 
 
 def test_of_gaussians_that_stand_in_for_each_other_one_stays() -> None:
-    """Each of two opaque ones at one place may go alone; after one has gone, the other counts more than a half-transparent one."""
+    """Each of two opaque ones at one place may go alone; after one, the other counts more than a fainter one."""
     near_black = torch.full((3, 3), -1.5)
     gaussians = Gaussians(
         means=torch.tensor([[0.0, 0, 2], [0, 0, 2], [0.5, 0, 2]]),

@@ -1,0 +1,114 @@
+"""GLB files of meshes, whose vertices have colours in linear light, where trimesh and other formats have sRGB."""
+
+import io
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+import trimesh
+from jaxtyping import Shaped
+from trimesh.exchange.gltf import export_glb
+from trimesh.visual.color import ColorVisuals
+from trimesh.visual.texture import TextureVisuals
+
+from f3rm_ext.errors import MeshError
+from f3rm_ext.utils.json_shape import parse_json
+from f3rm_ext.utils.pictures import to_bytes, to_linear, to_srgb
+
+_COLORS = "COLOR_0"
+_RAW = "_COLOR_0"
+"""Attributes with an underscore pass trimesh as they are. Its own colours have 8 bits, too few for dark linear ones; it
+reads those of 16 bits wrong, and floats right."""
+_HEADER = "<4sIIII"
+
+
+class _Accessor(TypedDict, total=False):
+    count: int
+    bufferView: int
+
+
+class _GlbTree(TypedDict, total=False):
+    accessors: list[_Accessor]
+
+
+def encode_mesh(mesh: trimesh.Trimesh, record: Mapping[str, object]) -> bytes:
+    """Returns a mesh as a GLB file; a texture is shown without shading (unlit).
+
+    Args:
+        record: its provenance, for the asset's extras.
+    """
+
+    def finish(tree: dict[str, Any]) -> None:
+        tree["asset"] |= {"generator": str(record.get("made_by", "f3rm-ext")), "extras": dict(record)}
+        if "textures" in tree:
+            tree["extensionsUsed"] = [*tree.get("extensionsUsed", []), "KHR_materials_unlit"]
+            for material in tree["materials"]:
+                material["extensions"] = {"KHR_materials_unlit": {}}
+        _rename(tree, _RAW, _COLORS)
+
+    visual = mesh.visual
+    if isinstance(visual, ColorVisuals) and visual.kind in ("vertex", "face"):
+        mesh = mesh.copy()
+        mesh.visual = ColorVisuals(mesh)
+        mesh.vertex_attributes[_RAW] = to_linear(np.asarray(visual.vertex_colors)[:, :3] / 255.0).astype(np.float32)
+    return export_glb(trimesh.Scene(mesh), tree_postprocessor=finish)
+
+
+def load_scene(path: Path) -> trimesh.Scene:
+    """Reads a GLB file of any program; the colours of vertices become sRGB.
+
+    Raises:
+        MeshError: its header cannot be true.
+    """
+    check_header(path)
+    data = path.read_bytes()
+    json_length = struct.unpack_from(_HEADER, data)[3]
+    tree, body = json.loads(data[20 : 20 + json_length]), data[20 + json_length :]
+    _rename(tree, _COLORS, _RAW)
+    text = json.dumps(tree).encode()
+    text += b" " * (-len(text) % 4)
+    header = struct.pack(_HEADER, b"glTF", 2, 20 + len(text) + len(body), len(text), 0x4E4F534A)
+    scene = trimesh.load_scene(io.BytesIO(header + text + body), "glb", process=False, maintain_order=True)
+    for mesh in scene.geometry.values():
+        colors = getattr(mesh, "vertex_attributes", {}).pop(_RAW, None)
+        if colors is not None and isinstance(mesh, trimesh.Trimesh) and not _has_texture(mesh):
+            mesh.visual = ColorVisuals(mesh, vertex_colors=_to_srgb_bytes(np.asarray(colors)))
+    return scene
+
+
+def check_header(path: Path) -> None:
+    """Raises MeshError where the header of a GLB file cannot be true; its reader would make zeros of missing data."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as stream:
+            magic, _, length, json_length, _ = struct.unpack(_HEADER, stream.read(20))
+            if magic != b"glTF" or not json_length <= length <= size:
+                raise ValueError(f"it claims {length} bytes and has {size}")
+            tree = parse_json(stream.read(json_length), _GlbTree)
+        for accessor in tree.get("accessors", []):
+            if accessor.get("count", 0) > size:
+                raise ValueError(f"it claims {accessor.get('count')} values and has {size} bytes")
+    except (struct.error, ValueError) as error:
+        reason = "it has no header" if isinstance(error, struct.error) else error
+        raise MeshError(f"{path} is damaged ({reason}): copy or export it again.") from error
+
+
+def _rename(tree: dict[str, Any], name: str, new: str) -> None:
+    """Renames an attribute of all parts of all meshes."""
+    for part in (part for mesh in tree.get("meshes", []) for part in mesh["primitives"]):
+        if name in part["attributes"]:
+            part["attributes"][new] = part["attributes"].pop(name)
+
+
+def _has_texture(mesh: trimesh.Trimesh) -> bool:
+    material = mesh.visual.material if isinstance(mesh.visual, TextureVisuals) else None
+    return getattr(material, "baseColorTexture", None) is not None
+
+
+def _to_srgb_bytes(colors: Shaped[np.ndarray, "vertices channels"]) -> np.ndarray:
+    """Linear colours, floats or normalised integers, with or without opacity."""
+    values = colors / np.iinfo(colors.dtype).max if colors.dtype.kind in "iu" else colors.astype(np.float64)
+    return to_bytes(np.concatenate([to_srgb(values[:, :3]), values[:, 3:]], axis=1))
