@@ -62,8 +62,8 @@ class SplatFormats:
     def main(self) -> None:
         """Measures, and writes the results."""
         run = load_splat_run(self.load_config)
+        report = json.loads(self.out.read_text()) if self.out.exists() else {}
         if self.many is not None:
-            report = json.loads(self.out.read_text())
             report["many"] = {"run": self.load_config.parents[2].name, **measure_sog(repeat(run.splats(), self.many))}
             print(json.dumps(report["many"]))
             self.out.write_text(json.dumps(report, indent=1) + "\n")
@@ -82,7 +82,7 @@ class SplatFormats:
                         row["theirs"] = self._theirs(program, source, suffix, version, judge)
                     rows.append(row)
                     print(json.dumps(row), flush=True)
-        report = {
+        report |= {
             "date": datetime.date.today().isoformat(),
             "machine": platform.machine(),
             "torch": torch.__version__,

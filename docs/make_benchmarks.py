@@ -344,7 +344,7 @@ def _splat_budget(report: Report) -> str:
         ]
         for row in report["rows"]
     ]
-    head = ["capture", "whole, dB", "limit", "kept", "size", "by contribution, dB", "by opacity, dB"]
+    head = ["capture", "whole, dB", "limit", "kept", "size", "pruned in rounds, dB", "by opacity, dB"]
     pages = [
         [
             f"{row['gaussians']:,}",
