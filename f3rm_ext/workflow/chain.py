@@ -113,6 +113,7 @@ class ChainRun(StageRunner):
             return
         omitted = {"page"}  # nothing is made of it
         omitted |= {"sfm"} if self.options.images is None else set()
+        omitted |= set() if self.options.clean else {"clean"}
         omitted |= {"coarse", "eval-coarse"} if self.options.skip_coarse else set()
         omitted |= {"refine", "refined-mesh", "eval-refined"} if self.options.skip_refine else set()
         records = self.manifest.stages

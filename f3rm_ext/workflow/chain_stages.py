@@ -16,6 +16,7 @@ from f3rm_ext.workflow.stages import PICTURES, POSES, Stage, hash_path, pose_sta
 TITLES: dict[StageName, str] = {
     "sfm": POSES,
     "coarse": "Coarse splats",
+    "clean": "Coarse splats without floaters",
     "mesh": "Mesh",
     "refine": "Refined splats",
     "refined-mesh": "Refined mesh",
@@ -47,12 +48,13 @@ class ChainStages:
         makers: tuple[Callable[[], Stage | None], ...] = (
             self._sfm,
             self._coarse,
+            self._clean,
             self._mesh,
             self._refine,
             self._refined_mesh,
             self._texture,
             self._page,
-            lambda: self._eval_splats("eval-coarse", "coarse"),
+            lambda: self._eval_splats("eval-coarse", self._last_coarse),
             lambda: self._eval_splats("eval-refined", "refine"),
             self._eval_mesh,
             self._eval_texture,
@@ -84,6 +86,22 @@ class ChainStages:
         program = ("ns-train", str(self.options.coarse_method))
         return Stage("coarse", TITLES["coarse"], program, options, self._photos(), self._data())
 
+    def _clean(self) -> Stage | None:
+        if not self.options.clean:
+            return None
+        checkpoint = Path(self.records["coarse"].outputs["checkpoint"].path)
+        run = self.folder / "clean" / checkpoint.stem  # a run of splats has one step
+        outputs = {"config": run / "config.yml", "checkpoint": run / "nerfstudio_models" / checkpoint.name}
+        return Stage(
+            "clean",
+            TITLES["clean"],
+            ("f3rm-ext", "splats", "clean"),
+            {},
+            self._photos() | {"coarse splats": self._digest("coarse", "checkpoint")},
+            ("--load-config", self._config("coarse"), "--out", str(run)),
+            outputs,
+        )
+
     def _mesh(self) -> Stage:
         words, inputs = self._splats()
         own: StageOptions = {"method": (self.options.mesh_method,), "vertices": (str(self.options.vertices),)}
@@ -107,8 +125,8 @@ class ChainStages:
         inputs = self._photos() | {"mesh": self._digest("mesh", "mesh")}
         words = (*self._data(), "--mesh", str(self.folder / MESH))
         if not self.options.skip_coarse:  # those far from the mesh are kept
-            inputs["coarse splats"] = self._digest("coarse", "checkpoint")
-            coarse = self.folder / self.records["coarse"].outputs["checkpoint"].path
+            inputs["coarse splats"] = self._digest(self._last_coarse, "checkpoint")
+            coarse = self.folder / self.records[self._last_coarse].outputs["checkpoint"].path
             words = (*words, "--pipeline.model.start-from", str(coarse))
         return Stage("refine", TITLES["refine"], ("ns-train", "sugar-ext-refine"), options, inputs, words)
 
@@ -155,7 +173,7 @@ class ChainStages:
     def _eval_splats(self, name: StageName, training: StageName) -> Stage | None:
         if self.options.skip_eval:
             return None
-        if training == "coarse" and self.options.skip_coarse:
+        if name == "eval-coarse" and self.options.skip_coarse:
             splats = self.options.coarse_checkpoint
             if splats is None or splats.name != "config.yml":
                 return None  # splats of a file have no run to evaluate
@@ -201,6 +219,11 @@ class ChainStages:
     def _photos(self) -> dict[str, str]:
         return {"capture": self._capture}
 
+    @property
+    def _last_coarse(self) -> StageName:
+        """The stage that writes the coarse splats of which the rest is made."""
+        return "clean" if self.options.clean else "coarse"
+
     def _data(self) -> Words:
         return ("--data", str(self.options.capture.absolute()))
 
@@ -219,7 +242,8 @@ class ChainStages:
         """The coarse splats as options of a command, and their hash."""
         splats = self.options.coarse_checkpoint
         if splats is None:
-            return ("--load-config", self._config("coarse")), {"coarse splats": self._digest("coarse", "checkpoint")}
+            stage = self._last_coarse
+            return ("--load-config", self._config(stage)), {"coarse splats": self._digest(stage, "checkpoint")}
         if not splats.exists():
             raise ConfigError(f"There is no {splats}: check --coarse-checkpoint.")
         if splats.suffix in (".yml", ".yaml"):

@@ -13,6 +13,7 @@ from f3rm_ext.errors import ConfigError
 StageName = Literal[
     "sfm",
     "coarse",
+    "clean",
     "mesh",
     "refine",
     "refined-mesh",
@@ -53,6 +54,8 @@ class ChainOptions:
     regularization: Annotated[str | None, tyro.conf.arg(aliases=["-r"])] = None
     """Loss that pulls the coarse splats to surfaces: none, density, sdf, dn-consistency or planar. The default is that
     of the method."""
+    clean: bool = False
+    """Remove floaters from the coarse splats before the mesh is extracted, as `f3rm-ext splats clean` does."""
     skip_coarse: bool = False
     """Skip the coarse training and use the splats of --coarse-checkpoint."""
     coarse_checkpoint: Path | None = None
@@ -107,6 +110,11 @@ class ChainOptions:
         if self.dense_points is not None and self.skip_coarse:
             raise ConfigError(
                 "--dense-points affects the coarse training, which --skip-coarse leaves out: drop one of the two."
+            )
+        if self.clean and self.skip_coarse:
+            raise ConfigError(
+                "--clean removes floaters from the coarse splats that this command trains: without --skip-coarse, or "
+                "give the run that `f3rm-ext splats clean` writes as --coarse-checkpoint."
             )
         if self.skip_coarse != (self.coarse_checkpoint is not None):
             raise ConfigError(

@@ -33,7 +33,7 @@ def write_page(
 ) -> str:
     """Returns the page."""
     scores = {name: _scores(folder, name) for name in records if name.startswith("eval-")}
-    last = next((records[name] for name in ("refine", "coarse") if name in records), None)
+    last = next((records[name] for name in ("refine", "clean", "coarse") if name in records), None)
     return render_page(
         "sugar_run.html",
         title=f"{capture_name(options.images or Path(capture['path']))}: a mesh to carry away",

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from f3rm_ext.workflow.commands import Command, CommandError, Outcome
 from f3rm_ext.workflow.options import ChainOptions
 
 _NAMES = {"ns-train": (0, 2), "ns-eval": (0, 1)}
-_OF_TWO = ("export", "eval", "scene", "features")
+_OF_TWO = ("export", "eval", "scene", "features", "splats")
 
 
 def make_capture(folder: Path, photos: Path) -> None:
@@ -78,6 +79,10 @@ class Player:
         if words[1:3] == ["scene", "synth"]:
             make_capture(Path(words[3]), Path(words[3]))
             Path(words[3], "scene.json").write_text(" ".join(words[4:]))
+        if words[1:3] == ["splats", "clean"]:
+            given, out = (Path(words[words.index(option) + 1]) for option in ("--load-config", "--out"))
+            shutil.copytree(given.parent, out, dirs_exist_ok=True)
+            return outcome
         for option in ("--out", "--output-path"):
             if option in words:
                 path = Path(words[words.index(option) + 1])

@@ -98,6 +98,21 @@ def test_stages_are_left_out(run_chain: RunChain, player: Any, tmp_path: Path) -
     assert player.ran[0][3:5] == ["--splats", str(splats)] and "capture" in player.ran[0]
 
 
+def test_all_is_made_of_the_cleaned_splats(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    run_chain()
+    assert "done before" in run_chain(clean=True)
+    assert player.names() == ["splats clean", "ns-eval"], "the stand-in's splats came out as they were"
+    run = records(tmp_path)["clean"]["outputs"]["config"]["path"]
+    assert run.startswith("clean/") and str(tmp_path / "out" / run) in player.ran[-1]
+    run_chain(clean=True, vertices=50)
+    mesh, refine = player.ran[:2]
+    assert str(tmp_path / "out" / run) in mesh and "/clean/" in refine[refine.index("--pipeline.model.start-from") + 1]
+    run_chain(clean=True, passed_on={"coarse": {"max-num-iterations": ("9",)}}, until_stage="clean")
+    assert player.names() == ["ns-train sugar-ext", "splats clean"]
+    with pytest.raises(ConfigError, match="--clean"):
+        run_chain(clean=True, skip_coarse=True, coarse_checkpoint=tmp_path / "splats.ply")
+
+
 @pytest.mark.parametrize("skipped", ["refined-mesh", "refine"])
 def test_a_run_stops_where_a_stage_is_left_out(run_chain: RunChain, player: Any, skipped: Any) -> None:
     run_chain(skip_refine=True, until_stage=skipped)
