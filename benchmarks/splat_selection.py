@@ -7,9 +7,10 @@ r"""Selecting objects in runs of splats: outlines and remains in held-out views,
 
 Each class of the capture's label images is selected by text, with the other classes as negatives, as `f3rm-ext splats
 select` selects it but without the Gaussians that come to light. The outline is where the selection alone has an
-accumulation above ½. Remains are pixels of the class that the rest still shows as that class by its composited
-features. Values are means over pairs of a view and a class of at least 50 pixels, then over classes. Prints rows and
-writes results/splat_selection.json, which keeps the rows of other runs.
+accumulation above ½. Remains are pixels of the class whose colour is nearly the same without the selection; a
+background of the same colour counts, too. Features have no part in that. Values are means over pairs of a view and a
+class of at least 50 pixels, then over classes. Prints rows and writes results/splat_selection.json, which keeps those
+of other runs.
 """
 
 import datetime
@@ -23,7 +24,6 @@ import torch
 import tyro
 from jaxtyping import Bool
 from processes import write_report
-from scipy.ndimage import binary_erosion
 from torch import Tensor
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
@@ -32,22 +32,17 @@ from f3rm_ext.export.questions import score_gaussians
 from f3rm_ext.export.splats import SplatRun, load_splat_run
 from f3rm_ext.query.builders import text_queries
 from f3rm_ext.query.encoders import TextEncoder
+from f3rm_ext.query.metrics import boundary_iou
 from f3rm_ext.query.queryable import get_head, score_image
-from f3rm_ext.splat.rendering import composite, render
+from f3rm_ext.splat.rendering import render
 from f3rm_ext.splat.selection import lift_masks
 
 RESULT = Path(__file__).parent / "results" / "splat_selection.json"
 MIN_PX = 50
-BOUNDARY_PX = 2
-"""Width of the band along outlines in which the boundary IoU counts pixels (Cheng et al. 2021)."""
+SAME = 0.05
+"""A pixel remains if no colour changes by more than this, of 1."""
 PLAIN = (0.5, 0.7, 0.9)
 SHARES = (0.3, 0.4, 0.5, 0.6)
-
-
-def band(mask: Bool[np.ndarray, "h w"]) -> Bool[np.ndarray, "h w"]:
-    """Returns the pixels of a mask that are near its outline."""
-    inner = np.asarray(binary_erosion(np.pad(mask, 1), iterations=BOUNDARY_PX), dtype=bool)[1:-1, 1:-1]
-    return mask & ~inner
 
 
 def iou(one: Bool[np.ndarray, "h w"], other: Bool[np.ndarray, "h w"]) -> float:
@@ -60,7 +55,7 @@ def judge(
     run: SplatRun, truth: CaptureGroundTruth, chosen: Bool[Tensor, "gaussians classes"]
 ) -> dict[str, list[float]]:
     """Returns IoU, boundary IoU and remains of each class in the held-out views."""
-    dataset, splats, head = run.photos, run.splats(), get_head(run.model.query_heads(), "")
+    dataset, splats = run.photos, run.splats()
     views, result = PinholeCameras.of(dataset.cameras), {}
     for column, name in enumerate(truth.classes):
         inside, rows = chosen[:, column], []
@@ -73,9 +68,9 @@ def judge(
             shown = np.zeros_like(mask)
             if inside.any():
                 shown = (render(run.scene(splats[inside]), view).rasterization.alpha > 0.5).numpy()
-            left = composite(run.scene(splats[~inside]), view, head.codes[~inside].float()).numpy()  # type: ignore[attr-defined]
-            still = (left.argmax(axis=-1) == truth.names.index(name)) & (left.sum(axis=-1) > 0.5) & mask
-            rows.append([iou(shown, mask), iou(band(shown), band(mask)), float(still.sum() / mask.sum())])
+            before, after = (render(run.scene(part), view).rasterization.colors for part in (splats, splats[~inside]))
+            still = ((after - before).abs().amax(dim=-1) <= SAME).numpy() & mask
+            rows.append([iou(shown, mask), boundary_iou(shown, mask), float(still.sum() / mask.sum())])
         if rows:
             result[name] = np.mean(rows, axis=0).tolist()
     return result
