@@ -2,17 +2,16 @@
 
 import importlib.util
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
-BIN = Path(sys.executable).parent
 FAILED = pytest.StashKey[bool]()
 
 
@@ -165,34 +164,31 @@ def look_through() -> Callable[[Any, int], None]:
     return DRIVER.look_through
 
 
-Start = Callable[..., Any]
+class Started:
+    """A command that goes on until it is stopped, or its test ends."""
+
+    def __init__(self, server: Any, name: str, arguments: tuple[object, ...]) -> None:
+        self._server = server
+        self.pid = server.start(name, *arguments)
+
+    def said(self) -> str:
+        """What it has said so far."""
+        return self._server.said()
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return psutil.pid_exists(self.pid)
+
+    def interrupt(self, timeout_s: float) -> Any:
+        """Interrupts it as Ctrl-C does; gives how it ended."""
+        os.kill(self.pid, signal.SIGINT)
+        return self._server.finish(timeout_s)
 
 
-@pytest.fixture(scope="module")
-def start_command(command_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts a command that goes on until it is stopped; what it says is in the file ``said``."""
-    with ExitStack() as stack:
-
-        @contextmanager
-        def running(name: str, arguments: tuple[object, ...]) -> Iterator[subprocess.Popen]:
-            said = tmp_path_factory.mktemp("command") / "said.txt"
-            with (
-                said.open("w") as sink,
-                subprocess.Popen(
-                    [str(BIN / name), *map(str, arguments)],
-                    env={**command_environment, "PYTHONUNBUFFERED": "1"},
-                    stdout=sink,
-                    stderr=subprocess.STDOUT,
-                ) as process,
-            ):
-                process.said = said  # type: ignore[attr-defined]
-                try:
-                    yield process
-                finally:
-                    if process.poll() is None:
-                        process.kill()
-
-        yield lambda name, *arguments: stack.enter_context(running(name, arguments))
+@pytest.fixture
+def start_command(command_server: Any) -> Callable[..., Started]:
+    """Starts a command that goes on until it is stopped; one at a time."""
+    return lambda name, *arguments: Started(command_server, name, arguments)
 
 
 if os.name != "posix":
