@@ -63,7 +63,7 @@ class Page:
 @pytest.fixture
 def page(
     request: pytest.FixtureRequest,
-    open_page: Callable[[str], Any],
+    open_page: Callable[..., Any],
     look_through: Callable[[Any, int], None],
     tiny_capture: Path,
     wait_until: Callable[..., None],
@@ -71,7 +71,7 @@ def page(
     """A page where nothing is asked as yet, of a field unless a test names another viewer; after the test, whatever it
     did, the render threads must live."""
     viewer = request.getfixturevalue(getattr(request, "param", "labelled_viewer"))
-    view = open_page(f"http://127.0.0.1:{viewer.config.websocket_port}")
+    view = open_page(f"http://127.0.0.1:{viewer.config.websocket_port}", keep=True)
     wait_until(lambda: view.output() != "not set" and view.resolution() != (0, 0), WAIT_S, "a first picture")
     # What the panel says may be of an earlier page.
     wait_until(lambda: bool(viewer.viser_server.get_clients()), WAIT_S, "the page being known to the viewer")

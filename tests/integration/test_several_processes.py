@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 BIN = Path(sys.executable).parent
+PROGRAM = Path(__file__).with_name("rank_training.py")
 FIELD = ("--pipeline.datamanager.train-num-rays-per-batch", 255, "--pipeline.model.feature-loss-mult", 1)
 SPLATS = (
     *(
@@ -29,11 +31,6 @@ SPLATS = (
 FIELD_GROUPS = ("fields", "feature-field", "proposal-networks")
 
 
-def program_of(name: str) -> str:
-    """What Python does with a file beside this one."""
-    return f"import runpy; runpy.run_path({str(Path(__file__).with_name(name))!r}, run_name='__main__')"
-
-
 @pytest.fixture
 def train_ranks(command_server: Any, tiny_capture: Path, tmp_path: Path) -> Callable[..., list[Any]]:
     """Starts ``ns-train`` as so many processes; ends when they end, unless they are to be disturbed."""
@@ -47,9 +44,10 @@ def train_ranks(command_server: Any, tiny_capture: Path, tmp_path: Path) -> Call
         data: Path = tiny_capture,
         disturb: Any = None,
     ) -> list[Any]:
+        code = f"import runpy; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
         processes = command_server.start_ranks(
             ranks,
-            *("python", "-c", program_of("rank_training.py"), method, "--data", data),
+            *("python", "-c", code, method, "--data", data),
             *("--output-dir", tmp_path, "--experiment-name", "e", "--timestamp", stamp),
             *("--max-num-iterations", steps, "--vis", "tensorboard", "--logging.local-writer.enable", "False"),
             *options,
@@ -265,14 +263,18 @@ def test_torchrun_starts_ns_train(run_command: Any, tiny_capture: Path, tmp_path
     assert [part["rank"] for part in torch.load(path, weights_only=True)["f3rm_ext"]["ranks"]] == [0, 1]
 
 
-def test_ctrl_c_is_no_success_where_nerfstudio_starts_the_processes(
-    command_server: Any, tmp_path: Path, wait_until: Any
-) -> None:
-    starter = command_server.start("python", "-c", program_of("spawned_ranks.py"), tmp_path)
-    wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), 120, "both processes")
-    os.killpg(starter, signal.SIGINT)  # as a terminal does
-    done = command_server.finish(60)
-    assert done.code == 130 and "Traceback" not in done.text, done.text
+def test_ctrl_c_is_no_success_where_nerfstudio_starts_the_processes(tmp_path: Path, wait_until: Any) -> None:
+    program = [sys.executable, str(Path(__file__).with_name("spawned_ranks.py")), str(tmp_path)]
+    starter = subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), 120, "both processes")
+        os.killpg(starter.pid, signal.SIGINT)  # as a terminal does
+        _, said = starter.communicate(timeout=60)
+    finally:
+        if starter.poll() is None:
+            os.killpg(starter.pid, signal.SIGKILL)
+    assert starter.returncode == 130, said
+    assert "Traceback" not in said
 
 
 def test_a_mistake_is_said_once(train_ranks: Any, tmp_path: Path) -> None:
