@@ -7,6 +7,7 @@ As a program this is the server: it reads a task a line (JSON) and answers with 
 import ctypes
 import gc
 import importlib
+import itertools
 import json
 import os
 import re
@@ -104,13 +105,16 @@ class CommandServer:
             self._is_ready = True
         words = [str(word) for word in argv]
         port = self._port()
+        streams = [self._streams_of(rank) for rank in range(ranks)]
+        for path in itertools.chain(*streams):
+            path.unlink(missing_ok=True)  # what a command before has said
         task = {
             "main": MAINS.get(words[0], words[0]),
             "argv": [str(BIN / words[0]), *words[1:]],
             "folder": str(folder or Path.cwd()),
             "environment": dict(environment or {}),
             "ranks": [_torchrun(rank, ranks, port) if ranks > 1 else {} for rank in range(ranks)],
-            "streams": [[str(path) for path in self._streams_of(rank)] for rank in range(ranks)],
+            "streams": [[str(path) for path in paths] for paths in streams],
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(task).encode() + b"\n")
@@ -140,7 +144,7 @@ class CommandServer:
     def said(self) -> str:
         """What the running command has said so far."""
         paths = (path for rank in range(len(self._running)) for path in self._streams_of(rank))
-        return "".join(path.read_text(errors="replace") for path in paths)
+        return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     def abandon(self) -> None:
         """Kills a command that a failed test did not finish; does nothing where none runs."""
@@ -244,7 +248,7 @@ class CommandFork(subprocess.Popen):
         name = Path(words[0]).name if words else ""
         is_program = words[:1] == [sys.executable] and words[1:2] in (["-c"], ["-m"])
         if not options.get("start_new_session") or not (is_program or name in MAINS):
-            super().__init__(args, **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
+            super().__init__(args, **options)
             return
 
         def run() -> None:
@@ -260,7 +264,7 @@ class CommandFork(subprocess.Popen):
 
         sys.stdout.flush()
         sys.stderr.flush()
-        super().__init__(args, preexec_fn=run, **options)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        super().__init__(args, preexec_fn=run, **options)
 
 
 def _close_files(kept: Iterable[int]) -> None:
@@ -275,7 +279,7 @@ def _close_files(kept: Iterable[int]) -> None:
 def _run(argv: list[str], main: str) -> NoReturn:
     """Runs a command in this process as its script would, and leaves."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(write_through=True)  # pyright: ignore[reportAttributeAccessIssue]
+        stream.reconfigure(write_through=True)
     sys.argv = argv
     code: object = 0
     try:

@@ -16,8 +16,6 @@ FRAME = 0
 FOUND = 0.12
 """Mean heat within a thing's outline, above that outside of it: found."""
 CHANGED = 0.02
-ANY_SCENE = pytest.mark.parametrize("page", ["labelled_viewer", "labelled_splat_viewer"], indirect=True)
-"""For what has to work alike on a field and on splats."""
 BIG = 0.06
 """Share of the photo that a thing takes up at least, to be learnt in so short a training."""
 
@@ -110,7 +108,7 @@ def things(page: Page, tiny_capture: Path) -> list[SimpleNamespace]:
     return found
 
 
-@ANY_SCENE
+@pytest.mark.parametrize("page", ["labelled_viewer", "labelled_splat_viewer"], indirect=True)
 def test_a_text_lights_up_the_thing_and_another_text_another_thing(
     page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
 ) -> None:
@@ -147,7 +145,9 @@ def test_a_threshold_of_one_finds_next_to_nothing(
     wait_until(lambda: page.heat(things[0].label) > FOUND, WAIT_S, "heat again")
 
 
-@ANY_SCENE
+@pytest.mark.parametrize(
+    "page", ["labelled_viewer", pytest.param("labelled_splat_viewer", marks=pytest.mark.release)], indirect=True
+)
 def test_a_click_lights_up_what_was_clicked(
     page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
 ) -> None:
