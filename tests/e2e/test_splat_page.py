@@ -100,9 +100,9 @@ class OpenPage:
         self.page.goto(file.as_uri())
         self.page.locator("body[data-state=shown]").wait_for(timeout=60_000)
 
-    def does(self, *scripts: str) -> None:
-        """Runs scripts on the page, one after the other, and waits until the picture has settled."""
-        self.page.evaluate(f"async () => {{ {''.join(f'await ({one}); ' for one in scripts)} await f3rm.settled; }}")
+    def does(self, script: str) -> None:
+        """Runs a script on the page and waits until the picture has settled."""
+        self.page.evaluate(f"async () => {{ await ({script}); await f3rm.settled; }}")
 
     def picture(self) -> np.ndarray:
         """Pixels of the canvas, (h, w, 3), 0 to 1."""
@@ -170,7 +170,9 @@ def test_only_it_is_the_mask_of_the_command(browser: Any, answers: tuple[Path, P
     for view, scores in views.items():
         page.does(f"f3rm.look(f3rm.content.cameras.findIndex((one) => one.name.startsWith('{view}.')))")
         for row, (number, threshold) in enumerate(asked):
-            page.does(f"f3rm.ask({number})", f"f3rm.setThreshold({threshold})", "f3rm.show('only')")
+            page.does(f"f3rm.ask({number})")
+            page.does(f"f3rm.setThreshold({threshold})")
+            page.does("f3rm.show('only')")
             shown, mask = np.any(page.picture() != (1, 0, 1), axis=2), scores[..., number] >= threshold
             same[row] += (mask & shown).sum()
             either[row] += (mask | shown).sum()
