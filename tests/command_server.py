@@ -4,25 +4,31 @@ As a program this is the server: it reads a task a line (JSON) and answers with 
 :class:`CommandServer` is its client. Loaded by file name from ``conftest.py``.
 """
 
+import ctypes
+import gc
 import importlib
+import itertools
 import json
 import os
 import re
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NoReturn
 
 BIN = Path(sys.executable).parent
 MAINS = {
     "ns-train": "nerfstudio.scripts.train:entrypoint",
     "ns-eval": "nerfstudio.scripts.eval:entrypoint",
     "ns-render": "nerfstudio.scripts.render:entrypoint",
+    "ns-viewer": "nerfstudio.scripts.viewer.run_viewer:entrypoint",
     "f3rm-ext": "f3rm_ext.scripts.cli:main",
 }
 IMPORT_S = 240
@@ -99,13 +105,16 @@ class CommandServer:
             self._is_ready = True
         words = [str(word) for word in argv]
         port = self._port()
+        streams = [self._streams_of(rank) for rank in range(ranks)]
+        for path in itertools.chain(*streams):
+            path.unlink(missing_ok=True)  # what a command before has said
         task = {
             "main": MAINS.get(words[0], words[0]),
             "argv": [str(BIN / words[0]), *words[1:]],
             "folder": str(folder or Path.cwd()),
             "environment": dict(environment or {}),
             "ranks": [_torchrun(rank, ranks, port) if ranks > 1 else {} for rank in range(ranks)],
-            "streams": [[str(path) for path in self._streams_of(rank)] for rank in range(ranks)],
+            "streams": [[str(path) for path in paths] for paths in streams],
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(task).encode() + b"\n")
@@ -124,13 +133,18 @@ class CommandServer:
         except BaseException as error:  # a test's own limit comes as an exception, too
             self._kill()
             if isinstance(error, TimeoutError):
-                raise TimeoutError(f"{error}; it said:\n{self._said_by_command()[-4000:]}") from None
+                raise TimeoutError(f"{error}; it said:\n{self.said()[-4000:]}") from None
             raise
         self._running = []
         return [
             Finished(code, *(path.read_text(errors="replace") for path in self._streams_of(rank)))
             for rank, code in enumerate(codes)
         ]
+
+    def said(self) -> str:
+        """What the running command has said so far."""
+        paths = (path for rank in range(len(self._running)) for path in self._streams_of(rank))
+        return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     def abandon(self) -> None:
         """Kills a command that a failed test did not finish; does nothing where none runs."""
@@ -142,10 +156,6 @@ class CommandServer:
         self.abandon()
         self._process.kill()
         self._process.communicate()
-
-    def _said_by_command(self) -> str:
-        paths = (path for rank in range(len(self._running)) for path in self._streams_of(rank))
-        return "".join(path.read_text(errors="replace") for path in paths)
 
     def _streams_of(self, rank: int) -> list[Path]:
         return [path.with_name(f"{path.name}.{rank}") for path in self._streams.values()]
@@ -221,15 +231,67 @@ def _become(task: dict, rank: int) -> None:
         os.dup2(opened, descriptor)
         os.close(opened)
     os.environ.update({**task["environment"], **task["ranks"][rank]})
-    sys.argv = task["argv"]
+    subprocess.Popen = CommandFork
+    _run(task["argv"], task["main"])
+
+
+class CommandFork(subprocess.Popen):
+    """The commands that a command starts: forks of it where they are among :data:`MAINS` or a program of Python.
+
+    All else is as :class:`subprocess.Popen` does it. Open files are closed, as they would be in a new program.
+    """
+
+    def __init__(self, args: object, **options: Any) -> None:
+        words = [str(word) for word in args] if isinstance(args, list | tuple) else []
+        dies_with_us = words[1:4] == ["-I", "-S", "-c"] and "prctl(1, 9)" in words[4]  # f3rm_ext.workflow.commands
+        words = words[6:] if dies_with_us else words
+        name = Path(words[0]).name if words else ""
+        is_program = words[:1] == [sys.executable] and words[1:2] in (["-c"], ["-m"])
+        if not options.get("start_new_session") or not (is_program or name in MAINS):
+            super().__init__(args, **options)
+            return
+
+        def run() -> None:
+            _close_files(options.get("pass_fds", ()))
+            if dies_with_us:
+                ctypes.CDLL(None).prctl(1, 9)
+            os.environ.clear()
+            os.environ.update(options["env"])
+            for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+                signal.signal(number, handler)
+            gc.enable()  # Popen disables it
+            _run(words, MAINS.get(name, ""))
+
+        sys.stdout.flush()
+        sys.stderr.flush()
+        super().__init__(args, preexec_fn=run, **options)
+
+
+def _close_files(kept: Iterable[int]) -> None:
+    """Closes all descriptors but the streams and those to keep; by that Popen knows that its program has begun."""
+    first = 3
+    for number in sorted(kept):
+        os.closerange(first, number)
+        first = number + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+
+
+def _run(argv: list[str], main: str) -> NoReturn:
+    """Runs a command in this process as its script would, and leaves."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through=True)
+    sys.argv = argv
     code: object = 0
     try:
         try:
             if sys.argv[1:2] == ["-c"]:
                 program, sys.argv = sys.argv[2], ["-c", *sys.argv[3:]]
                 exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+            elif sys.argv[1:2] == ["-m"]:
+                module, sys.argv = sys.argv[2], sys.argv[2:]
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
             else:
-                module, _, name = task["main"].partition(":")
+                module, _, name = main.partition(":")
                 code = getattr(importlib.import_module(module), name)()
         except SystemExit as leaving:
             code = leaving.code

@@ -265,15 +265,17 @@ class Run:
         return self.folder / "nerfstudio_models"
 
 
-FAST_OPTIONS = (
-    "--vis",
-    "tensorboard",
-    "--pipeline.datamanager.train-num-rays-per-batch",
-    "256",
-    "--logging.local-writer.enable",
-    "False",
+SMALL_TABLES = tuple(
+    word
+    for grid in ("grid", "feature-grid", "proposals.0.grid")
+    for word in (f"--pipeline.model.{grid}.log2-hashmap-size", "13")
 )
-"""A batch of 256 rays; no viewer, which would keep training from ending."""
+"""Hash tables as small rooms need them: most of a step of few rays is the optimiser's pass over the tables."""
+FAST_OPTIONS = (
+    *("--vis", "tensorboard", "--pipeline.datamanager.train-num-rays-per-batch", "256"),
+    *("--logging.local-writer.enable", "False", *SMALL_TABLES),
+)
+"""A batch of 256 rays and small tables; no viewer, which would keep training from ending."""
 
 
 @pytest.fixture(scope="session")

@@ -2,17 +2,16 @@
 
 import importlib.util
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 
-BIN = Path(sys.executable).parent
 FAILED = pytest.StashKey[bool]()
 
 
@@ -60,23 +59,42 @@ def check_without_webgl2(browser: Any) -> Callable[[Path], None]:
     return check
 
 
-@pytest.fixture
-def open_page(browser: Any, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
-    """Opens pages of a viewer; closes them after the test, and keeps what a failed test saw."""
-    pages: list[Any] = []
+@pytest.fixture(scope="module")
+def kept_pages() -> Iterator[dict[str, Any]]:
+    """The page that the test before has left open, by its address."""
+    kept: dict[str, Any] = {}
+    yield kept
+    for view in kept.values():
+        view.close()
 
-    def open_one(url: str) -> Any:
-        pages.append(DRIVER.ViewerPage(browser, url))
-        return pages[-1]
+
+@pytest.fixture
+def open_page(
+    browser: Any, request: pytest.FixtureRequest, tmp_path: Path, kept_pages: dict[str, Any]
+) -> Iterator[Callable[..., Any]]:
+    """Opens pages of a viewer; closes them after the test, and keeps what a failed test saw. One that is to be kept is
+    that of the test before, if it passed: a page takes seconds to open."""
+    pages: list[tuple[str, Any]] = []
+
+    def open_one(url: str, keep: bool = False) -> Any:
+        view = kept_pages.pop(url, None) if keep else None
+        while kept_pages:  # it would draw on
+            kept_pages.popitem()[1].close()
+        pages.append((url if keep else "", view or DRIVER.ViewerPage(browser, url)))
+        return pages[-1][1]
 
     yield open_one
-    for number, view in enumerate(pages):
-        if request.node.stash.get(FAILED, False):
+    failed = request.node.stash.get(FAILED, False)
+    for number, (url, view) in enumerate(pages):
+        if failed:
             with suppress(Exception):  # a page may have crashed
                 view.page.screenshot(path=tmp_path / f"page-{number}.png", timeout=10_000)
                 (tmp_path / f"page-{number}.html").write_text(view.page.content())
                 print(f"What the page showed: {tmp_path}/page-{number}.png")
-        view.close()
+        if url and not failed:
+            kept_pages[url] = view
+        else:
+            view.close()
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +122,7 @@ def labelled_viewer(
         pytest.skip(reason)
     run = train(
         tmp_path_factory.mktemp("labelled"),
-        400,
+        200,
         *("--pipeline.datamanager.features.extractors", f"labels:data={tiny_capture}"),
         *("--pipeline.datamanager.feature-ray-fraction", 1.0, "--pipeline.model.feature-loss-mult", 0.1),
     )
@@ -165,34 +183,31 @@ def look_through() -> Callable[[Any, int], None]:
     return DRIVER.look_through
 
 
-Start = Callable[..., Any]
+class Started:
+    """A command that goes on until it is stopped, or its test ends."""
+
+    def __init__(self, server: Any, name: str, arguments: tuple[object, ...]) -> None:
+        self._server = server
+        self.pid = server.start(name, *arguments)
+
+    def said(self) -> str:
+        """What it has said so far."""
+        return self._server.said()
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return psutil.pid_exists(self.pid)
+
+    def interrupt(self, timeout_s: float) -> Any:
+        """Interrupts it as Ctrl-C does; gives how it ended."""
+        os.kill(self.pid, signal.SIGINT)
+        return self._server.finish(timeout_s)
 
 
-@pytest.fixture(scope="module")
-def start_command(command_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts a command that goes on until it is stopped; what it says is in the file ``said``."""
-    with ExitStack() as stack:
-
-        @contextmanager
-        def running(name: str, arguments: tuple[object, ...]) -> Iterator[subprocess.Popen]:
-            said = tmp_path_factory.mktemp("command") / "said.txt"
-            with (
-                said.open("w") as sink,
-                subprocess.Popen(
-                    [str(BIN / name), *map(str, arguments)],
-                    env={**command_environment, "PYTHONUNBUFFERED": "1"},
-                    stdout=sink,
-                    stderr=subprocess.STDOUT,
-                ) as process,
-            ):
-                process.said = said  # type: ignore[attr-defined]
-                try:
-                    yield process
-                finally:
-                    if process.poll() is None:
-                        process.kill()
-
-        yield lambda name, *arguments: stack.enter_context(running(name, arguments))
+@pytest.fixture
+def start_command(command_server: Any) -> Callable[..., Started]:
+    """Starts a command that goes on until it is stopped; one at a time."""
+    return lambda name, *arguments: Started(command_server, name, arguments)
 
 
 if os.name != "posix":

@@ -1,6 +1,5 @@
 """`ns-viewer` and `ns-train --vis viewer` as commands: where they listen, what a browser sees, how they end."""
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ def test_ns_viewer_shows_the_scene(
     port = free_port()
     process = start_command("ns-viewer", "--load-config", trained.config, "--viewer.websocket-port", port)
     # It listens long before it is built, and a page that comes in between can stop the building for good.
-    wait_until(lambda: "disabled local writer" in process.said.read_text(), WAIT_S, "built")
+    wait_until(lambda: "disabled local writer" in process.said(), WAIT_S, "built")
     assert listening_hosts(process.pid, port) == {"127.0.0.1"}
     page = open_page(f"http://127.0.0.1:{port}")
     page.set_max_res(64)
@@ -30,7 +29,7 @@ def test_ns_viewer_shows_the_scene(
     assert {"relevancy", "relevancy_overlay", "labels"} <= set(page.outputs())
     # The feature came with the checkpoint, after the panel had been built.
     assert "dense-daisy: understands no text" in page.status()
-    assert process.poll() is None and "Traceback" not in process.said.read_text()
+    assert process.is_running() and "Traceback" not in process.said()
 
 
 def test_training_is_shown_while_it_goes_on_and_ends_when_asked(
@@ -51,8 +50,8 @@ def test_training_is_shown_while_it_goes_on_and_ends_when_asked(
         *("--vis", "viewer", "--viewer.websocket-port", port, "--max-num-iterations", 100_000),
         *("--pipeline.datamanager.train-num-rays-per-batch", 256, "--logging.local-writer.enable", False),
     )
-    wait_until(lambda: process.poll() is not None or bool(listening_hosts(process.pid, port)), WAIT_S, "listening")
-    assert process.poll() is None, process.said.read_text()[-3000:]
+    wait_until(lambda: not process.is_running() or bool(listening_hosts(process.pid, port)), WAIT_S, "listening")
+    assert process.is_running(), process.said()[-3000:]
     assert listening_hosts(process.pid, port) == {"127.0.0.1"}
     page = open_page(f"http://127.0.0.1:{port}")
     page.set_max_res(64)
@@ -64,8 +63,7 @@ def test_training_is_shown_while_it_goes_on_and_ends_when_asked(
     # Nobody moves the view: what changes is what the field has learnt.
     wait_until(lambda: difference(page.picture(), first) > 0.02, WAIT_S, "a picture that has changed by learning")
     wait_until(lambda: page.step() > step, WAIT_S, "later steps than the first picture's")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=WAIT_S) == 130, process.said.read_text()[-3000:]
-    said = process.said.read_text()
-    assert "continue with: ns-train f3rm-ext-lite --load-dir" in " ".join(said.split()) and "Traceback" not in said
+    done = process.interrupt(WAIT_S)
+    assert done.code == 130 and "Traceback" not in done.text, done.text[-3000:]
+    assert "continue with: ns-train f3rm-ext-lite --load-dir" in " ".join(done.text.split())
     assert list((tmp_path / "e" / "f3rm-ext-lite" / "t" / "nerfstudio_models").glob("step-*.ckpt"))

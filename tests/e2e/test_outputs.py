@@ -18,14 +18,14 @@ def _broken(*_: object, **__: object) -> torch.Tensor:
 @pytest.fixture
 def view(
     request: pytest.FixtureRequest,
-    open_page: Callable[[str], Any],
+    open_page: Callable[..., Any],
     look_through: Callable[[Any, int], None],
     wait_until: Callable[..., None],
 ) -> Iterator[Any]:
     """A page that shows the colours of a field, unless a test names another viewer; afterwards, whatever the test did,
     nerfstudio's render threads must live."""
     viewer = request.getfixturevalue(getattr(request, "param", "viewer"))
-    page = open_page(f"http://127.0.0.1:{viewer.config.websocket_port}")
+    page = open_page(f"http://127.0.0.1:{viewer.config.websocket_port}", keep=True)
     wait_until(lambda: page.output() != "not set" and page.resolution() != (0, 0), WAIT_S, "a first picture")
     if page.output() != "rgb":  # the panel is shared, and an earlier test has chosen something
         page.choose_output("rgb")

@@ -16,8 +16,6 @@ FRAME = 0
 FOUND = 0.12
 """Mean heat within a thing's outline, above that outside of it: found."""
 CHANGED = 0.02
-ANY_SCENE = pytest.mark.parametrize("page", ["labelled_viewer", "labelled_splat_viewer"], indirect=True)
-"""For what has to work alike on a field and on splats."""
 BIG = 0.06
 """Share of the photo that a thing takes up at least, to be learnt in so short a training."""
 
@@ -63,7 +61,7 @@ class Page:
 @pytest.fixture
 def page(
     request: pytest.FixtureRequest,
-    open_page: Callable[[str], Any],
+    open_page: Callable[..., Any],
     look_through: Callable[[Any, int], None],
     tiny_capture: Path,
     wait_until: Callable[..., None],
@@ -71,7 +69,7 @@ def page(
     """A page where nothing is asked as yet, of a field unless a test names another viewer; after the test, whatever it
     did, the render threads must live."""
     viewer = request.getfixturevalue(getattr(request, "param", "labelled_viewer"))
-    view = open_page(f"http://127.0.0.1:{viewer.config.websocket_port}")
+    view = open_page(f"http://127.0.0.1:{viewer.config.websocket_port}", keep=True)
     wait_until(lambda: view.output() != "not set" and view.resolution() != (0, 0), WAIT_S, "a first picture")
     # What the panel says may be of an earlier page.
     wait_until(lambda: bool(viewer.viser_server.get_clients()), WAIT_S, "the page being known to the viewer")
@@ -110,7 +108,7 @@ def things(page: Page, tiny_capture: Path) -> list[SimpleNamespace]:
     return found
 
 
-@ANY_SCENE
+@pytest.mark.parametrize("page", ["labelled_viewer", "labelled_splat_viewer"], indirect=True)
 def test_a_text_lights_up_the_thing_and_another_text_another_thing(
     page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
 ) -> None:
@@ -147,7 +145,9 @@ def test_a_threshold_of_one_finds_next_to_nothing(
     wait_until(lambda: page.heat(things[0].label) > FOUND, WAIT_S, "heat again")
 
 
-@ANY_SCENE
+@pytest.mark.parametrize(
+    "page", ["labelled_viewer", pytest.param("labelled_splat_viewer", marks=pytest.mark.release)], indirect=True
+)
 def test_a_click_lights_up_what_was_clicked(
     page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
 ) -> None:

@@ -1,7 +1,6 @@
 """`f3rm-ext view`: splats and meshes of files in the viewer, from camera to camera."""
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,8 +73,8 @@ def view(
         port = free_port()
         process = start_command("f3rm-ext", "view", tmp_path / name, "--port", port)
         address = f"http://127.0.0.1:{port}"
-        wait_until(lambda: process.poll() is not None or address in process.said.read_text(), WAIT_S, "an address")
-        assert process.poll() is None, process.said.read_text()[-3000:]
+        wait_until(lambda: not process.is_running() or address in process.said(), WAIT_S, "an address")
+        assert process.is_running(), process.said()[-3000:]
         process.address, process.port = address, port
         return process
 
@@ -92,15 +91,15 @@ def test_splats_and_from_camera_to_camera(
     write_two_balls(tmp_path / "balls.ply")
     process = view("balls.ply")
     assert listening_hosts(process.pid, process.port) == {"127.0.0.1"}
-    assert "400 Gaussians" in process.said.read_text()
+    assert "400 Gaussians" in process.said()
     page = open_page(process.address)
     wait_until(lambda: sides_of(page) == "red blue", WAIT_S, "the view of the first camera")
     page.press("Next camera")
     wait_until(lambda: sides_of(page) == "blue red", WAIT_S, "the view of the second camera, from behind")
     page.press("Previous camera")
     wait_until(lambda: sides_of(page) == "red blue", WAIT_S, "the first view again")
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=WAIT_S) == 0 and "Traceback" not in process.said.read_text()
+    done = process.interrupt(WAIT_S)
+    assert done.code == 0 and "Traceback" not in done.text, done.text[-3000:]
 
 
 def test_a_textured_mesh(

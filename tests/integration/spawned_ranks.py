@@ -1,5 +1,6 @@
 """Nerfstudio's own start of several processes, whose work is only to wait for Ctrl-C."""
 
+import functools
 import signal
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ if __name__ == "__main__":
     from f3rm_ext.engine import launch
 
     train._distributed_worker = wait_for_the_end
+    train.mp.spawn = functools.partial(train.mp.start_processes, start_method="fork")  # without importing all again
     launch.remember_interruption()
     config = TrainerConfig(logging=LoggingConfig(profiler="none"))
     train.launch(print, num_devices_per_machine=2, device_type="cpu", config=config)

@@ -12,32 +12,6 @@ from f3rm_ext.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.integration
 
-FORKED = """
-import os, sys
-from f3rm_ext.ledger import runs, worker
-from f3rm_ext.workflow.records import read_json
-from f3rm_ext.scripts.cli import main
-
-def run_job(self, job, folder, python, title):
-    folder.mkdir(parents=True, exist_ok=True)
-    worker.write_job(job, folder / "job.json")
-    child = os.fork()
-    if child == 0:
-        sys.argv = ["worker", str(folder / "job.json")]
-        try:
-            worker.main()
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    return read_json(folder / worker.RESULT)
-
-runs.Bench._run_job = run_job
-sys.exit(main())
-"""
-"""``f3rm-ext`` whose trainings and evaluations are forks. Other tests here run them in real processes."""
-
 
 @pytest.fixture(scope="module")
 def bench(run_command: Callable[..., Any]) -> Callable[..., Any]:
@@ -46,17 +20,16 @@ def bench(run_command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="module")
-def measured(run_command: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(bench: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a ledger of an entry that was measured in turn with its baseline, and the runs."""
     folder = tmp_path_factory.mktemp("bench")
     command = ("f3rm-ext-lite", "--data", str(tiny_capture), "--max-num-iterations", "40",
                "--pipeline.datamanager.train-num-rays-per-batch", "128",
                "--pipeline.datamanager.features.extractors")  # fmt: skip
     Ledger(folder / "ledger.sqlite").add("base", "f3rm-ext-lite", command=command, note="where it all began")
-    done = run_command("python", "-c", FORKED, "bench", "run", "--ledger", folder / "ledger.sqlite", "--name", "few",
-                       "--against", "base", "--repeats", 1, "--steps", 12, "--warm-up", 2, "--train-views", 2,
-                       "--keep-runs", folder / "runs", "--note", "fewer", "--", *command,
-                       "--pipeline.model.num-samples", 4, timeout_s=480)  # fmt: skip
+    done = bench("run", "--ledger", folder / "ledger.sqlite", "--name", "few", "--against", "base", "--repeats", 1,
+                 "--steps", 12, "--warm-up", 2, "--train-views", 2, "--keep-runs", folder / "runs", "--note", "fewer",
+                 "--", *command, "--pipeline.model.num-samples", 4, timeout_s=480)  # fmt: skip
     assert done.code == 0, done.text
     assert "Recorded few-baseline and few in" in done.stdout
     return folder
@@ -119,15 +92,13 @@ def test_a_finished_run_is_added(bench: Callable[..., Any], measured: Path) -> N
 
 @pytest.mark.release
 @pytest.mark.timeout(500)
-def test_a_run_is_evaluated_within_its_window(
-    bench: Callable[..., Any], run_command: Callable[..., Any], measured: Path, tmp_path: Path
-) -> None:
+def test_a_run_is_evaluated_within_its_window(bench: Callable[..., Any], measured: Path, tmp_path: Path) -> None:
     """Its last checkpoint, which is added as another entry, is another model: the two are not compared."""
     ledger = tmp_path / "ledger.sqlite"
     command = Ledger(measured / "ledger.sqlite").entry("few").command
-    done = run_command("python", "-c", FORKED, "bench", "run", "--ledger", ledger, "--name", "within", "--repeats", 1,
-                       "--steps", 12, "--eval-step", 8, "--warm-up", 2, "--train-views", 2, "--keep-runs",
-                       tmp_path / "runs", "--", *command, timeout_s=480)  # fmt: skip
+    done = bench("run", "--ledger", ledger, "--name", "within", "--repeats", 1, "--steps", 12, "--eval-step", 8,
+                 "--warm-up", 2, "--train-views", 2, "--keep-runs", tmp_path / "runs", "--", *command,
+                 timeout_s=480)  # fmt: skip
     assert done.code == 0, done.text
     (config,) = tmp_path.glob("runs/**/config.yml")
     steps = sorted(path.name for path in (config.parent / "nerfstudio_models").iterdir())

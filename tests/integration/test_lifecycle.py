@@ -1,6 +1,7 @@
 """train → eval → kill → resume → render, as the commands a user types, on the CPU."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,8 +15,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-
-BIN = Path(sys.executable).parent
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +111,7 @@ def test_a_finished_run_has_nothing_left_to_do(
 
 
 def test_kill_minus_nine_and_resume(
-    command_environment: dict[str, str],
+    command_server: Any,
     tiny_capture: Path,
     tmp_path: Path,
     run_command: Callable[..., Any],
@@ -121,15 +120,11 @@ def test_kill_minus_nine_and_resume(
     folder = tmp_path / "e" / "f3rm-ext-lite" / "t"
     common = ["f3rm-ext-lite", "--data", str(tiny_capture), "--output-dir", str(tmp_path), "--experiment-name", "e"]
     common += ["--vis", "tensorboard", "--pipeline.datamanager.train-num-rays-per-batch", "64"]
-    with subprocess.Popen(
-        [str(BIN / "ns-train"), *common, "--timestamp", "t", "--steps-per-save", "3", "--max-num-iterations", "100000"],
-        env=command_environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as process:
-        wait_until(lambda: len(list(folder.glob("nerfstudio_models/*.ckpt"))) > 0, 240, "a checkpoint")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    endless = ("--timestamp", "t", "--steps-per-save", 3, "--max-num-iterations", 100_000)
+    process = command_server.start("ns-train", *common, *endless)
+    wait_until(lambda: len(list(folder.glob("nerfstudio_models/*.ckpt"))) > 0, 240, "a checkpoint")
+    os.kill(process, signal.SIGKILL)
+    assert command_server.finish(60).code == -signal.SIGKILL
     last = max(int(path.stem.split("-")[1]) for path in folder.glob("nerfstudio_models/*.ckpt"))
     done = run_command(
         "ns-train",

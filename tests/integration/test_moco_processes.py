@@ -133,6 +133,7 @@ def test_a_training_killed_while_it_saves_goes_on_as_if_it_had_not_been(
     assert refused.code == 2 and "--architecture resnet18" in refused.text
 
 
+@pytest.mark.release
 @pytest.mark.timeout(240)
 def test_where_one_dies_the_other_ends_with_a_sentence(
     train: Callable[..., list[Any]], tmp_path: Path, wait_until: Callable[..., None]

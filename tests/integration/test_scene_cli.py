@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +16,6 @@ from PIL import Image
 pytestmark = pytest.mark.integration
 
 TINY = ["--num-images", "3", "--width", "48", "--height", "32", "--light-rays", "1"]
-COMMAND = [sys.executable, "-c", "import sys; from f3rm_ext.scripts.cli import main; sys.exit(main())", "scene"]
 
 
 @pytest.fixture
@@ -77,22 +74,21 @@ def test_bad_options_end_in_one_sentence(
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.release), (signal.SIGKILL, -signal.SIGKILL)]
 )
-def test_interrupted_run_leaves_no_half_capture(tmp_path: Path, number: signal.Signals, code: int) -> None:
+def test_interrupted_run_leaves_no_half_capture(
+    command_server: Any, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     out = tmp_path / "room"
     options = ["--num-images", "5000", "--width", "48", "--height", "32", "--light-rays", "1"]
-    process = subprocess.Popen([*COMMAND, "synth", out, *options], stderr=subprocess.PIPE, text=True)
-    try:
-        deadline = time.monotonic() + 200
-        while not list(tmp_path.glob(".room.partial-*/labels/*.png")):
-            assert process.poll() is None and time.monotonic() < deadline
-            os.sched_yield()
-        process.send_signal(number)
-        _, stderr = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == code and not out.exists()
+    process = command_server.start("f3rm-ext", "scene", "synth", out, *options)
+    deadline = time.monotonic() + 200
+    while not list(tmp_path.glob(".room.partial-*/labels/*.png")):
+        assert time.monotonic() < deadline, command_server.said()
+        os.sched_yield()
+    os.kill(process, number)
+    done = command_server.finish(60)
+    assert done.code == code and not out.exists()
     if number == signal.SIGINT:
-        assert stderr.strip() == f"Interrupted: {out} was not written." and list(tmp_path.iterdir()) == []
+        assert done.stderr.strip() == f"Interrupted: {out} was not written." and list(tmp_path.iterdir()) == []
 
 
 def test_picture(scene: Callable[..., Any], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 BIN = Path(sys.executable).parent
-PROGRAMS = Path(__file__).with_name("rank_training.py")
+PROGRAM = Path(__file__).with_name("rank_training.py")
 FIELD = ("--pipeline.datamanager.train-num-rays-per-batch", 255, "--pipeline.model.feature-loss-mult", 1)
 SPLATS = (
     *(
@@ -44,7 +44,7 @@ def train_ranks(command_server: Any, tiny_capture: Path, tmp_path: Path) -> Call
         data: Path = tiny_capture,
         disturb: Any = None,
     ) -> list[Any]:
-        code = f"import runpy; runpy.run_path({str(PROGRAMS)!r}, run_name='__main__')"
+        code = f"import runpy; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
         processes = command_server.start_ranks(
             ranks,
             *("python", "-c", code, method, "--data", data),
@@ -264,7 +264,7 @@ def test_torchrun_starts_ns_train(run_command: Any, tiny_capture: Path, tmp_path
 
 
 def test_ctrl_c_is_no_success_where_nerfstudio_starts_the_processes(tmp_path: Path, wait_until: Any) -> None:
-    program = [sys.executable, str(PROGRAMS.with_name("spawned_ranks.py")), str(tmp_path)]
+    program = [sys.executable, str(Path(__file__).with_name("spawned_ranks.py")), str(tmp_path)]
     starter = subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
         wait_until(lambda: all((tmp_path / str(rank)).exists() for rank in range(2)), 120, "both processes")

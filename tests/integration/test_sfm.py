@@ -6,8 +6,6 @@ import re
 import shutil
 import signal
 import sqlite3
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -23,13 +21,6 @@ from f3rm_ext.sfm.metrics import compare_poses
 
 pycolmap = pytest.importorskip("pycolmap")
 Run = Callable[..., Any]
-COMMAND = [
-    sys.executable,
-    "-c",
-    "import sys; from f3rm_ext.scripts.cli import main; sys.exit(main())",
-    "sfm",
-    "process",
-]
 NUM_PHOTOS = 12
 
 
@@ -160,21 +151,24 @@ def test_a_video(run_command: Run, scene: Scene, tmp_path: Path) -> None:
 
 
 def test_a_look_in_the_browser(
-    processed: tuple[Path, Any], free_port: Callable[[], int], listening_hosts: Callable[[int, int], set[str]]
+    processed: tuple[Path, Any],
+    command_server: Any,
+    free_port: Callable[[], int],
+    listening_hosts: Callable[[int, int], set[str]],
+    wait_until: Callable[..., None],
 ) -> None:
     (out, _), port = processed, free_port()
-    view = [*COMMAND[:-1], "view", "--capture", str(out), "--port", str(port)]
-    process = subprocess.Popen(view, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        address = next((line.split()[1] for line in process.stdout if line.startswith("Open http://127.0.0.1:")), "")
-        with urllib.request.urlopen(address, timeout=60) as page:
-            assert page.status == 200
-        assert listening_hosts(process.pid, port) == {"127.0.0.1"}
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
+    process = command_server.start("f3rm-ext", "sfm", "view", "--capture", out, "--port", port)
+
+    def address() -> list[str]:
+        return re.findall(r"^Open (http://127\.0\.0\.1:\S*)", command_server.said(), re.M)
+
+    wait_until(lambda: bool(address()), 60, "an address")
+    with urllib.request.urlopen(address()[0], timeout=60) as page:
+        assert page.status == 200
+    assert listening_hosts(process, port) == {"127.0.0.1"}
+    os.kill(process, signal.SIGINT)
+    assert command_server.finish(60).code == 0
 
 
 def test_the_chain_to_a_mesh_begins_with_the_poses(run_command: Run, photos: Path, tmp_path: Path) -> None:
@@ -234,27 +228,21 @@ def test_doubtful_poses_are_written_and_end_with_a_code_of_their_own(
     assert list(json.loads((chain / "manifest.json").read_text())["stages"]) == ["sfm"]
 
 
-def test_a_killed_run_goes_on(photos: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on(
+    photos: Path, command_server: Any, run_command: Run, wait_until: Callable[..., None], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
-    options = ["--images", str(photos), "--output", str(out)]
-    process = subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert process.stdout is not None
-        said = ""
-        for line in process.stdout:
-            said += line
-            if line.startswith("Matching photos"):
-                process.send_signal(signal.SIGKILL)
-                break
-        process.wait(60)
-    finally:
-        process.kill()
-    assert process.returncode == -signal.SIGKILL, said
+    words = ("f3rm-ext", "sfm", "process", "--images", photos, "--output", out)
+    process = command_server.start(*words)
+    wait_until(lambda: "\nMatching photos" in command_server.said(), 100, "matching")
+    os.kill(process, signal.SIGKILL)
+    killed = command_server.finish(60)
+    assert killed.code == -signal.SIGKILL, killed.text
     assert not (out / "transforms.json").exists()
     with sqlite3.connect(out / "colmap" / "database.db") as database:
         (features,) = database.execute("select count(*) from descriptors").fetchone()
-    again = subprocess.run([*COMMAND, *options], capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
+    again = run_command(*words)
+    assert again.code == 0, again.stderr
     lines = again.stdout.splitlines()
     total = NUM_PHOTOS + 2
     assert features == total and f"Finding features: {total} of {total}" in lines

@@ -21,12 +21,12 @@ ONLY_MESH = (*COARSE, "--until-stage", "mesh")
 
 
 @pytest.fixture
-def chain(f3rm_ext: Typed, tiny_capture: Path) -> Typed:
+def chain(run_command: Typed, tiny_capture: Path) -> Typed:
     """`f3rm-ext sugar run` on the tiny capture with splats of a file."""
 
     def run(splats: Path, output: Path, *options: object) -> Any:
         words = ("--data", tiny_capture, "--output", output, "--skip-coarse", "True", "--coarse-checkpoint", splats)
-        return f3rm_ext("sugar", "run", *words, *options)
+        return run_command("f3rm-ext", "sugar", "run", *words, *options)
 
     return run
 
@@ -59,14 +59,14 @@ def test_checkpoints_of_other_programs_are_in_the_frame_of_the_capture(
     made = []
     for name, splats in of_others.items():
         done = chain(splats, tmp_path / name, *ONLY_MESH)
-        assert done.code == 0, done.err
+        assert done.code == 0, done.text
         made.append(read_mesh(tmp_path / name / "mesh.ply"))
         np.testing.assert_allclose(made[-1].bounds, [truth.min(axis=0), truth.max(axis=0)], atol=0.4, err_msg=name)
     np.testing.assert_allclose(made[0].bounds, made[1].bounds, atol=0.02)
     # New splats in the folder of 3DGS are noticed.
     shutil.copytree(of_others["3DGS"] / "point_cloud/iteration_7000", of_others["3DGS"] / "point_cloud/iteration_30000")
     done = chain(of_others["3DGS"], tmp_path / "3DGS", *ONLY_MESH)
-    assert done.code == 0 and "its input (coarse splats) has changed" in done.out
+    assert done.code == 0 and "its input (coarse splats) has changed" in done.stdout
 
 
 def test_splats_of_another_frame(chain: Typed, room_splats: Path, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_full_disk_costs_nothing_that_was_there(chain: Typed, room_splats: Pat
     options = ("--splats-frame", "capture", "--skip-refine", "True", "--skip-eval", "True", "--texture.padding", 1)
     options = (*options, "--texture-size", 128, *COARSE)
     done = chain(room_splats, out, *options)
-    assert done.code == 0, done.err
+    assert done.code == 0, done.text
     before = {name: (out / name).read_bytes() for name in ("mesh.ply", "textured.glb", "report.html")}
     (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - 8192))
     message = chain(room_splats, out, *options, "--texture-size", 256).refuses()
