@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
@@ -15,8 +15,10 @@ from f3rm_ext.splat.rendering import SplatScene
 
 _ROUND = 0.1
 """Share of the Gaussians that goes before the others are measured anew."""
-_MAX_VIEWS, _MAX_SIDE_PX = 200, 400
-"""Views are measured at half their size and at most at this one; of more views, every second, third, ... is."""
+_VIEWS = 64
+"""Most views of a round but the first: every second, third, ... of them, in turns."""
+_MAX_SIDE_PX = 400
+"""Views are measured at half their size, and at most at this one."""
 
 
 class PruningOrder:
@@ -24,8 +26,8 @@ class PruningOrder:
 
     The cost of a Gaussian is the sum of the squared changes of all colours of all views if it alone were missing: those
     behind it show more then. Gaussians that overlap stand in for each other, and cost little until one of them is
-    gone. So the cheapest go in rounds, and each round measures the pictures of those that are left. Rounds are made
-    when they are needed.
+    gone. So the cheapest go in rounds, and each round measures the pictures of those that are left: the first round all
+    of them, the others some, beyond which a Gaussian keeps the cost that it had. Rounds are made when they are needed.
 
     Args:
         gaussians: all of them.
@@ -43,31 +45,53 @@ class PruningOrder:
     ) -> None:
         self._gaussians = gaussians
         self._scene = scene
-        self._views = shrink(views.take(slice(None, None, math.ceil(len(views.widths) / _MAX_VIEWS))))
+        self._views = shrink(views)
         self._on_view = on_view
+        self._costs = torch.zeros(len(gaussians))
         self._rest = torch.arange(len(gaussians))
         self._gone: list[Tensor] = []
 
     def last(self, count: int) -> Int[Tensor, " kept"]:
         """Returns the rows of those that go last, in the order in which they would go."""
         while len(self._rest) > count:
-            cheapest = self.costs(self._rest).argsort()
+            self._measure()
+            cheapest = self._costs[self._rest].argsort()
             share = math.ceil(_ROUND * len(cheapest))
             self._gone.append(self._rest[cheapest[:share]])
             self._rest = self._rest[cheapest[share:].sort().values]
         return torch.cat([*self._gone, self._rest])[-count:]
 
+    def _measure(self) -> None:
+        """Measures what those that are left cost now."""
+        count, number = len(self._views.widths), len(self._gone)
+        step = math.ceil(count / _VIEWS) if number else 1
+        views = self._views.take(slice(number % step, None, step))
+        costs, shown = self.costs(self._rest, views)
+        self._costs[self._rest[shown]] = costs[shown] * count / len(views.widths)
+
     @torch.no_grad()
-    def costs(self, rows: Int[Tensor, " left"]) -> Float[Tensor, " left"]:
-        """Returns what each Gaussian costs where only some are left: sums of squared changes of colours."""
+    def costs(
+        self, rows: Int[Tensor, " left"], views: PinholeCameras | None = None
+    ) -> tuple[Float[Tensor, " left"], Bool[Tensor, " left"]]:
+        """Returns what each Gaussian costs where only some are left, and whether a view shows it.
+
+        Args:
+            views: by default all.
+
+        Returns:
+            Sums of squared changes of colours, and a mask.
+        """
+        views = self._views if views is None else views
         scene = self._scene(self._gaussians[rows])
-        shapes, on_cpu = scene.shapes().map(lambda value: value.detach().float().cpu()), self._views.to("cpu")
-        total = torch.zeros(len(rows))
-        for index in range(len(on_cpu.viewmats)):
+        shapes, on_cpu = scene.shapes().map(lambda value: value.detach().float().cpu()), views.to("cpu")
+        total, shown = torch.zeros(len(rows)), torch.zeros(len(rows), dtype=torch.bool)
+        for index in range(len(on_cpu.widths)):
             one = slice(index, index + 1)
-            total += measure_sight(shapes, scene.camera(on_cpu.take(one)), compare(scene, self._views.take(one))).gains
+            sight = measure_sight(shapes, scene.camera(on_cpu.take(one)), compare(scene, views.take(one)))
+            total += sight.gains
+            shown |= sight.contributions > 0
             self._on_view(len(on_cpu.widths))
-        return total
+        return total, shown
 
 
 def shrink(views: PinholeCameras) -> PinholeCameras:

@@ -74,6 +74,8 @@ def require_own_folder(
 ) -> Any:
     """Checks, before the work begins, that a command may use a folder: a new or empty one, or one that it made.
 
+    Empty folders inside do not count.
+
     Args:
         marker: name of the JSON file that the command writes first; its ``made_by`` says whose folder it is.
         maker: the command as in ``f3rm-ext moco train``.
@@ -99,7 +101,11 @@ def require_own_folder(
             raise ConfigError(
                 f"{folder / marker} is damaged or was not written by `{maker}`: choose a new folder with {option}."
             )
-        others = sorted(path.name for path in folder.iterdir() if path.name not in ignored and path.suffix != ".tmp")
+        others = sorted(
+            path.name
+            for path in folder.iterdir()
+            if path.name not in ignored and path.suffix != ".tmp" and (not path.is_dir() or any(path.iterdir()))
+        )
     except ValueError as error:
         raise ConfigError(f"{folder / marker} is damaged ({error}): choose a new folder with {option}.") from error
     except OSError as error:

@@ -14,6 +14,7 @@ from f3rm_ext.errors import ConfigError, SplatFileError
 from f3rm_ext.export.budget import BudgetSearch, Limit, SplatBudget, reduce_splats
 from f3rm_ext.export.splats import SplatRun, load_splat_run
 from f3rm_ext.scripts.cli import main
+from f3rm_ext.splat import pruning
 from f3rm_ext.splat.files import SplatInfo, read_splats, write_splats
 from f3rm_ext.splat.files.pruning import SizeSearch
 from f3rm_ext.splat.files.scores import GaussianScores
@@ -162,6 +163,27 @@ def test_the_order_of_pruning_keeps_the_picture(run: SplatRun) -> None:
     assert error(kept) < 0.1 * error(budget.gaussians.alphas().argsort(descending=True)[:250])
 
 
+def test_in_many_views_rounds_take_turns(run: SplatRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "_VIEWS", 2)
+    budget, seen = SplatBudget(run, Path("a.ply")), list[int]()
+    scene, cameras = run.scene(budget.gaussians), PinholeCameras.of(run.manager.train_dataset.cameras)
+    order = budget.order(seen.append)
+
+    def error(rows: torch.Tensor) -> float:
+        parts, total = (scene, run.scene(budget.gaussians[rows])), 0.0
+        for index in range(len(cameras.widths)):
+            view = cameras.take(slice(index, index + 1))
+            whole, rest = (render(part, view).rasterization.colors for part in parts)
+            total += float((rest - whole).square().mean())
+        return total
+
+    kept, views = order.last(150), len(run.manager.train_dataset)
+    assert seen[:views] == [views] * views and set(seen[views:]) <= {1, 2}, "all views only in the first round"
+    one_view = SplatBudget(run, Path("a.ply")).order()
+    one_view._views = one_view._views.take(slice(0, 1))
+    assert error(kept) < error(one_view.last(150)), "what only views of other rounds show stays"
+
+
 def test_of_gaussians_that_stand_in_for_each_other_one_stays() -> None:
     """Each of two opaque ones at one place may go alone; after one, the other counts more than a fainter one."""
     near_black = torch.full((3, 3), -1.5)
@@ -176,7 +198,9 @@ def test_of_gaussians_that_stand_in_for_each_other_one_stays() -> None:
     K = torch.tensor([[[60.0, 0, 40], [0, 60, 30], [0, 0, 1]]])
     views = PinholeCameras(torch.eye(4)[None], K, torch.tensor([80]), torch.tensor([60]))
     order = PruningOrder(gaussians, lambda rest: SplatScene(rest, MipOptions(), background=torch.ones(3)), views)
-    first, second, faint = order.costs(torch.arange(3)).tolist()
+    costs, shown = order.costs(torch.arange(3))
+    first, second, faint = costs.tolist()
+    assert shown.all()
     assert max(first, second) < faint, "each of the two costs less alone"
     assert 2 in order.last(2) and order.last(1).item() in (0, 1)
 
