@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from f3rm_ext.data.confidence import TOLERANCE, agreement, ray_information
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Ellipsoids
 from f3rm_ext.splat.knn import NearestGaussians
@@ -21,8 +22,6 @@ from f3rm_ext.splat.rendering import SplatScene, render
 
 SEEN = 0.02
 """A view sees a Gaussian whose largest weight at a pixel is at least this: five steps of 255."""
-TOLERANCE = 0.1
-"""A centre agrees with the depth of a view if it differs by at most this share of it."""
 NEIGHBOURS = 8
 """The isolation of a Gaussian is the distance to the neighbour of this number."""
 OVERLAP = 2.0
@@ -44,8 +43,6 @@ class Evidence:
     """Sum of its compositing weights over the pixels of all views."""
     peak: Float[Tensor, " gaussians"]
     """Largest compositing weight on any ray, 0 to 1."""
-    lead_views: Int[Tensor, " gaussians"]
-    """Number of views with a ray on which no other Gaussian has a larger weight."""
     free_views: Int[Tensor, " gaussians"]
     """Number of views that look through its centre: the median depth is clearly behind it."""
     surface_views: Int[Tensor, " gaussians"]
@@ -54,16 +51,12 @@ class Evidence:
     """Distance to the eighth nearest centre, scene units."""
     size: Float[Tensor, " gaussians"]
     """Largest standard deviation, scene units."""
-    angle: Float[Tensor, " gaussians"]
-    """Largest standard deviation over depth, in the view that sees it from nearest; 0 if none does."""
-    alpha: Float[Tensor, " gaussians"]
-    """Opacity, 0 to 1."""
     gain: Float[Tensor, " gaussians"]
     """By how much the squared error of all photos would grow if it alone were missing; 0 without photos."""
-    best_gain: Float[Tensor, " gaussians"]
-    """The part of the gain that the photo with the largest one has."""
     least_gain_near: Float[Tensor, " gaussians"]
     """Smallest gain of it and of those neighbours that overlap it, which would take its place."""
+    information: Float[Tensor, "gaussians 3 3"]
+    """What the views say together of the place of its centre; see :mod:`f3rm_ext.data.confidence`."""
 
     def __len__(self) -> int:
         return len(self.views)
@@ -92,7 +85,7 @@ def gather_evidence(
         one = slice(index, index + 1)
         camera = scene.camera(on_cpu.take(one))
         truth = None if photo is None else compare(scene, views.take(one), photo(index))
-        total.add_sight(shapes, size, camera, measure_sight(shapes, camera, truth))
+        total.add_sight(shapes, camera, measure_sight(shapes, camera, truth))
         on_view()
     isolation, least_gain_near = look_around(shapes.means, size, total.gain)
     return Evidence(
@@ -101,16 +94,13 @@ def gather_evidence(
         spread_rad=(total.directions.norm(dim=1) / total.views.clamp_min(1)).clamp(max=1).acos() * (total.views > 0),
         contribution=total.contribution,
         peak=total.peak,
-        lead_views=total.lead_views,
         free_views=total.free_views,
         surface_views=total.surface_views,
         isolation=isolation,
         size=size,
-        angle=total.angle,
-        alpha=shapes.alphas,
         gain=total.gain,
-        best_gain=total.best_gain,
         least_gain_near=least_gain_near,
+        information=total.information,
     )
 
 
@@ -118,25 +108,24 @@ class _Totals:
     """Sums and maxima over views, one value per Gaussian."""
 
     def __init__(self, count: int) -> None:
-        self.views, self.lead_views, self.free_views, self.surface_views = torch.zeros(4, count, dtype=torch.int32)
-        self.contribution, self.peak, self.angle, self.gain, self.best_gain = torch.zeros(5, count)
-        self.directions = torch.zeros(count, 3)
+        self.views, self.free_views, self.surface_views = torch.zeros(3, count, dtype=torch.int32)
+        self.contribution, self.peak, self.gain = torch.zeros(3, count)
+        self.directions, self.information = torch.zeros(count, 3), torch.zeros(count, 3, 3)
 
-    def add_sight(self, shapes: Ellipsoids, size: Tensor, camera: Camera, sight: Sight) -> None:
+    def add_sight(self, shapes: Ellipsoids, camera: Camera, sight: Sight) -> None:
         """Adds what a view shows."""
         seen = sight.peaks >= SEEN
         self.views += seen
         self.contribution += sight.contributions
         self.peak = torch.maximum(self.peak, sight.peaks)
-        self.lead_views += sight.strongest
         self.gain += sight.gains
-        self.best_gain = torch.maximum(self.best_gain, sight.gains)
         own = shapes.means @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
-        self.directions += seen[:, None] * (functional.normalize(own, dim=1) @ camera.viewmat[:3, :3])
-        self.angle = torch.where(seen, torch.maximum(self.angle, size / own[:, 2].clamp_min(1e-9)), self.angle)
+        directions = functional.normalize(own, dim=1) @ camera.viewmat[:3, :3]
+        self.directions += seen[:, None] * directions
         depth = median_depths(own, camera, sight.median_depth)
         self.free_views += (depth > 0) & (own[:, 2] < (1 - TOLERANCE) * depth)
         self.surface_views += (depth > 0) & ((own[:, 2] - depth).abs() <= TOLERANCE * depth)
+        self.information += ray_information(directions, agreement(own[:, 2], depth))
 
 
 def median_depths(

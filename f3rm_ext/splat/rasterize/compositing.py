@@ -187,7 +187,7 @@ def forward(order, starts, ranks, geometry, payload, background, columns, colors
 
 @no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
-def measure(order, starts, ranks, geometry, payload, picture, truth, share, columns, rows, median, strongest):
+def measure(order, starts, ranks, geometry, payload, picture, truth, share, columns, rows, median):
     """Measures how much of every pixel each Gaussian makes up, what it is worth, and where the rays end.
 
     Without a Gaussian, those behind it show more. With the colours C of the pixel, S of the Gaussians up to it, c of
@@ -201,7 +201,6 @@ def measure(order, starts, ranks, geometry, payload, picture, truth, share, colu
         rows: result, sum and largest of the weights of each intersection, and by how much the squared error grows
             without it, (intersections, 3); 0 at the beginning.
         median: result, depth of the Gaussian at which the accumulation reaches ½; 0 where it does not; (h, w).
-        strongest: result, rank of the largest weight; −1 for none; (h, w).
     """
     height, width = median.shape
     for task in numba.prange(order.size):
@@ -209,8 +208,7 @@ def measure(order, starts, ranks, geometry, payload, picture, truth, share, colu
         left, top = (tile % columns) * TILE_PX, (tile // columns) * TILE_PX
         through, weights = np.empty(PIXELS, np.float32), np.empty(PIXELS, np.float32)
         final, last = np.ones(PIXELS, np.float32), np.empty(PIXELS, np.int32)
-        middle, most = np.zeros(PIXELS, np.float32), np.zeros(PIXELS, np.float32)
-        best = np.full(PIXELS, -1, np.int32)
+        middle = np.zeros(PIXELS, np.float32)
         # What each pixel still gets from behind, and its error; both of three colours.
         behind, error, counts = (
             np.empty((3, PIXELS), np.float32),
@@ -250,15 +248,13 @@ def measure(order, starts, ranks, geometry, payload, picture, truth, share, colu
                     total += weight
                     largest = max(largest, weight)
                     middle[p] = payload[rank, 3] if (middle[p] == ZERO) & (final[p] <= HALF) else middle[p]
-                    best[p] = rank if weight > most[p] else best[p]
-                    most[p] = max(weight, most[p])
                 rows[start + k, 0] += total
                 rows[start + k, 1] = max(rows[start + k, 1], largest)
                 rows[start + k, 2] += grown
         for p in range(PIXELS):
             row, column = top + np.int64(PIXEL_Y[p]), left + np.int64(PIXEL_X[p])
             if row < height and column < width:
-                median[row, column], strongest[row, column] = middle[p], best[p]
+                median[row, column] = middle[p]
 
 
 @no_type_check

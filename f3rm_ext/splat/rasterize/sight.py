@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Ellipsoids
@@ -25,8 +25,6 @@ class Sight(NamedTuple):
     """Largest compositing weight at any pixel, 0 to 1."""
     gains: Float[Tensor, " gaussians"]
     """By how much the squared error of the picture would grow without the Gaussian; 0 without a photo."""
-    strongest: Bool[Tensor, " gaussians"]
-    """Whether the weight is the largest of all Gaussians at any pixel."""
     median_depth: Float[Tensor, "h w"]
     """Depth along the camera's axis at which the accumulation reaches ½, scene units; 0 where it does not."""
 
@@ -64,18 +62,13 @@ def measure_sight(shapes: Ellipsoids, camera: Camera, truth: Truth | None = None
     payload = as_array(torch.cat([truth.colors.float(), projected.depths[:, None]], dim=1))[bins.order]
     picture, photo, share = (as_array(value.float()) for value in (truth.picture, truth.photo, share))
     rows = np.zeros((len(bins.ranks), 3), dtype=np.float32)
-    median, strongest = np.empty((height, width), dtype=np.float32), np.empty((height, width), dtype=np.int32)
+    median = np.empty((height, width), dtype=np.float32)
     order = balance(np.diff(bins.starts), numba.get_num_threads())
-    measure(
-        order, bins.starts, bins.ranks, bins.geometry, payload, picture, photo, share,
-        bins.columns, rows, median, strongest
-    )  # fmt: skip
+    measure(order, bins.starts, bins.ranks, bins.geometry, payload, picture, photo, share, bins.columns, rows, median)
     values = np.zeros((3, count), dtype=np.float32)
     drawn = np.flatnonzero(np.diff(bins.slot_starts))  # ranks of no tile would take the value of the next rank
     if len(drawn):
         by_rank, first = rows[bins.slots], bins.slot_starts[drawn]
         for column, reduce in enumerate((np.add, np.maximum, np.add)):
             values[column, bins.order[drawn]] = reduce.reduceat(by_rank[:, column], first)
-    leads = np.zeros(count, dtype=bool)
-    leads[bins.order[strongest[strongest >= 0]]] = True
-    return Sight(*map(torch.from_numpy, (*values, leads, median)))
+    return Sight(*map(torch.from_numpy, (*values, median)))

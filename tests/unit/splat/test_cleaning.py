@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
@@ -10,20 +11,17 @@ from torch import Tensor
 from f3rm_ext.splat.cleaning import KEPT, Reason, decide, decide_in_rounds, withdraw
 from f3rm_ext.splat.evidence import Evidence
 
-USUAL = {
+USUAL: dict[str, Any] = {
     "views": 10,
     "spread_rad": 0.5,
     "contribution": 20.0,
     "peak": 0.5,
-    "lead_views": 5,
     "free_views": 0,
     "surface_views": 10,
     "isolation": 0.1,
     "size": 0.02,
-    "angle": 0.01,
-    "alpha": 0.5,
-    "best_gain": 0.1,
     "least_gain_near": -10.0,
+    "information": [[4.0, 0.0, 0.0], [0.0, 4.0, 0.0], [0.0, 0.0, 4.0]],
 }
 NUMBERS = {reason: number for number, reason in enumerate(Reason)}
 
