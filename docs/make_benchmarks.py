@@ -16,7 +16,7 @@ import learning_tables
 import mesh_tables
 from markdown_table import Report, quality, table
 
-_NAMES = ("benchmarks.md", "coming-from.md", "page.md", "splat-files.md", "splats-clean.md")
+_NAMES = ("benchmarks.md", "coming-from.md", "page.md", "splat-files.md", "splats-clean.md", "splats-confidence.md")
 PAGES = [Path(__file__).with_name(name) for name in _NAMES]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -390,6 +390,37 @@ def _splat_cleaning(report: Report) -> str:
     return table([*head, "withdrawn"], body)
 
 
+def _confidence(report: Report) -> str:
+    measures = ("confidence", "views", "surface_views", "smallness", "opacity")
+    rank = [
+        [
+            row["capture"],
+            f"{row['points']}: {row['count']:,}",
+            f"{100 * row['median_error_m']:.1f}",
+            *(f"{row[name]:.2f}" if name in row else "–" for name in measures),
+        ]
+        for row in report["rank"]
+    ]
+    head = ["room", "points", "median error, cm", "confidence", "views", "agreeing views", "smallness", "opacity"]
+
+    def spread(values: list[float]) -> str:
+        return ", ".join(f"{value:.1f}" for value in values)
+
+    kinds = ("advised", "random", "around")
+    advise = [
+        [
+            f"{row['capture']}: {row['hidden']}",
+            f"{row['training_photos']} + {row['photos']}",
+            f"{row['psnr_without']:.1f}",
+            *(spread(row[f"psnr_{kind}"]) for kind in kinds),
+            " / ".join(f"{statistics.mean(row[f'share_{kind}']):.0%}" for kind in kinds),
+        ]
+        for row in report["advise"]
+    ]
+    photos = ["hidden", "photos", "without, dB", "advised, dB", "random aims, dB", "random, dB", "shown by them"]
+    return f"{table(head, rank)}\n\n{table(photos, advise)}"
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "cpu_speed": _speed,
@@ -416,6 +447,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "splat_precision": _splat_precision,
     "splat_budget": _splat_budget,
     "splat_cleaning": _splat_cleaning,
+    "confidence": _confidence,
     "shared_cores": _shared,
     "gpu_day": _gpu_day,
     "poses": learning_tables.poses,

@@ -1,12 +1,17 @@
 """Extraction of a mesh from a trained scene: one interface for all methods."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import torch
 import trimesh
+from jaxtyping import Float, Float32
+from torch.nn import functional
 
-from f3rm_ext.data.stereo.agreement import agreeing_depth
+from f3rm_ext.data.confidence import agreement, confidence, ray_information
+from f3rm_ext.data.stereo.agreement import agreeing_depth, project
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.cleaning import clean, close_holes, join, simplify
 from f3rm_ext.mesh.completion import hole_parts, thin_parts
@@ -28,7 +33,7 @@ class Extraction(NamedTuple):
     """A mesh and what is worth knowing of it."""
 
     mesh: trimesh.Trimesh
-    """Scene frame."""
+    """Scene frame. Where it was made of views, its vertices have the attribute ``confidence``."""
     facts: dict[str, object]
     """Values that were chosen automatically and shares that were measured, as JSON."""
 
@@ -65,11 +70,41 @@ def extract_mesh(
             _keep_agreeing(stored, options, on_progress)
             if options.method == "tsdf":
                 mesh, facts = _fuse(stored, options, on_progress)
-                return Extraction(mesh, facts | stereo)
-            assert gaussians is not None
-            mesh, facts = level_set_mesh(stored, gaussians, options, on_progress)
-    mesh = close_holes(clean(mesh, options.min_part), options.close_holes)
-    return Extraction(simplify(mesh, options.vertices), facts)
+            else:
+                assert gaussians is not None
+                mesh, facts = level_set_mesh(stored, gaussians, options, on_progress)
+                mesh = _finish(mesh, options)
+            mesh.vertex_attributes["confidence"] = vertex_confidence(
+                np.asarray(mesh.vertices), stored, lambda done: on_progress("Confidence", done, total)
+            )
+            return Extraction(mesh, facts | stereo)
+    return Extraction(_finish(mesh, options), facts)
+
+
+def _finish(mesh: trimesh.Trimesh, options: ExtractionOptions) -> trimesh.Trimesh:
+    return simplify(close_holes(clean(mesh, options.min_part), options.close_holes), options.vertices)
+
+
+def vertex_confidence(
+    vertices: Float[np.ndarray, "verts 3"],
+    maps: StoredViews,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> Float32[np.ndarray, " verts"]:
+    """Returns how well the views fix the vertices of a mesh, 0 to 1; see :mod:`f3rm_ext.data.confidence`.
+
+    Args:
+        vertices: scene frame.
+        maps: depth as it was rendered; views that show another depth at a vertex say nothing of it.
+    """
+    points = torch.from_numpy(vertices)
+    information = torch.zeros(len(points), 3, 3, dtype=points.dtype)
+    for index in range(len(maps)):
+        pixels, depths, inside = project(maps.cameras, index, points)
+        shown = torch.from_numpy(np.array(maps.rendered_depth(index))).flatten()[pixels].double() * inside
+        directions = functional.normalize(points - maps.cameras.positions[index], dim=1)
+        information += ray_information(directions, agreement(depths, shown))
+        on_progress(index + 1)
+    return confidence(information).float().numpy()
 
 
 def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> None:

@@ -87,7 +87,9 @@ GROUPS = {
         "SfmCommand",
         "Find camera poses from photos or a video, measure poses, train DiffusionSfM.",
     ),
-    "splats": Group("f3rm_ext.scripts.splats", "SplatsCommand", "Remove floaters from splats, or lift an object out."),
+    "splats": Group(
+        "f3rm_ext.scripts.splats", "SplatsCommand", "Remove floaters from splats, lift an object out, or advise photos."
+    ),
     "sugar": Group(
         "f3rm_ext.scripts.sugar", "Run", "Make a textured mesh of a capture: splats, mesh, refinement, texture, report."
     ),

@@ -175,7 +175,8 @@ class Splats(SplatBudgetOptions, QueryInputs):
     checkpoint and says how to render it: where it says SplatRenderMode: mip, viewers show what was trained only with
     anti-aliasing (gsplat's rasterize_mode antialiased). Queries, if you give any, put their scores on the Gaussians,
     and a label: the number of the query that fits best (-1: none). .ply has them as columns, .glb and .usda as
-    attributes; beside other formats there is NAME.queries.npz. Queries need a feature on the Gaussians, which
+    attributes; beside other formats there is NAME.queries.npz. What `f3rm-ext splats confidence` has measured goes into
+    these three formats as score_confidence. Queries need a feature on the Gaussians, which
     `f3rm-ext features lift` adds to a finished run. An existing file is replaced only if this program wrote it.
 
     Typical calls:
@@ -210,7 +211,7 @@ class Splats(SplatBudgetOptions, QueryInputs):
     def main(self) -> int:
         """Exports. Returns the exit code."""
         from f3rm_ext.export.splats import export_run, load_splat_run
-        from f3rm_ext.splat.files.formats import format_to_write, require_replaceable
+        from f3rm_ext.splat.files.formats import SCORED, format_to_write, require_replaceable
         from f3rm_ext.splat.files.pruning import export_size
         from f3rm_ext.utils.console import say
 
@@ -219,6 +220,8 @@ class Splats(SplatBudgetOptions, QueryInputs):
         require_replaceable(self.out, bool(queries))
         run = load_splat_run(self.load_config)
         scores = self._scores(run, queries) if queries else None
+        if run.model.confidence is not None and kind in SCORED:
+            scores = _add_confidence(scores, run.model.confidence)
         splats = run.splats(self.fused)
         if self.sh_degree is not None:
             splats = splats.to_sh_degree(min(self.sh_degree, splats.sh_degree))
@@ -259,6 +262,17 @@ class Splats(SplatBudgetOptions, QueryInputs):
         return GaussianScores.of_queries(
             {query.name: score_gaussians(photos.model, query) for query in encoded}, self.threshold
         )
+
+
+def _add_confidence(scores: "GaussianScores | None", confidence: "Tensor") -> "GaussianScores":
+    import numpy as np
+
+    from f3rm_ext.query.relevancy import OTHER
+    from f3rm_ext.splat.files.scores import GaussianScores
+
+    count = len(confidence)
+    scores = scores or GaussianScores((), np.empty((count, 0), np.float32), np.full(count, OTHER, np.int32))
+    return scores.add("confidence", confidence.float().cpu().numpy())
 
 
 @dataclass(kw_only=True)

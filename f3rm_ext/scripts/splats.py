@@ -8,6 +8,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryInputs, parse_queries
+from f3rm_ext.utils.ranges import Range, check_ranges
 
 if TYPE_CHECKING:
     from f3rm_ext.export.splats import SplatRun
@@ -117,6 +118,54 @@ class Select(QueryInputs):
         return 0
 
 
+@dataclass(kw_only=True)
+class Confidence:
+    """Measures how well the photos fix each Gaussian, and says where to stand for the next photos.
+
+    Confidence, 0 to 1, counts the views that agree on where a Gaussian is, by the angles between them;
+    docs/splats-confidence.md explains it. It goes into the newest checkpoint of the run, so that the viewer and
+    ns-render have the output confidence, and `f3rm-ext export splats` writes it into .ply, .glb and .usda. Further
+    training drops it. The next photos are those that would lower the uncertainty of the visible surface most, from
+    places that the photos show to be free. They are told in words and pictures in report.html, and as poses in
+    next_photos.json (transforms.json's form) and camera_path.json (for the viewer, ns-render and f3rm-ext query).
+
+    Typical calls:
+      f3rm-ext splats confidence --load-config .../config.yml
+      f3rm-ext splats confidence --load-config .../config.yml --photos 5
+    """
+
+    load_config: Path
+    """config.yml of the run."""
+    photos: Annotated[int, Range(0, 1000)] = 10
+    """Next photos to advise at most; 0 only measures confidence."""
+    out: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
+    """Folder of the report; by default beside the run, with -confidence at the end of its name. It must be new or of
+    this command."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def main(self) -> int:
+        """Measures. Returns the exit code."""
+        from f3rm_ext.export.confidence import COMMAND, measure_confidence, save_confidence, write_measurement
+        from f3rm_ext.export.derived import require_own_run
+        from f3rm_ext.export.splats import load_splat_run
+        from f3rm_ext.utils.console import note, say
+
+        run_folder = self.load_config.resolve().parent
+        out = self.out or run_folder.with_name(f"{run_folder.name}-confidence")
+        require_own_run(out, run_folder, COMMAND)
+        run = load_splat_run(self.load_config)
+        measured = measure_confidence(run, self.photos)
+        save_confidence(run.checkpoint, measured.confidence)
+        write_measurement(run, out, measured)
+        note(str(measured))
+        for number, advice in enumerate(measured.advice, start=1):
+            say(f"{number}. {advice.words}")
+        say(f"The confidence is in {run.checkpoint}, and the report in {out / 'report.html'}.")
+        return 0
+
+
 def _open_run(load_config: Path, out: Path | None, command: str) -> "SplatRun":
     """Opens a run whose Gaussians can go one by one; checks first whether a folder may become the run without them."""
     from f3rm_ext.export.derived import require_divisible, require_own_run
@@ -129,4 +178,8 @@ def _open_run(load_config: Path, out: Path | None, command: str) -> "SplatRun":
     return run
 
 
-SplatsCommand = Annotated[Clean, tyro.conf.subcommand("clean")] | Annotated[Select, tyro.conf.subcommand("select")]
+SplatsCommand = (
+    Annotated[Clean, tyro.conf.subcommand("clean")]
+    | Annotated[Select, tyro.conf.subcommand("select")]
+    | Annotated[Confidence, tyro.conf.subcommand("confidence")]
+)

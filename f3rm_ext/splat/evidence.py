@@ -68,6 +68,7 @@ def gather_evidence(
     views: PinholeCameras,
     photo: Callable[[int], Photo] | None = None,
     on_view: Callable[[], None] = lambda: None,
+    watch: Callable[[Camera, Sight], None] = lambda camera, sight: None,
 ) -> Evidence:
     """Gathers the evidence of the training views.
 
@@ -76,6 +77,7 @@ def gather_evidence(
         views: the training cameras.
         photo: returns the photo of a view; without it, nothing is known of gains.
         on_view: called after each view.
+        watch: is given each view and what it shows.
     """
     shapes = scene.shapes().map(lambda value: value.detach().float().cpu())
     on_cpu = views.to("cpu")
@@ -85,7 +87,9 @@ def gather_evidence(
         one = slice(index, index + 1)
         camera = scene.camera(on_cpu.take(one))
         truth = None if photo is None else compare(scene, views.take(one), photo(index))
-        total.add_sight(shapes, camera, measure_sight(shapes, camera, truth))
+        sight = measure_sight(shapes, camera, truth)
+        total.add_sight(shapes, camera, sight)
+        watch(camera, sight)
         on_view()
     isolation, least_gain_near = look_around(shapes.means, size, total.gain)
     return Evidence(

@@ -90,6 +90,7 @@ class GaussianModel(QueryableSplats):
         self.gauss_params = nn.ParameterDict({name: nn.Parameter(value.contiguous()) for name, value in first.items()})
         self.gauss_params["features_rest"].data = self.gauss_params["features_rest"].data.to(config.memory.sh_dtype)
         self.register_buffer("filter_3d", torch.zeros(self.num_gaussians))
+        self.register_buffer("confidence", None)
         self.register_buffer("background", torch.tensor(1.0 if config.background_color == "white" else 0.0).repeat(3))
         option = "off" if self.sharded and config.exposure == "auto" else config.exposure
         stops = (self.kwargs.get("metadata") or {}).get("exif_stops")
@@ -158,7 +159,8 @@ class GaussianModel(QueryableSplats):
             CONSOLE.log(self._start(manager, views), markup=False)
         if self.exposures is not None:
             self.exposures.start(manager.train_dataset.image_filenames)
-        self.lifted.clear()  # Features do not follow the Gaussians through training.
+        self.lifted.clear()  # Neither features nor confidence follow the Gaussians through training.
+        self.confidence = None
         cleaner = CacheCleaner(config.memory.clear_every)
 
         def begin_step(step: int) -> None:
@@ -311,6 +313,8 @@ class GaussianModel(QueryableSplats):
         self.lifted.to(self.device)
         own = {f"{PREFIX}{name}": value.data for name, value in self.gauss_params.items()}
         own["filter_3d"] = self.filter_3d
+        stored = state_dict.get("confidence")
+        self.confidence = None if stored is None else stored.to(self.device, copy=True)
         return super().load_state_dict({**state_dict, **own}, *args, **kwargs)
 
     def _about(self) -> dict[str, Any]:

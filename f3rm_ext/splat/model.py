@@ -102,6 +102,7 @@ class SplatModel(GaussianModel):
             What the SH degree and the storage of the model lose of the colours.
         """
         self.lifted.clear()
+        self.confidence = None
         rest, loss = convert_harmonics(gaussians.features_rest, self.config.sh_degree, self.config.memory.sh_dtype)
         for name, value in replace(gaussians, features_rest=rest).tensors().items():
             dtype = rest.dtype if name == "features_rest" else torch.float32

@@ -24,7 +24,7 @@ from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 from f3rm_ext.splat.features.lifting import count_lifting_steps, lift
 from f3rm_ext.splat.features.rendering import FeatureRender
 from f3rm_ext.splat.knn import NearestGaussians
-from f3rm_ext.splat.rendering import SplatScene, render_outputs
+from f3rm_ext.splat.rendering import SplatScene, composite, render_outputs
 from f3rm_ext.utils.console import image_progress
 from f3rm_ext.viewer.panel import QueryPanel
 
@@ -39,6 +39,9 @@ class QueryableSplats(Model):
     """Features of the Gaussians."""
     queries: QueryPanel
     guard: OutputGuard
+    confidence: Tensor | None
+    """How well the photos fix each Gaussian, 0 to 1 (:mod:`f3rm_ext.data.confidence`), (gaussians,); None where
+    `f3rm-ext splats confidence` has not measured it."""
     _nearest: NearestGaussians | None = None
 
     @abstractmethod
@@ -64,11 +67,17 @@ class QueryableSplats(Model):
     ) -> dict[str, Tensor]:
         """Renders a camera with the images of its features; depth is along the camera's axis.
 
+        Where confidence was measured, ``confidence`` (h, w, 1) is that of the Gaussians, composited over 0.
+
         Args:
             extra: further outputs, see :class:`~f3rm_ext.query.queryable.Queryable`.
         """
         view, scene = PinholeCameras.to_render(camera, self.device), self._scene()
         outputs = render_outputs(scene, view, self.guard, obb_box)
+        if (confidence := self.confidence) is not None:
+            inside = scene if obb_box is None else scene.inside(obb_box)
+            values = confidence if obb_box is None else confidence[obb_box.within(scene.gaussians.means)]
+            self.guard.add(outputs, "confidence", lambda: composite(inside, view, values[:, None]))
         if not (self.query_heads() or extra):
             return outputs
         return self.render_features(camera, obb_box).add_outputs(outputs, extra, self.guard)

@@ -43,6 +43,10 @@ class GaussianScores:
         joined = np.stack(list(scores.values()), axis=1)
         return cls(tuple(scores), joined, label_map(torch.from_numpy(joined), threshold).numpy().astype(np.int32))
 
+    def add(self, name: str, values: Float32[np.ndarray, " gaussians"]) -> "GaussianScores":
+        """Returns the scores with those of another name, which no label is of."""
+        return GaussianScores((*self.names, name), np.column_stack([self.scores, values]), self.labels)
+
     def take(self, rows: Int[Tensor, " kept"] | Bool[Tensor, " gaussians"]) -> "GaussianScores":
         """Returns the scores of some Gaussians."""
         chosen = rows.cpu().numpy()
