@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float16, Int, Int32
 from torch import Tensor
 from torch.nn import functional
 
@@ -83,12 +83,19 @@ class NextView(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """What a camera would say of the points that it shows."""
+    """What a camera would say of the points that it shows; small, since hundreds are kept."""
 
-    points: Int[Tensor, " shown"]
+    points: Int32[Tensor, " shown"]
     shares: Float[Tensor, " shown"]
     """Share of the picture that shows each."""
-    information: Float[Tensor, "shown 3 3"]
+    weights: Float16[Tensor, " shown"]
+    """How well the camera shows where each is."""
+    position: Float[Tensor, "3"]
+
+    def information(self, points: Float[Tensor, "points 3"]) -> Float[Tensor, "shown 3 3"]:
+        """Returns what it would say."""
+        directions = functional.normalize(points[self.points] - self.position, dim=1)
+        return ray_information(directions, self.weights.float())
 
 
 def up_of(views: PinholeCameras) -> Float[Tensor, "3"]:
@@ -137,7 +144,7 @@ def _draw_places(views: PinholeCameras, count: int, seed: int = 0) -> Float[Tens
     heights = views.positions @ up
     flat = views.positions - heights[:, None] * up
     middle = flat.mean(dim=0)
-    _, _, axes = torch.linalg.svd(flat - middle, full_matrices=False)
+    _, _, axes = torch.linalg.svd(flat - middle)
     along = (flat - middle) @ axes[:2].T
     low, high = along.amin(dim=0), along.amax(dim=0)
     reach = (high - low) * (1 + 2 * _MARGIN)
@@ -273,9 +280,9 @@ def choose(
 
     def read(cameras: PinholeCameras) -> Iterator[_Reading]:
         small = shrink(cameras.to("cpu"), SIDE_PX)
-        for index in range(len(small.widths)):
+        for index, position in enumerate(small.positions):
             camera = scene.camera(small.take(slice(index, index + 1)))
-            yield _read(points, counts, camera, measure_sight(shapes, camera))
+            yield _read(points, counts, camera, position, measure_sight(shapes, camera))
             on_view()
 
     demand = torch.zeros(len(points))
@@ -285,12 +292,12 @@ def choose(
     chosen: list[NextView] = []
     left = set(range(len(readings)))
     while len(chosen) < count:
-        gains = {index: _gain(information, demand, readings[index]) for index in left}
+        gains = {index: _gain(information, demand, points, readings[index]) for index in left}
         best = max(gains, key=gains.__getitem__, default=-1)
         if best < 0 or gains[best] <= 0:
             break
         chosen.append(NextView(candidates.take(slice(best, best + 1)), gains[best]))
-        information[readings[best].points] += readings[best].information
+        information[readings[best].points] += readings[best].information(points)
         left.remove(best)
     return chosen
 
@@ -308,7 +315,7 @@ def _unseen_points(views: PinholeCameras, means: Tensor, evidence: Evidence) -> 
     return centre + radius * torch.stack([ring * turn.cos(), ring * turn.sin(), height], dim=1)
 
 
-def _read(points: Tensor, counts: Tensor, camera: Camera, sight: Sight) -> _Reading:
+def _read(points: Tensor, counts: Tensor, camera: Camera, position: Tensor, sight: Sight) -> _Reading:
     gaussians, pixels = len(sight.peaks), sight.median_depth.numel()
     own = points @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
     shown = median_depths(own, camera, sight.median_depth)
@@ -319,14 +326,13 @@ def _read(points: Tensor, counts: Tensor, camera: Camera, sight: Sight) -> _Read
     share = float((sight.median_depth == 0).float().mean())
     shares[gaussians:], weights[gaussians:] = empty * share / empty.sum().clamp_min(1), 1.0
     rows = ((shares > 0) & (weights > 0) & counts).nonzero()[:, 0]
-    directions = functional.normalize(own[rows], dim=1) @ camera.viewmat[:3, :3]
-    return _Reading(rows, shares[rows], ray_information(directions, weights[rows]))
+    return _Reading(rows.int(), shares[rows], weights[rows].half(), position)
 
 
-def _gain(information: Tensor, demand: Tensor, reading: _Reading) -> float:
+def _gain(information: Tensor, demand: Tensor, points: Tensor, reading: _Reading) -> float:
     """Returns what a camera is worth; 0 if it shows too little that is known."""
     before = information[reading.points]
     uncertain = uncertainty(before)
     if reading.shares[uncertain < KNOWN].sum() < OVERLAP:
         return 0.0
-    return float((demand[reading.points] * (uncertain - uncertainty(before + reading.information))).sum())
+    return float((demand[reading.points] * (uncertain - uncertainty(before + reading.information(points)))).sum())

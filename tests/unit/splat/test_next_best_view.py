@@ -88,6 +88,16 @@ def test_what_is_near_the_known_comes_first(room: tuple[SplatScene, PinholeCamer
     assert torch.equal(choose(scene, views, found, both, 1)[0].camera.forward, side.forward)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_few_photos_and_no_room_give_little_advice(room: tuple[SplatScene, PinholeCameras, Survey], count: int) -> None:
+    scene, views, _ = room
+    few = views.take(slice(0, count))
+    found = survey(scene, few)
+    candidates = propose(scene, few, found, places=5)
+    assert confidence(found.evidence.information).max() < 0.5
+    assert len(choose(scene, few, found, candidates, 3)) <= 3
+
+
 def test_the_uncertainty_is_the_trace_of_the_inverse() -> None:
     generator = torch.Generator().manual_seed(0)
     ways = functional.normalize(torch.randn(20, 4, 3, generator=generator), dim=2)
