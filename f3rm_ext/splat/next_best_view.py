@@ -156,6 +156,8 @@ def _draw_places(views: PinholeCameras, count: int, seed: int = 0) -> Float[Tens
 def _turn_cameras(views: PinholeCameras, count: int, seed: int = 0) -> PinholeCameras:
     """Turns some of the cameras about the vertical axis through the middle of the scene, evenly spread."""
     generator, centre, up = torch.Generator().manual_seed(seed), views.focus(), up_of(views)
+    if ((centre - views.positions) * views.forward).sum(dim=1).median() <= 0:  # they look outwards
+        centre = views.positions.mean(dim=0)
     chosen = views.take(torch.randint(len(views.widths), (count,), generator=generator))
     angles = 2 * torch.pi * (torch.arange(count) + torch.rand(count, generator=generator)) / count
     axes = [_turn(row, up, angles) for row in chosen.viewmats[:, :3, :3].unbind(1)]
