@@ -57,6 +57,14 @@ class PinholeCameras(NamedTuple):
         """Returns some of the cameras."""
         return PinholeCameras(*(part[rows] for part in self))
 
+    def shrink(self, longest_px: int) -> "PinholeCameras":
+        """Returns the cameras with pictures whose longer side has at most so many pixels."""
+        sizes = torch.stack([self.widths, self.heights], dim=1)
+        factor = (longest_px / sizes.amax(dim=1, keepdim=True)).clamp(max=1)
+        smaller = (sizes * factor).round().clamp_min(1).int()
+        scale = torch.cat([smaller / sizes, torch.ones_like(factor)], dim=1)
+        return self._replace(Ks=scale.to(self.Ks)[:, :, None] * self.Ks, widths=smaller[:, 0], heights=smaller[:, 1])
+
     @property
     def positions(self) -> Float[Tensor, "cams 3"]:
         """Positions of the cameras, scene frame."""

@@ -103,15 +103,6 @@ def up_of(views: PinholeCameras) -> Float[Tensor, "3"]:
     return functional.normalize(-views.viewmats[:, 1, :3].mean(dim=0), dim=0)
 
 
-def shrink(views: PinholeCameras, longest_px: int) -> PinholeCameras:
-    """Returns cameras with pictures whose longer side is no longer than so many pixels."""
-    sizes = torch.stack([views.widths, views.heights], dim=1)
-    factor = (longest_px / sizes.amax(dim=1, keepdim=True)).clamp(max=1)
-    smaller = (sizes * factor).round().clamp_min(1).int()
-    scale = torch.cat([smaller / sizes, torch.ones_like(factor)], dim=1)
-    return PinholeCameras(views.viewmats, scale.to(views.Ks)[:, :, None] * views.Ks, smaller[:, 0], smaller[:, 1])
-
-
 @torch.no_grad()
 def survey(scene: SplatScene, views: PinholeCameras, on_view: Callable[[], None] = lambda: None) -> Survey:
     """Measures what the photos say of Gaussians and of places to stand; on the CPU.
@@ -121,7 +112,7 @@ def survey(scene: SplatScene, views: PinholeCameras, on_view: Callable[[], None]
         views: the training cameras.
         on_view: called after each view.
     """
-    views = shrink(views.to("cpu"), SURVEY_PX)
+    views = views.to("cpu").shrink(SURVEY_PX)
     usual = _turn_cameras(views, USUAL)
     places = torch.cat([_draw_places(views, _DRAWN * PLACES), usual.positions])
     free_views, empty_px = torch.zeros(len(places), dtype=torch.int32), [0, 0]
@@ -281,7 +272,7 @@ def choose(
     counts = torch.cat([~_refuted(evidence), torch.ones(len(unseen), dtype=torch.bool)])
 
     def read(cameras: PinholeCameras) -> Iterator[_Reading]:
-        small = shrink(cameras.to("cpu"), SIDE_PX)
+        small = cameras.to("cpu").shrink(SIDE_PX)
         for index, position in enumerate(small.positions):
             camera = scene.camera(small.take(slice(index, index + 1)))
             yield _read(points, counts, camera, position, measure_sight(shapes, camera))

@@ -14,7 +14,7 @@ from f3rm_ext.export.confidence import _camera_path, _describe
 from f3rm_ext.query.run import read_camera_path
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
-from f3rm_ext.splat.next_best_view import SIDE_PX, Survey, _aim, choose, propose, shrink, survey
+from f3rm_ext.splat.next_best_view import SIDE_PX, Survey, _aim, choose, propose, survey
 from f3rm_ext.splat.rendering import SplatScene
 
 RADIUS = 2.0
@@ -112,10 +112,10 @@ def test_smaller_pictures_show_the_same() -> None:
     large = one._replace(
         Ks=one.Ks * torch.tensor([10.0, 10.0, 1.0])[:, None], widths=10 * one.widths, heights=10 * one.heights
     )
-    small = shrink(large, SIDE_PX)
+    small = large.shrink(SIDE_PX)
     assert (int(small.widths), int(small.heights)) == (SIDE_PX, 120)
     assert torch.allclose(small.Ks, one.Ks * torch.tensor([2.5, 2.5, 1.0])[:, None])
-    assert torch.equal(shrink(one, SIDE_PX).Ks, one.Ks), "they never grow"
+    assert torch.equal(one.shrink(SIDE_PX).Ks, one.Ks), "they never grow"
 
 
 @pytest.mark.parametrize(
