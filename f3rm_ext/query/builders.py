@@ -1,6 +1,6 @@
 """From what was typed, or from the classes of a labelled capture, to queries with embeddings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -8,10 +8,11 @@ import numpy as np
 
 from f3rm_ext.capture.ground_truth import LabelledView, LabelSource
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Embeddings, Query, add_mutual_negatives, load_embeddings
 from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncoder
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX
-from f3rm_ext.query.exemplar import background_clusters, deepest_pixel, embed_region
+from f3rm_ext.query.exemplar import deepest_pixel, take_example
 from f3rm_ext.query.options import NO_NEGATIVES, QuerySpec, Region
 from f3rm_ext.query.queryable import QueryHead, get_head
 from f3rm_ext.query.run import Photos
@@ -47,7 +48,7 @@ def encode(spec: QuerySpec, head: QueryHead, text_encoder: TextEncoder, example_
     elif regions := [part for part in spec.positives if isinstance(part, Region)]:
         examples = [example_encoder.encode(head, region) for region in regions]
         positives = Embeddings.join([example.positives for example in examples])
-        background = Embeddings.join([example.background_clusters for example in examples])
+        background = Embeddings.join([example.negatives for example in examples])
     else:
         positives = text_encoder.encode(head, [part for part in spec.positives if isinstance(part, str)])
     if spec.negatives == (NO_NEGATIVES,):
@@ -99,8 +100,9 @@ def exemplar_queries(
     *,
     photo: str = "",
     draws: int = 1,
+    load: Callable[[int], FeatureMap] | None = None,
 ) -> list[list[Query]]:
-    """Builds queries for each class by the 2D feature of one pixel: the innermost one of the class in a training photo.
+    """Builds queries for each class by the feature of one pixel: the innermost one of the class in a training photo.
 
     The photos are drawn at random for each class, always the same ones, and not twice unless there are too few.
 
@@ -108,6 +110,7 @@ def exemplar_queries(
         names: the classes; those that no photo shows get no query.
         photo: name of the training photo to take all examples from; by default any.
         draws: number of examples of each class, at least 1.
+        load: returns the features of a training photo; by default those of the scene, seen from there.
 
     Returns:
         The queries of each draw, of which there is only one from a single photo.
@@ -116,25 +119,28 @@ def exemplar_queries(
         ConfigError: there is no such training photo with labels.
         UserError: the photo's features are not available.
     """
+    scene = photos.scene_clusters(head.name, load)
+    load = load or (lambda index: photos.scene_map("train", index, head.name))
     shown = _find_shown(photos, truth, photo)
-    files, chances = photos.files("train"), np.random.default_rng(_SEED)
+    chances = np.random.default_rng(_SEED)
     order = {name: chances.permutation(shown[name]).tolist() for name in names if name in shown}
-    drawn = []
-    for number in range(1 if photo else draws):
-        queries = []
-        for name, indices in order.items():
-            index = indices[number % len(indices)]
-            view = _train_view(photos, truth, index)
-            assert view is not None
+    count = 1 if photo else draws
+    places: dict[int, list[tuple[str, int]]] = {}
+    for name, indices in order.items():
+        for draw in range(count):
+            places.setdefault(indices[draw % len(indices)], []).append((name, draw))
+    built: dict[tuple[str, int], Query] = {}
+    for index, asked in places.items():
+        view, feature_map = _train_view(photos, truth, index), load(index)
+        assert view is not None
+        for name, draw in asked:
             row, col = deepest_pixel(view.masks[name])
-            region = Region(files[index].name, col + 0.5, row + 0.5)
-            feature_map = photos.feature_map("train", index, head.name)
-            positives, common = embed_region(feature_map, region), Embeddings.empty(head.dim)
-            if negatives in ("common", "both"):
-                common = background_clusters(feature_map, region)
-            queries.append(Query(name, head.name, positives, common, temperature))
-        drawn.append(add_mutual_negatives(queries) if negatives in ("others", "both") else queries)
-    return drawn
+            region = Region(photos.files("train")[index].name, col + 0.5, row + 0.5)
+            example = take_example(feature_map, region, scene)
+            common = example.negatives if negatives in ("common", "both") else Embeddings.empty(head.dim)
+            built[name, draw] = Query(name, head.name, example.positives, common, temperature)
+    drawn = [[built[name, draw] for name in order] for draw in range(count)]
+    return list(map(add_mutual_negatives, drawn)) if negatives in ("others", "both") else drawn
 
 
 def _find_shown(photos: Photos, truth: LabelSource, photo: str) -> dict[str, list[int]]:

@@ -22,6 +22,7 @@ from f3rm_ext.query.queryable import Queryable, Scorer, score_points
 MIN_VISIBLE_PX = 25
 """Classes with fewer pixels in a view do not count there."""
 _PIXELS_AT_ONCE = 1 << 14
+_SCORES_AT_ONCE = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,27 @@ def count_view(
     count_classes(
         metrics, columns, lambda name: only_kept(scores[..., columns[name]], kept), masks, view.boxes, draw=draw
     )
+
+
+def count_draws(
+    metrics: QueryMetrics,
+    draws: Sequence[Sequence[Query]],
+    score: Callable[[list[Query]], Float[Tensor, "h w queries"]],
+    view: LabelledView,
+    kept: Bool[np.ndarray, "h w"] | None = None,
+) -> None:
+    """Adds a view to the metrics, asked by each draw of examples.
+
+    Args:
+        score: returns the scores of queries; called for as many draws at a time as fit into 256 MiB.
+    """
+    height, width = next(iter(view.masks.values())).shape if view.masks else (1, 1)
+    step = max(1, _SCORES_AT_ONCE // (height * width * max(1, *map(len, draws))))
+    for first in range(0, len(draws), step):
+        part = draws[first : first + step]
+        scores = score([query for queries in part for query in queries])
+        for draw, (queries, own) in enumerate(zip(part, split_draws(scores, part), strict=True), first):
+            count_view(metrics, queries, own, view, kept, draw=draw)
 
 
 def count_classes(

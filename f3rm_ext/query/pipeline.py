@@ -122,14 +122,12 @@ class FeaturePipeline(VanillaPipeline):
         if truth is None or manager.eval_dataset is None:
             return {}
         photos = Photos(model, manager)
-        draws = [draw for head in model.query_heads().values() for draw in _class_queries(photos, head, truth)]
-        queries = [query for draw in draws for query in draw]
-        if not queries:
-            return {}
-        counts = {query.head: QueryMetrics() for query in queries}
         was_training = self.training
         self.eval()
-        for camera, batch in views:
+        draws = [draw for head in model.query_heads().values() for draw in _class_queries(photos, head, truth)]
+        queries = [query for draw in draws for query in draw]
+        counts = {query.head: QueryMetrics() for query in queries}
+        for camera, batch in views if queries else ():
             file = Path(manager.eval_dataset.image_filenames[int(batch["image_idx"])])
             view = truth.view(file, int(camera.height.item()), int(camera.width.item()))
             if view is None:

@@ -1,7 +1,8 @@
 """``f3rm-ext eval query``: how well queries find the labelled objects of a capture."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
     from f3rm_ext.capture.ground_truth import LabelSource
+    from f3rm_ext.features.base import FeatureMap
     from f3rm_ext.query.builders import Negatives
     from f3rm_ext.query.embeddings import Query
     from f3rm_ext.query.metrics import QueryMetrics
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from f3rm_ext.query.run import Photos
 
 COMMAND = "f3rm-ext eval query"
-SCORES_AT_ONCE = 1 << 26
-"""Most scores of a view that are held at a time (256 MiB); more examples take several renderings."""
 Protocol = Literal["rendered", "image-features", "direct-3d"]
 TITLES: dict[Protocol, str] = {
     "rendered": "Rendered held-out views",
@@ -118,7 +118,10 @@ class EvalQuery(QueryTarget):
         if negatives == "auto":
             negatives = "common" if by == "text" else "both"
         draws = self._queries(run, head, truth, by, negatives)
-        results = self._evaluate(run, head, truth, draws)
+        map_draws = draws
+        if by == "example":
+            map_draws = self._queries(run, head, truth, by, negatives, lambda i: run.feature_map("train", i, head.name))
+        results = self._evaluate(run, head, truth, draws, map_draws)
         record = {
             **run.describe(),
             "feature": head.name,
@@ -213,9 +216,15 @@ class EvalQuery(QueryTarget):
         return truth
 
     def _queries(
-        self, run: "Photos", head: "QueryHead", truth: "LabelSource", by: str, negatives: "Negatives"
+        self,
+        run: "Photos",
+        head: "QueryHead",
+        truth: "LabelSource",
+        by: str,
+        negatives: "Negatives",
+        load: "Callable[[int], FeatureMap] | None" = None,
     ) -> "list[list[Query]]":
-        """Returns the queries of each draw of examples; texts are one draw."""
+        """Returns the queries of each draw of examples, of the scene unless others are loaded; texts are one draw."""
         from f3rm_ext.query.builders import exemplar_queries, text_queries
         from f3rm_ext.query.encoders import TextEncoder
 
@@ -224,7 +233,10 @@ class EvalQuery(QueryTarget):
             encoder = TextEncoder(run.model.device)
             return [text_queries(head, names, encoder, negatives, self.temperature)]
         draws = exemplar_queries(
-            *(run, head, truth, names, negatives, self.temperature), photo=self.example_photo, draws=self.exemplars
+            *(run, head, truth, names, negatives, self.temperature),
+            photo=self.example_photo,
+            draws=self.exemplars,
+            load=load,
         )
         if not draws[0]:
             raise ConfigError(
@@ -244,7 +256,12 @@ class EvalQuery(QueryTarget):
         return names
 
     def _evaluate(
-        self, run: "Photos", head: "QueryHead", truth: "LabelSource", draws: "list[list[Query]]"
+        self,
+        run: "Photos",
+        head: "QueryHead",
+        truth: "LabelSource",
+        draws: "list[list[Query]]",
+        map_draws: "list[list[Query]]",
     ) -> "dict[Protocol, QueryMetrics]":
         from rich.progress import track
 
@@ -262,15 +279,11 @@ class EvalQuery(QueryTarget):
             index = files.index(view.file)
             kept, feature_map = run.photo_mask("test", index), run.feature_map("test", index, head.name)
             height, width = int(view.camera.height.item()), int(view.camera.width.item())
-            for first, part in _portions(draws, height * width):
-                queries = [query for draw in part for query in draw]
-                scores, _ = score_image(run.model, view.camera, queries)
-                map_scores = evaluation.score_feature_map(feature_map, queries, height, width)
-                for metrics, found in ((rendered, scores), (image_features, map_scores)):
-                    for draw, (own, values) in enumerate(
-                        zip(part, evaluation.split_draws(found, part), strict=True), first
-                    ):
-                        evaluation.count_view(metrics, own, values, view.truth, kept, draw=draw)
+            score_map = partial(evaluation.score_feature_map, feature_map, height_px=height, width_px=width)
+            evaluation.count_draws(image_features, map_draws, score_map, view.truth, kept)
+            evaluation.count_draws(
+                rendered, draws, lambda asked, at=view.camera: score_image(run.model, at, asked)[0], view.truth, kept
+            )
         results: dict[Protocol, QueryMetrics] = {"rendered": rendered, "image-features": image_features}
         if isinstance(truth, CaptureGroundTruth):
             scale = run.manager.train_dataparser_outputs.dataparser_scale
@@ -312,13 +325,6 @@ class EvalQuery(QueryTarget):
             cells = [results.get(thing) for results in classes.values()]
             table.add_row(thing, *("-" if c is None else f"{c['localisation']:.2f}  {c['miou']:.3f}" for c in cells))
         return table
-
-
-def _portions(draws: "list[list[Query]]", pixels: int) -> "Iterator[tuple[int, list[list[Query]]]]":
-    """Yields draws that are scored together, with the number of the first of them."""
-    step = max(1, SCORES_AT_ONCE // (pixels * max(map(len, draws))))
-    for first in range(0, len(draws), step):
-        yield first, draws[first : first + step]
 
 
 def _cell(summary: "Mapping[str, Any]", key: str) -> str:

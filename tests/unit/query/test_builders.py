@@ -10,10 +10,12 @@ import torch
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledView
 from f3rm_ext.errors import ConfigError, ExtractorError
+from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.query import builders
 from f3rm_ext.query.builders import Negatives, encode_queries, exemplar_queries, mean_of_photos, text_queries
 from f3rm_ext.query.embeddings import Embeddings, Query
-from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, Example, ExampleEncoder, TextEncoder
+from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncoder
+from f3rm_ext.query.exemplar import Example
 from f3rm_ext.query.options import QueryOptions, Region, parse_queries
 from f3rm_ext.query.run import Photos, Run, load_run
 
@@ -65,7 +67,11 @@ def test_queries_by_example_are_one_pixel_of_each_class_in_drawn_photos(
     run: Run, head: Any, negatives: Negatives
 ) -> None:
     truth = CaptureGroundTruth(run.data)
-    draws = exemplar_queries(run, head, truth, truth.classes, negatives, 0.3, draws=3)
+
+    def load(index: int) -> FeatureMap:
+        return run.feature_map("train", index, head.name)
+
+    draws = exemplar_queries(run, head, truth, truth.classes, negatives, 0.3, draws=3, load=load)
     assert len(draws) == 3 and len(draws[0]) > 3
     for queries in draws:
         for query in queries:
@@ -77,16 +83,16 @@ def test_queries_by_example_are_one_pixel_of_each_class_in_drawn_photos(
             x_px, y_px = map(float, place.split(","))
             assert truth.names[labels[int(y_px), int(x_px)]] == query.name and x_px % 1 == y_px % 1 == 0.5
             torch.testing.assert_close(query.positives.values[0], one_hot(head, truth, query.name))
-            clusters = [source for source in query.negatives.sources if source.startswith(f"rest of {photo}, cluster ")]
+            clusters = [source for source in query.negatives.sources if ", cluster " in source]
             assert bool(clusters) == (negatives in ("common", "both"))
-            others = [other.positives.sources[0] for other in queries if other is not query]
+            others = [source for other in queries if other is not query for source in other.positives.sources]
             others = others if negatives in ("others", "both") else []
             assert query.negatives.sources == (*clusters, *others) and query.temperature == 0.3
     names = [query.name for query in draws[0]]
     assert all([query.name for query in queries] == names for queries in draws)
     places = [{queries[column].positives.sources for queries in draws} for column in range(len(names))]
     assert max(map(len, places)) == 3, "each draw takes another photo"
-    again = exemplar_queries(run, head, truth, truth.classes, negatives, 0.3)
+    again = exemplar_queries(run, head, truth, truth.classes, negatives, 0.3, load=load)
     assert [query.positives.sources for query in again[0]] == [query.positives.sources for query in draws[0]]
 
 
