@@ -23,7 +23,7 @@ import tyro
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledView
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, find_labelled_cameras
-from f3rm_ext.query.exemplar import Example, append_residual, cluster_centres, deepest_pixel, take_example
+from f3rm_ext.query.exemplar import append_residual, cluster_centres, deepest_pixel, take_example
 from f3rm_ext.query.metrics import QueryMetrics
 from f3rm_ext.query.options import Region
 from f3rm_ext.query.queryable import QueryHead, get_head, render_map
@@ -33,8 +33,26 @@ HERE = Path(__file__).parent
 TEMPERATURE = 0.1
 OLD_CLUSTERS = 12
 
-Vectors = tuple[np.ndarray, np.ndarray]
-"""Positives and negatives, unit rows."""
+WAYS = {
+    "example from the photo, rest of it (before)": ("photo", False, ("before",)),
+    "example from the scene, rest of the photo": ("scene", False, ("before",)),
+    "example from the photo, thing, scene and rest": ("photo", True, ("scene", "rest")),
+    "example from the scene, whole scene": ("scene", False, ("scene",)),
+    "example from the scene, whole scene and rest": ("scene", False, ("scene", "rest")),
+    "all (now)": ("scene", True, ("scene", "rest")),
+}
+"""Where the features of the example are from, whether the thing around it is found, and what is negative."""
+
+
+@dataclass
+class Vectors:
+    """Unit vectors of one example."""
+
+    positives: np.ndarray
+    """The place, then the parts of the thing."""
+    negatives: np.ndarray
+    kinds: np.ndarray
+    """Where each negative is from."""
 
 
 @dataclass
@@ -69,8 +87,7 @@ class QueryLevers:
     def _measure(self, run: Photos) -> list[dict[str, Any]]:
         truth, head = CaptureGroundTruth(run.data), get_head(run.model.query_heads(), "")
         draws = self._draws(run, head, truth)
-        ways = list(next(iter(draws[0].values())))
-        metrics = {(way, others): QueryMetrics() for way in ways for others in (False, True)}
+        metrics = {(way, others): QueryMetrics() for way in WAYS for others in (False, True)}
         for labelled in find_labelled_cameras(run.files("test"), run.cameras("test"), truth):
             camera = labelled.camera
             camera.rescale_output_resolution(self.scale)
@@ -79,8 +96,7 @@ class QueryLevers:
             assert view is not None
             features = unit_rows(seen)
             for number, draw in enumerate(draws):
-                for way in ways:
-                    count(metrics, way, {name: each[way] for name, each in draw.items()}, features, view, number)
+                count(metrics, draw, features, view, number)
         rows = []
         for (way, others), found in metrics.items():
             summary = found.summary()
@@ -117,52 +133,45 @@ class QueryLevers:
 def ask(
     flat: FeatureMap, deep: FeatureMap, olds: list[np.ndarray], scenes: tuple[np.ndarray, np.ndarray], region: Region
 ) -> dict[str, Vectors]:
-    """The vectors of one example in each way of asking."""
-    from_photo, from_scene = take_example(flat, region, scenes[0]), take_example(deep, region, scenes[1])
-    point = {}
-    for name, example, old in (("photo", from_photo, olds[0]), ("scene", from_scene, olds[1])):
-        place = example.positives.values[:1].numpy()
-        point[name] = (place, np.delete(old, int((old @ place[0]).argmax()), axis=0))
-    return {
-        "example from the photo, rest of it (before)": point["photo"],
-        "example from the scene": point["scene"],
-        "example from the photo, whole scene as negatives": pick(from_photo, thing=False, rest=False),
-        "example from the photo, thing and rest": pick(from_photo),
-        "example from the scene, whole scene as negatives": pick(from_scene, thing=False, rest=False),
-        "example from the scene, whole scene and rest as negatives": pick(from_scene, thing=False),
-        "all (now)": pick(from_scene),
-    }
-
-
-def pick(example: Example, *, thing: bool = True, rest: bool = True) -> Vectors:
-    """The vectors of an example, without the parts of the thing or the rest of the photo."""
-    positives, negatives = example.positives.values.numpy(), example.negatives.values.numpy()
-    wanted = [rest or not source.startswith("rest of") for source in example.negatives.sources]
-    return positives if thing else positives[:1], negatives[wanted]
+    """The vectors of one example, taken from the photo and from the scene."""
+    found = {}
+    for name, seen, old, scene in zip(("photo", "scene"), (flat, deep), olds, scenes, strict=True):
+        example = take_example(seen, region, scene)
+        positives = example.positives.values.numpy()
+        before = np.delete(old, int((old @ positives[0]).argmax()), axis=0)
+        kinds = ["rest" if source.startswith("rest of") else "scene" for source in example.negatives.sources]
+        negatives = np.concatenate([example.negatives.values.numpy(), before])
+        found[name] = Vectors(positives, negatives, np.asarray(kinds + ["before"] * len(before)))
+    return found
 
 
 def count(
     metrics: dict[tuple[str, bool], QueryMetrics],
-    way: str,
-    asked: dict[str, Vectors],
+    asked: dict[str, dict[str, Vectors]],
     features: np.ndarray,
     view: LabelledView,
     draw: int,
 ) -> None:
     """Adds a view, asked by one draw: each class against the rest, and also against the other classes."""
-    hit = {name: (features @ positives.T).max(axis=1) for name, (positives, _) in asked.items()}
-    size = next(iter(view.masks.values())).shape
-    empty = np.linalg.norm(features, axis=1) < 0.5
-    for name, (_, negatives) in asked.items():
+    size, empty = next(iter(view.masks.values())).shape, np.linalg.norm(features, axis=1) < 0.5
+    likes = {
+        (name, source): features @ vectors.positives.T
+        for name, sources in asked.items()
+        for source, vectors in sources.items()
+    }
+    for name, sources in asked.items():
         if name not in view.masks or _size(view, name) < MIN_VISIBLE_PX:
             continue
-        against = (features @ negatives.T).max(axis=1, initial=-1.0)
-        every = np.max([against, *(hit[other] for other in asked if other != name)], axis=0)
-        for others, unlike in ((False, against), (True, every)):
-            score = torch.sigmoid(torch.from_numpy((hit[name] - unlike) / TEMPERATURE))
-            score[torch.from_numpy(empty)] = 0.0
-            mask = torch.from_numpy(view.masks[name])
-            metrics[way, others].add(name, score.view(size), mask, view.boxes[name], draw=draw)
+        mask = torch.from_numpy(view.masks[name])
+        unlikes = {source: features @ vectors.negatives.T for source, vectors in sources.items()}
+        for way, (source, thing, kinds) in WAYS.items():
+            hit = {each: likes[each, source][:, : None if thing else 1].max(axis=1) for each in asked}
+            negative = unlikes[source][:, np.isin(sources[source].kinds, kinds)].max(axis=1, initial=-1.0)
+            every = np.max([negative, *(hit[other] for other in asked if other != name)], axis=0)
+            for others, unlike in ((False, negative), (True, every)):
+                score = torch.sigmoid(torch.from_numpy((hit[name] - unlike) / TEMPERATURE))
+                score[torch.from_numpy(empty)] = 0.0
+                metrics[way, others].add(name, score.view(size), mask, view.boxes[name], draw=draw)
 
 
 def unit_rows(feature_map: FeatureMap) -> np.ndarray:

@@ -12,7 +12,7 @@ from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Embeddings, Query, add_mutual_negatives, load_embeddings
 from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncoder
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX
-from f3rm_ext.query.exemplar import deepest_pixel, take_example
+from f3rm_ext.query.exemplar import deepest_pixel, join_examples, take_example
 from f3rm_ext.query.options import NO_NEGATIVES, QuerySpec, Region
 from f3rm_ext.query.queryable import QueryHead, get_head
 from f3rm_ext.query.run import Photos
@@ -46,9 +46,8 @@ def encode(spec: QuerySpec, head: QueryHead, text_encoder: TextEncoder, example_
     if isinstance(spec.positives, Path):
         positives = load_embeddings(spec.positives, head.dim, head.basis)
     elif regions := [part for part in spec.positives if isinstance(part, Region)]:
-        examples = [example_encoder.encode(head, region) for region in regions]
-        positives = Embeddings.join([example.positives for example in examples])
-        background = Embeddings.join([example.negatives for example in examples])
+        example = join_examples([example_encoder.encode(head, region) for region in regions])
+        positives, background = example.positives, example.negatives
     else:
         positives = text_encoder.encode(head, [part for part in spec.positives if isinstance(part, str)])
     if spec.negatives == (NO_NEGATIVES,):

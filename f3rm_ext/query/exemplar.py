@@ -96,13 +96,31 @@ def take_example(
     return Example(positives, _embeddings(feature_map, negatives, sources))
 
 
+def join_examples(examples: Sequence[Example]) -> Example:
+    """Joins examples of the same thing; a negative of one that is rather like another example is left out."""
+    negatives = []
+    for example in examples:
+        own, kept = example.negatives, torch.ones(len(example.negatives), dtype=torch.bool)
+        for other in examples:
+            if other is not example and len(other.negatives):
+                like, unlike = (own.values @ part.values.T for part in (other.positives, other.negatives))
+                kept &= like.amax(dim=1) <= unlike.amax(dim=1)
+        sources = tuple(source for source, keep in zip(own.sources, kept.tolist(), strict=True) if keep)
+        negatives.append(Embeddings(own.values[kept], sources))
+    return Example(Embeddings.join([example.positives for example in examples]), Embeddings.join(negatives))
+
+
 def scene_clusters(maps: Sequence[FeatureMap]) -> Float32[np.ndarray, "clusters feat"]:
     """Returns the directions that photos show, at most 64: cluster centres of their patches by k-means.
 
     Residuals of codes are the last channel.
     """
-    patches = [_unit_patches(append_residual(feature_map).values) for feature_map in maps]
-    return cluster_centres(np.concatenate([rows[np.linalg.norm(rows, axis=1) > 0.5] for rows in patches]), SCENE)
+    chances, parts = np.random.default_rng(_KMEANS_SEED), []
+    for feature_map in maps:
+        unit = _unit_patches(append_residual(feature_map).values)
+        unit = unit[np.linalg.norm(unit, axis=1) > 0.5]
+        parts.append(chances.permutation(unit)[:_CLUSTERED])
+    return cluster_centres(np.concatenate(parts), SCENE)
 
 
 def _unlike(scene: Float32[np.ndarray, "clusters feat"], place: Float32[np.ndarray, " feat"]) -> np.ndarray:

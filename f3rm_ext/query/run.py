@@ -152,9 +152,9 @@ class Photos:
         datasets = [self.dataset(split) for split in splits]
         options = self.manager.config.features
         specs = [head.spec for head in self.model.query_heads().values()]
-        if not options.extractors:  # splats that got their features after training
-            codes = [0 if spec.code_basis is None else len(spec.code_basis) for spec in specs]
-            options = replace(options, extractors=tuple(spec.extractor for spec in specs), codes=max(codes))
+        # Those of the model, which splats may have got after training.
+        codes = [0 if spec.code_basis is None else len(spec.code_basis) for spec in specs]
+        options = replace(options, extractors=tuple(spec.extractor for spec in specs), codes=max(codes))
         sources = open_features(datasets, specs, options.cache_dir)
         if sources is None:
             sources = prepare_features(datasets, options, device=self.model.device)

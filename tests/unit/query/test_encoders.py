@@ -312,6 +312,7 @@ def test_codes_of_another_image_know_what_they_leave_out(photos, make_head, monk
     head = make_head(dim=2, basis=torch.eye(DIM)[:2])
     picture = np.zeros((8, 8, 3), dtype=np.uint8)
     picture[..., 0] = picture[..., 2] = 250
+    monkeypatch.setattr(photos, "scene_clusters", lambda head: np.zeros((0, 3), np.float32))
     path = _save(photos.data.parent / "b.png", picture)
     found = ExampleEncoder(photos, torch.device("cpu")).encode(head, Region(str(path))).positives
     # Red is the first of four equal values; codes keep that one only.

@@ -12,6 +12,7 @@ from f3rm_ext.query.exemplar import (
     deepest_pixel,
     distinctive_patch,
     embed_region,
+    join_examples,
     scene_clusters,
     sharpness,
     take_example,
@@ -143,6 +144,15 @@ def test_a_thing_is_connected_and_of_several_parts() -> None:
     assert float((found.positives.values @ axis).max()) == pytest.approx(1.0, abs=1e-3)
     rest = [source for source in found.negatives.sources if source.startswith("rest of a.png")]
     assert len(rest) == 2 and len(found.negatives) == 4
+
+
+def test_several_examples_do_not_contradict_each_other() -> None:
+    """The thing of each point is the rest of the photo to the other one."""
+    points = (Region("a.png", 15.0, 12.0), Region("a.png", 70.0, 5.0))
+    found = join_examples([take_example(photo(), region) for region in points])
+    assert directions(found.positives.values) == {0, 1} and directions(found.negatives.values) == {2}
+    single = take_example(photo(), points[0])
+    assert join_examples([single]).negatives.sources == single.negatives.sources
 
 
 def test_what_is_like_the_example_in_the_scene_is_no_negative() -> None:
