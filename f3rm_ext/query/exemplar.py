@@ -19,6 +19,8 @@ SCENE = 64
 """Clusters of the patches of a scene, at most."""
 REST = 64
 """Clusters of the rest of an example's photo, at most."""
+_PARTS = 4
+"""Clusters of the thing that an example shows."""
 _LIKENESS = 0.4
 """How near a cluster of the scene has to be to an example to count as like it, as a share of the median distance."""
 _CLUSTERED = 2000
@@ -89,7 +91,7 @@ def take_example(
     thing = _grow(wins, feature_map.grid, region)
     if not region.is_point and not thing.any():
         thing = solid & select_patches(feature_map.grid, region)
-    parts, rest = (cluster_centres(unit[which], count) for which, count in ((thing, 4), (solid & ~thing, REST)))
+    parts, rest = (cluster_centres(unit[which], count) for which, count in ((thing, _PARTS), (solid & ~thing, REST)))
     negatives = np.concatenate([unlike, rest])
     sources = (*_number("scene", unlike), *_number(f"rest of {region.image}", rest))
     positives = Embeddings.join([start, _embeddings(feature_map, parts, _number(str(region), parts, "part"))])
@@ -128,7 +130,7 @@ def _unlike(scene: Float32[np.ndarray, "clusters feat"], place: Float32[np.ndarr
     if not len(scene):
         return scene
     cosines = scene @ place
-    return scene[cosines <= 1.0 - _LIKENESS * (1.0 - float(np.median(cosines)))]
+    return scene[1.0 - cosines >= max(_SAME, _LIKENESS * (1.0 - float(np.median(cosines))))]
 
 
 def _grow(wins: Bool[np.ndarray, " points"], grid: PatchGrid, region: Region) -> Bool[np.ndarray, " points"]:
@@ -139,9 +141,7 @@ def _grow(wins: Bool[np.ndarray, " points"], grid: PatchGrid, region: Region) ->
         return wins & select_patches(grid, region)
     own = _nearest_patch(grid, region)
     parts = np.asarray(label(wins.reshape(grid.rows, grid.cols))[0]).reshape(-1)
-    thing = (parts == parts[own]) & wins
-    thing[own] = True
-    return thing if wins[own] else np.arange(len(wins)) == own
+    return parts == parts[own] if wins[own] else np.arange(len(wins)) == own
 
 
 def _number(what: str, vectors: np.ndarray, kind: str = "cluster") -> tuple[str, ...]:
