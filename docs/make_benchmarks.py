@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import learning_tables
 import mesh_tables

@@ -5,6 +5,7 @@ They work with every extractor, whether or not it understands text.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -140,7 +141,8 @@ def _grow(wins: Bool[np.ndarray, " points"], grid: PatchGrid, region: Region) ->
     if not region.is_point:
         return wins & select_patches(grid, region)
     own = _nearest_patch(grid, region)
-    parts = np.asarray(label(wins.reshape(grid.rows, grid.cols))[0]).reshape(-1)
+    labelled: Any = label(wins.reshape(grid.rows, grid.cols))
+    parts = labelled[0].reshape(-1)
     return parts == parts[own] if wins[own] else np.arange(len(wins)) == own
 
 
