@@ -130,13 +130,7 @@ class EvalQuery(QueryTarget):
             "negatives": negatives,
             "temperature": self.temperature,
             "queries": {
-                query.name: [
-                    source
-                    for draw in draws
-                    for each in draw
-                    if each.name == query.name
-                    for source in each.positives.sources
-                ]
+                query.name: [each.positives.sources[0] for draw in draws for each in draw if each.name == query.name]
                 for query in draws[0]
             },
         }
