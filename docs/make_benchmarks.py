@@ -11,6 +11,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import learning_tables
 import mesh_tables
@@ -99,6 +100,25 @@ def _answers(report: Report) -> str:
         for row in report["rows"]
     ]
     return table(head, rows)
+
+
+def _levers(report: Report) -> str:
+    """Means over draws of examples, with their 95 % intervals."""
+
+    def cell(row: dict[str, Any], key: str) -> str:
+        low, high = row["intervals"][key]
+        return f"{row[key]:.2f} ({low:.2f}-{high:.2f})"
+
+    by_way: dict[tuple[str, str], dict[bool, dict[str, Any]]] = {}
+    for row in report["rows"]:
+        by_way.setdefault((row["run"], row["way"]), {})[row["against_others"]] = row
+    rows = [
+        [run, way, *(cell(pair[others], key) for others in (False, True) for key in ("localisation", "miou"))]
+        + [f"{pair[False]['boundary_iou']:.2f}", f"{pair[False]['best_miou']:.2f}"]
+        for (run, way), pair in by_way.items()
+    ]
+    asked = ["localisation", "mIoU", "localisation, other classes known", "mIoU, other classes known"]
+    return table(["capture", "asked by", *asked, "boundary IoU", "mIoU at the best threshold"], rows)
 
 
 def _splat_memory(report: Report) -> str:
@@ -428,6 +448,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "step_operators": _step_operators,
     "import_time": _starts,
     "query_quality": _answers,
+    "query_levers": _levers,
     "rasterize_cpu": _splats,
     "splat_surfaces": mesh_tables.surfaces,
     "mesh_extraction": mesh_tables.meshes,

@@ -175,7 +175,7 @@ class Moco:
         names = [name for name in truth.classes if name not in self.skip]
         panels = [np.asarray(run.photo(*view.photo))]
         for name in self.heads:
-            queries = exemplar_queries(run, get_head(run.model.query_heads(), name), truth, names, "both")
+            (queries,) = exemplar_queries(run, get_head(run.model.query_heads(), name), truth, names, "both")
             (query,) = [each for each in queries if each.name == self.thing]
             scores, outputs = score_image(run.model, view.camera, [query])
             print(name, query.positives.sources, f"{scores.min():.2f} to {scores.max():.2f}")

@@ -1,20 +1,24 @@
 """From what was typed, or from the classes of a labelled capture, to queries with embeddings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from f3rm_ext.capture.ground_truth import LabelledView, LabelSource
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Embeddings, Query, add_mutual_negatives, load_embeddings
 from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncoder
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX
-from f3rm_ext.query.exemplar import background_clusters, deepest_pixel, embed_region
+from f3rm_ext.query.exemplar import deepest_pixel, join_examples, take_example
 from f3rm_ext.query.options import NO_NEGATIVES, QuerySpec, Region
 from f3rm_ext.query.queryable import QueryHead, get_head
 from f3rm_ext.query.run import Photos
 
+_SEED = 0
+"""Draws the photos that examples come from."""
 Negatives = Literal["common", "others", "both", "none"]
 """What the query of a class is compared with: *common* phrases like `object` (by example, the rest of the photo), the
 *others* among the queries, *both*, or *none* (its score is then the cosine)."""
@@ -39,21 +43,23 @@ def encode(spec: QuerySpec, head: QueryHead, text_encoder: TextEncoder, example_
         UserError: there is no such photo, the feature understands no text, or weights are missing.
     """
     background = Embeddings.empty(head.dim)
-    if isinstance(spec.positives, tuple):
-        positives = text_encoder.encode(head, spec.positives)
-    elif isinstance(spec.positives, Region):
-        example = example_encoder.encode(head, spec.positives)
-        positives, background = example.positives, example.background_clusters
-    else:
+    if isinstance(spec.positives, Path):
         positives = load_embeddings(spec.positives, head.dim, head.basis)
+    elif regions := [part for part in spec.positives if isinstance(part, Region)]:
+        example = join_examples([example_encoder.encode(head, region) for region in regions])
+        positives, background = example.positives, example.negatives
+    else:
+        positives = text_encoder.encode(head, [part for part in spec.positives if isinstance(part, str)])
     if spec.negatives == (NO_NEGATIVES,):
         negatives = Embeddings.empty(head.dim)
     elif spec.negatives:
         negatives = text_encoder.encode(head, spec.negatives)
-    elif isinstance(spec.positives, tuple):
+    elif not isinstance(spec.positives, Path) and isinstance(spec.positives[0], str):
         negatives = text_encoder.encode(head, DEFAULT_NEGATIVES)
     else:
         negatives = background if len(background) else mean_of_photos(head)
+    unlike = [example_encoder.encode(head, region).positives for region in spec.negative_examples]
+    negatives = Embeddings.join([negatives, *unlike])
     return Query(spec.name, head.name, positives, negatives, spec.temperature)
 
 
@@ -90,47 +96,69 @@ def exemplar_queries(
     names: Sequence[str],
     negatives: Negatives,
     temperature: float = DEFAULT_TEMPERATURE,
+    *,
     photo: str = "",
-) -> list[Query]:
-    """Builds a query for each class, by the 2D feature of its innermost pixel in one training photo.
+    draws: int = 1,
+    load: Callable[[int], FeatureMap] | None = None,
+) -> list[list[Query]]:
+    """Builds queries for each class by the feature of one pixel: the innermost one of the class in a training photo.
+
+    The photos are drawn at random for each class, always the same ones, and not twice unless there are too few.
 
     Args:
-        names: the classes; those that the photo does not show get no query.
-        photo: name of the training photo; by default the one that shows most classes.
+        names: the classes; those that no photo shows get no query.
+        photo: name of the training photo to take all examples from; by default any.
+        draws: number of examples of each class, at least 1.
+        load: returns the features of a training photo; by default those of the scene, seen from there.
+
+    Returns:
+        The queries of each draw, of which there is only one from a single photo.
 
     Raises:
         ConfigError: there is no such training photo with labels.
         UserError: the photo's features are not available.
     """
-    index, view = _exemplar_view(photos, truth, photo)
-    name = photos.files("train")[index].name
-    feature_map = photos.feature_map("train", index, head.name)
-    queries = []
-    for thing in names:
-        mask = view.masks.get(thing)
-        if mask is not None and int(mask.sum()) >= MIN_VISIBLE_PX:
-            row, col = deepest_pixel(mask)
-            region = Region(name, col + 0.5, row + 0.5)
-            positives, common = embed_region(feature_map, region), Embeddings.empty(head.dim)
-            if negatives in ("common", "both"):
-                common = background_clusters(feature_map, region)
-            queries.append(Query(thing, head.name, positives, common, temperature))
-    return add_mutual_negatives(queries) if negatives in ("others", "both") else queries
+    scene = photos.scene_clusters(head.name, load)
+    load = load or (lambda index: photos.scene_map("train", index, head.name))
+    shown = _find_shown(photos, truth, photo)
+    chances = np.random.default_rng(_SEED)
+    order = {name: chances.permutation(shown[name]).tolist() for name in names if name in shown}
+    count = 1 if photo else draws
+    places: dict[int, list[tuple[str, int]]] = {}
+    for name, indices in order.items():
+        for draw in range(count):
+            places.setdefault(indices[draw % len(indices)], []).append((name, draw))
+    built: dict[tuple[str, int], Query] = {}
+    for index, asked in places.items():
+        view, feature_map = _train_view(photos, truth, index), load(index)
+        assert view is not None
+        for name, draw in asked:
+            row, col = deepest_pixel(view.masks[name])
+            region = Region(photos.files("train")[index].name, col + 0.5, row + 0.5)
+            example = take_example(feature_map, region, scene)
+            common = example.negatives if negatives in ("common", "both") else Embeddings.empty(head.dim)
+            built[name, draw] = Query(name, head.name, example.positives, common, temperature)
+    drawn = [[built[name, draw] for name in order] for draw in range(count)]
+    return list(map(add_mutual_negatives, drawn)) if negatives in ("others", "both") else drawn
 
 
-def _exemplar_view(photos: Photos, truth: LabelSource, photo: str) -> tuple[int, LabelledView]:
-    """Index and labels of the training photo that shows most classes, or of the one of this name."""
-    cameras, candidates = photos.cameras("train"), []
+def _find_shown(photos: Photos, truth: LabelSource, photo: str) -> dict[str, list[int]]:
+    """The training photos that show each class, or the one of this name."""
+    shown: dict[str, list[int]] = {}
+    is_labelled = False
     for index, file in enumerate(photos.files("train")):
-        if photo and file.name != photo:
-            continue
-        view = truth.view(file, int(cameras.height[index].item()), int(cameras.width[index].item()))
+        view = None if photo and file.name != photo else _train_view(photos, truth, index)
         if view is not None:
-            sizes = [int(mask.sum()) for mask in view.masks.values()]
-            seen = sum(size >= MIN_VISIBLE_PX for size in sizes)
-            candidates.append((seen, float(np.median(sizes)) if sizes else 0.0, -index, view))
-    if not candidates:
+            is_labelled = True
+            for name, mask in view.masks.items():
+                if int(mask.sum()) >= MIN_VISIBLE_PX:
+                    shown.setdefault(name, []).append(index)
+    if not is_labelled:
         which = f"called {photo} " if photo else ""
         raise ConfigError(f"There is no training photo {which}with labels to take examples from: name another one.")
-    _, _, negative_index, view = max(candidates, key=lambda entry: entry[:3])
-    return -negative_index, view
+    return shown
+
+
+def _train_view(photos: Photos, truth: LabelSource, index: int) -> LabelledView | None:
+    camera = photos.cameras("train")[index]
+    return truth.view(photos.files("train")[index], int(camera.height.item()), int(camera.width.item()))

@@ -1,7 +1,7 @@
 """From texts and places in images to embeddings: the extractors that the features were distilled from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -16,7 +16,7 @@ from f3rm_ext.features.base import Extractor, FeatureMap, FileExtractor, TextExt
 from f3rm_ext.features.pca_codes import encode
 from f3rm_ext.features.store.images import on_white
 from f3rm_ext.query.embeddings import Embeddings
-from f3rm_ext.query.exemplar import background_clusters, embed_region
+from f3rm_ext.query.exemplar import Example, take_example
 from f3rm_ext.query.options import Region
 from f3rm_ext.query.queryable import QueryHead
 from f3rm_ext.query.run import Photos
@@ -83,16 +83,6 @@ class TextEncoder:
         return Embeddings.from_full(vectors.clone(), prompts, head.basis)
 
 
-@dataclass(frozen=True)
-class Example:
-    """A place in an image, ready for a query."""
-
-    positives: Embeddings
-    """The feature there."""
-    background_clusters: Embeddings
-    """What else the image shows; empty where the place is the whole image."""
-
-
 class ExampleEncoder:
     """Embeds places in images in the spaces of heads. Extractors are loaded only for images that are no photos of the
     capture.
@@ -103,10 +93,10 @@ class ExampleEncoder:
         self._extractors = _Extractors(device, "Examples from photos of the capture")
 
     def encode(self, head: QueryHead, region: Region) -> Example:
-        """Returns the feature of a region, and those of the rest of its image.
+        """Returns what lies in a region, and what to tell it from.
 
-        A photo of the capture needs no weights where the feature store is complete. Other images are turned upright,
-        as image viewers show them.
+        In a photo of the capture these are the features of the scene, seen from there. Features of other images are
+        extracted; they are turned upright, as image viewers show them.
 
         Raises:
             ConfigError: there is no such image, or the region lies outside it.
@@ -121,9 +111,10 @@ class ExampleEncoder:
             region.require_inside(width, height)
             camera = self.photos.cameras(split)[index]
             place = region.scale(int(camera.width.item()) / width, int(camera.height.item()) / height)
-            feature_map = self.photos.feature_map(split, index, head.name)
-        positives = embed_region(feature_map, place)
-        return Example(replace(positives, sources=(str(region),)), background_clusters(feature_map, place))
+            feature_map = self.photos.scene_map(split, index, head.name)
+        example = take_example(feature_map, place, self.photos.scene_clusters(head.name))
+        sources = (str(region), *example.positives.sources[1:])
+        return replace(example, positives=replace(example.positives, sources=sources))
 
     def _find_photo(self, image: str) -> tuple[str, int, Path] | None:
         """Split and index of a photo of the capture, and the file whose pixels a region counts."""

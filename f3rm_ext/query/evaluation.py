@@ -22,6 +22,7 @@ from f3rm_ext.query.queryable import Queryable, Scorer, score_points
 MIN_VISIBLE_PX = 25
 """Classes with fewer pixels in a view do not count there."""
 _PIXELS_AT_ONCE = 1 << 14
+_SCORES_AT_ONCE = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,42 @@ def count_view(
     scores: Float[Tensor, "h w queries"],
     view: LabelledView,
     kept: Bool[np.ndarray, "h w"] | None = None,
+    *,
+    draw: int = 0,
 ) -> None:
     """Adds a view to the metrics: every class that is visible in it, with the query of that name.
 
     Args:
         queries: named after the classes they look for.
         kept: pixels that count; None for all.
+        draw: see :meth:`~f3rm_ext.query.metrics.QueryMetrics.add`.
     """
     columns = {query.name: index for index, query in enumerate(queries)}
     masks = view.masks if kept is None else {name: mask & kept for name, mask in view.masks.items()}
-    count_classes(metrics, columns, lambda name: only_kept(scores[..., columns[name]], kept), masks, view.boxes)
+    count_classes(
+        metrics, columns, lambda name: only_kept(scores[..., columns[name]], kept), masks, view.boxes, draw=draw
+    )
+
+
+def count_draws(
+    metrics: QueryMetrics,
+    draws: Sequence[Sequence[Query]],
+    score: Callable[[list[Query]], Float[Tensor, "h w queries"]],
+    view: LabelledView,
+    kept: Bool[np.ndarray, "h w"] | None = None,
+) -> None:
+    """Adds a view to the metrics, asked by each draw of examples.
+
+    Args:
+        score: returns the scores of queries; called for as many draws at a time as fit into 256 MiB.
+    """
+    height, width = next(iter(view.masks.values())).shape if view.masks else (1, 1)
+    step = max(1, _SCORES_AT_ONCE // (height * width * max(1, *map(len, draws))))
+    for first in range(0, len(draws), step):
+        part = draws[first : first + step]
+        scores = score([query for queries in part for query in queries])
+        for draw, (queries, own) in enumerate(zip(part, split_draws(scores, part), strict=True), first):
+            count_view(metrics, queries, own, view, kept, draw=draw)
 
 
 def count_classes(
@@ -69,6 +96,8 @@ def count_classes(
     score: Callable[[str], Float[Tensor, "..."] | None],
     masks: Mapping[str, Bool[np.ndarray, "..."]],
     boxes: Mapping[str, tuple[tuple[float, float, float, float], ...]] | None = None,
+    *,
+    draw: int = 0,
 ) -> None:
     """Adds every class that is visible to the metrics.
 
@@ -80,7 +109,7 @@ def count_classes(
     for name in classes:
         mask = masks.get(name)
         if mask is not None and int(mask.sum()) >= MIN_VISIBLE_PX:
-            metrics.add(name, score(name), torch.from_numpy(mask), None if boxes is None else boxes[name])
+            metrics.add(name, score(name), torch.from_numpy(mask), None if boxes is None else boxes[name], draw=draw)
 
 
 def only_kept(score: Float[Tensor, "h w"], kept: Bool[np.ndarray, "h w"] | None) -> Float[Tensor, "h w"]:
@@ -163,16 +192,28 @@ def surface_points(
 
 
 def evaluate_points(
-    model: Queryable, queries: Sequence[Query], surface: LabelledPoints, truth: CaptureGroundTruth, threshold: float
+    model: Queryable,
+    draws: Sequence[Sequence[Query]],
+    surface: LabelledPoints,
+    truth: CaptureGroundTruth,
+    threshold: float,
 ) -> QueryMetrics:
-    """Scores the points themselves, without rendering; each class is one pair.
+    """Scores the points themselves, without rendering; each class of each draw is one pair.
 
     Args:
-        queries: named after the classes they look for.
+        draws: queries named after the classes they look for.
         truth: names of the labels.
     """
-    metrics = QueryMetrics(threshold)
-    scores = score_points(model, torch.from_numpy(surface.points), queries)
-    columns = {query.name: index for index, query in enumerate(queries)}
-    count_classes(metrics, columns, lambda name: scores[:, columns[name]], surface.masks(truth))
+    metrics, masks = QueryMetrics(threshold), surface.masks(truth)
+    scores = score_points(model, torch.from_numpy(surface.points), [query for queries in draws for query in queries])
+    for draw, (queries, part) in enumerate(zip(draws, split_draws(scores, draws), strict=True)):
+        columns = {query.name: part[:, index] for index, query in enumerate(queries)}
+        count_classes(metrics, columns, columns.get, masks, draw=draw)
     return metrics
+
+
+def split_draws(
+    scores: Float[Tensor, "*batch queries"], draws: Sequence[Sequence[Query]]
+) -> tuple[Float[Tensor, "*batch _"], ...]:
+    """Splits the scores of all queries into those of each draw."""
+    return scores.split([len(queries) for queries in draws], dim=-1)

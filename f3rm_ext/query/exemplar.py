@@ -3,25 +3,36 @@
 They work with every extractor, whether or not it understands text.
 """
 
-import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32
+from jaxtyping import Bool, Float32
 
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.query.embeddings import Embeddings
 from f3rm_ext.query.options import Region
 
-MAX_CLUSTERS = 12
-"""Into how many clusters the patches of a photo are sorted, at most."""
+SCENE = 64
+"""Clusters of the patches of a scene, at most."""
+REST = 64
+"""Clusters of the rest of an example's photo, at most."""
+_PARTS = 4
+"""Clusters of the thing that an example shows."""
+_LIKENESS = 0.4
+"""How near a cluster of the scene has to be to an example to count as like it, as a share of the median distance."""
+_CLUSTERED = 2000
+"""Patches that are sorted into clusters, at most."""
 _KMEANS_SEED = 0
-_KMEANS_ROUNDS = 20
+_KMEANS_ROUNDS = 10
 _COMPARED_PHOTOS = 12
 """With how many photos a distinctive patch is compared, at most."""
 _MIN_LENGTH = 1e-8
+_SAME = 1e-5
+"""Directions count as the same up to this difference of their cosine from 1."""
 
 
 def embed_region(feature_map: FeatureMap, region: Region) -> Embeddings:
@@ -29,42 +40,119 @@ def embed_region(feature_map: FeatureMap, region: Region) -> Embeddings:
 
     The region is in pixels of the image that the map was made from. Raises ConfigError if the feature is zero.
     """
-    packed = PackedMaps.pack([append_residual(feature_map)])
+    place = _region_direction(append_residual(feature_map), region)
+    return _embeddings(feature_map, place[None], (str(region),))
+
+
+def _region_direction(feature_map: FeatureMap, region: Region) -> Float32[np.ndarray, " feat"]:
+    """The mean direction of a region, norm 1; 0 where the region has none."""
+    packed = PackedMaps.pack([feature_map])
     places = torch.from_numpy(_sample_places(feature_map.grid, region))
     sampled = packed.sample(torch.zeros(len(places), dtype=torch.long), places)
-    unit = sampled / sampled.norm(dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)
-    mean = unit.mean(dim=0, keepdim=True)
-    return _embeddings(feature_map, mean, (str(region),))
+    mean = (sampled / sampled.norm(dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)).mean(dim=0)
+    return (mean / mean.norm().clamp_min(_MIN_LENGTH)).numpy()
 
 
-def background_clusters(feature_map: FeatureMap, region: Region) -> Embeddings:
-    """Returns the directions of what else a photo shows: cluster centres of its patches by k-means.
+@dataclass(frozen=True)
+class Example:
+    """A place in an image, ready for a query."""
 
-    A box is compared with the patches outside it, and a point with all clusters but its own. The mean over all photos
-    would be a weak negative: it resembles nothing in particular, so nearly every pixel would score above ½.
+    positives: Embeddings
+    """The feature there, and those of the rest of what lies there."""
+    negatives: Embeddings
+    """What else the scene and the image show; empty where they show nothing else."""
 
-    Returns:
-        At most :data:`MAX_CLUSTERS` directions; none where the region is the whole photo or the photo shows nothing
-        else.
+
+def take_example(
+    feature_map: FeatureMap, region: Region, scene: Float32[np.ndarray, "clusters feat"] | None = None
+) -> Example:
+    """Finds the thing at a place, and what to tell it from.
+
+    The thing of a point is the connected part of the image around it that is more like the point than like anything
+    else in the scene; that of a box is what is so in the box. Its clusters are positives. Negatives are the clusters of
+    the rest of the image, and those of the scene that are unlike the place: cos ≤ 1 − 0.4 (1 − m), where m is the
+    median cosine of all of them, so that it depends neither on the feature nor on the scene.
+
+    Args:
+        scene: directions that the scene shows, from :func:`scene_clusters`; by default those of the image.
+
+    Raises:
+        ConfigError: the feature of the region is zero.
     """
-    values = append_residual(feature_map).values
-    patches = values.reshape(-1, values.shape[-1]).astype(np.float32)
-    lengths = np.linalg.norm(patches, axis=1)
-    has_direction = lengths > _MIN_LENGTH
-    unit = patches / np.where(has_direction, lengths, 1.0)[:, None]
-    outside = has_direction & ~select_patches(feature_map.grid, region)
-    if outside.sum() < 2:
-        return Embeddings.empty(feature_map.values.shape[-1])
-    centres = _cluster_centres(unit[outside])
-    if region.is_point:
-        own = (centres @ unit[_nearest_patch(feature_map, region)]).argmax()
-        centres = np.delete(centres, own, axis=0)
-    sources = tuple(f"rest of {region.image}, cluster {i + 1}" for i in range(len(centres)))
-    return _embeddings(feature_map, torch.from_numpy(centres), sources)
+    packed = append_residual(feature_map)
+    place = _region_direction(packed, region)
+    start = _embeddings(feature_map, torch.from_numpy(place[None]), (str(region),))
+    unit = _unit_patches(packed.values)
+    solid = np.linalg.norm(unit, axis=1) > 0.5
+    scene = scene_clusters([feature_map]) if scene is None else scene
+    unlike = _unlike(scene, place)
+    if region.x_px is None:
+        return Example(start, _embeddings(feature_map, unlike, _number("scene", unlike)))
+    wins = solid & (unit @ place > (unit @ unlike.T).max(axis=1, initial=-1.0))
+    thing = _grow(wins, feature_map.grid, region)
+    if not region.is_point and not thing.any():
+        thing = solid & select_patches(feature_map.grid, region)
+    parts, rest = (cluster_centres(unit[which], count) for which, count in ((thing, _PARTS), (solid & ~thing, REST)))
+    negatives = np.concatenate([unlike, rest])
+    sources = (*_number("scene", unlike), *_number(f"rest of {region.image}", rest))
+    positives = Embeddings.join([start, _embeddings(feature_map, parts, _number(str(region), parts, "part"))])
+    return Example(positives, _embeddings(feature_map, negatives, sources))
 
 
-def _embeddings(feature_map: FeatureMap, vectors: torch.Tensor, sources: tuple[str, ...]) -> Embeddings:
+def join_examples(examples: Sequence[Example]) -> Example:
+    """Joins examples of the same thing; a negative of one that is rather like another example is left out."""
+    negatives = []
+    for example in examples:
+        own, kept = example.negatives, torch.ones(len(example.negatives), dtype=torch.bool)
+        for other in examples:
+            if other is not example and len(other.negatives):
+                like, unlike = (own.values @ part.values.T for part in (other.positives, other.negatives))
+                kept &= like.amax(dim=1) <= unlike.amax(dim=1)
+        sources = tuple(source for source, keep in zip(own.sources, kept.tolist(), strict=True) if keep)
+        negatives.append(Embeddings(own.values[kept], sources))
+    return Example(Embeddings.join([example.positives for example in examples]), Embeddings.join(negatives))
+
+
+def scene_clusters(maps: Sequence[FeatureMap]) -> Float32[np.ndarray, "clusters feat"]:
+    """Returns the directions that photos show, at most 64: cluster centres of their patches by k-means.
+
+    Residuals of codes are the last channel.
+    """
+    chances, parts = np.random.default_rng(_KMEANS_SEED), []
+    for feature_map in maps:
+        unit = _unit_patches(append_residual(feature_map).values)
+        unit = unit[np.linalg.norm(unit, axis=1) > 0.5]
+        parts.append(chances.permutation(unit)[:_CLUSTERED])
+    return cluster_centres(np.concatenate(parts), SCENE)
+
+
+def _unlike(scene: Float32[np.ndarray, "clusters feat"], place: Float32[np.ndarray, " feat"]) -> np.ndarray:
+    """The clusters of a scene that a place does not belong to."""
+    if not len(scene):
+        return scene
+    cosines = scene @ place
+    return scene[1.0 - cosines >= max(_SAME, _LIKENESS * (1.0 - float(np.median(cosines))))]
+
+
+def _grow(wins: Bool[np.ndarray, " points"], grid: PatchGrid, region: Region) -> Bool[np.ndarray, " points"]:
+    """The patches of a thing: those around a point that are connected with it, or those in a box."""
+    from scipy.ndimage import label
+
+    if not region.is_point:
+        return wins & select_patches(grid, region)
+    own = _nearest_patch(grid, region)
+    labelled: Any = label(wins.reshape(grid.rows, grid.cols))
+    parts = labelled[0].reshape(-1)
+    return parts == parts[own] if wins[own] else np.arange(len(wins)) == own
+
+
+def _number(what: str, vectors: np.ndarray, kind: str = "cluster") -> tuple[str, ...]:
+    return tuple(f"{what}, {kind} {i + 1}" for i in range(len(vectors)))
+
+
+def _embeddings(feature_map: FeatureMap, vectors: torch.Tensor | np.ndarray, sources: tuple[str, ...]) -> Embeddings:
     """Embeddings of vectors of :func:`append_residual`."""
+    vectors = torch.as_tensor(vectors)
     if feature_map.residual_norm is None:
         return Embeddings.from_codes(vectors, sources)
     return Embeddings.from_codes(vectors[:, :-1], sources, vectors[:, -1])
@@ -142,23 +230,31 @@ def _sample_places(grid: PatchGrid, region: Region) -> Float32[np.ndarray, "poin
     return np.asarray([[(top + bottom) / 2, (left + right) / 2]], dtype=np.float32)
 
 
-def _nearest_patch(feature_map: FeatureMap, region: Region) -> int:
-    centres = feature_map.grid.centres_px().reshape(-1, 2)
-    return int(np.square(centres - (region.y_px, region.x_px)).sum(axis=1).argmin())
+def _nearest_patch(grid: PatchGrid, region: Region) -> int:
+    return int(np.square(grid.centres_px().reshape(-1, 2) - (region.y_px, region.x_px)).sum(axis=1).argmin())
 
 
-def _cluster_centres(unit: Float32[np.ndarray, "points feat"]) -> Float32[np.ndarray, "clusters feat"]:
-    """Mean directions of the clusters."""
-    from scipy.cluster.vq import kmeans2  # slow to import
+def cluster_centres(unit: Float32[np.ndarray, "points feat"], count: int) -> Float32[np.ndarray, "clusters feat"]:
+    """Mean directions of at most so many clusters; none of no points.
 
-    count = min(MAX_CLUSTERS, len(np.unique(unit, axis=0)))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "One of the clusters is empty", UserWarning)
-        means, cluster_of = kmeans2(unit, count, iter=_KMEANS_ROUNDS, minit="++", rng=_KMEANS_SEED)
-    means = means[np.unique(cluster_of)]
-    return means / np.linalg.norm(means, axis=1, keepdims=True).clip(_MIN_LENGTH)
+    Spherical k-means (Dhillon and Modha 2001), begun as k-means++ (Arthur and Vassilvitskii 2007).
+    """
+    chances = np.random.default_rng(_KMEANS_SEED)
+    if len(unit) > _CLUSTERED:
+        unit = unit[chances.choice(len(unit), _CLUSTERED, replace=False)]
+    centres, away = unit[:1], 1.0 - unit @ unit[0] if len(unit) else np.zeros(0)
+    while len(centres) < count and away.max(initial=0.0) > _SAME:
+        far = np.where(away > _SAME, away, 0.0).astype(np.float64)
+        centre = unit[chances.choice(len(unit), p=far / far.sum())]
+        centres, away = np.concatenate([centres, centre[None]]), np.minimum(away, 1.0 - unit @ centre)
+    for _ in range(_KMEANS_ROUNDS if len(centres) else 0):
+        own = (unit @ centres.T).argmax(axis=1)
+        sums = np.eye(len(centres), dtype=np.float32)[own].T @ unit
+        lengths = np.linalg.norm(sums, axis=1)
+        centres = sums[lengths > _MIN_LENGTH] / lengths[lengths > _MIN_LENGTH, None]
+    return centres
 
 
-def _unit_patches(values: np.ndarray) -> Float[np.ndarray, "patches feat"]:
+def _unit_patches(values: np.ndarray) -> Float32[np.ndarray, "patches feat"]:
     flat = values.reshape(-1, values.shape[-1]).astype(np.float32)
     return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), _MIN_LENGTH)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ THRESHOLDS = np.linspace(-1.0, 1.0, 401)
 """The candidates for the best threshold."""
 _RIM = 0.02
 """Width of the rim of :func:`boundary_iou`, as a share of the image's diagonal."""
+_RESAMPLES = 2000
+"""Samples of the bootstrap."""
 
 
 @dataclass
@@ -21,6 +24,7 @@ class _Pair:
     """One class in one view."""
 
     name: str
+    draw: int
     hit: bool
     size: int
     pinned_selected: int
@@ -58,6 +62,8 @@ class QueryMetrics:
         score: Float[Tensor, "..."] | None,
         mask: Bool[Tensor, "..."],
         boxes: Sequence[tuple[float, float, float, float]] | None = None,
+        *,
+        draw: int = 0,
     ) -> None:
         """Counts one class in one view.
 
@@ -65,6 +71,7 @@ class QueryMetrics:
             score: score of its query, −1 to 1, per pixel (h, w) or per point; NaN counts as −1. None where nothing is
                 predicted: a miss, whatever pixel comes first.
             boxes: left, top, right and bottom of its objects in pixels; None requires the best pixel in the mask.
+            draw: number of the example that the query was made of, where there are several.
         """
         is_predicted = score is not None
         score = torch.full(mask.shape, -1.0) if score is None else score
@@ -81,6 +88,7 @@ class QueryMetrics:
         self._pairs.append(
             _Pair(
                 name=name,
+                draw=draw,
                 hit=hit and is_predicted,
                 size=int(inside.sum()),
                 pinned_selected=int(at_least.sum()),
@@ -95,34 +103,45 @@ class QueryMetrics:
         """Number of pairs."""
         return len(self._pairs)
 
-    def summary(self) -> dict[str, float | int]:
-        """Returns means over the pairs; only ``pairs`` = 0 where there are none."""
+    def summary(self) -> dict[str, Any]:
+        """Returns means over the pairs; only ``pairs`` = 0 where there are none.
+
+        With several draws, ``intervals`` has the 95 % interval of each mean, from a bootstrap over the draws.
+        """
         return self._summary(self._pairs)
 
-    def summarize_classes(self) -> dict[str, dict[str, float | int]]:
+    def summarize_classes(self) -> dict[str, dict[str, Any]]:
         """Returns the same for each class, at the best threshold of all classes together."""
         names = dict.fromkeys(pair.name for pair in self._pairs)
         best = self._best(self._pairs) if self._pairs else 0
         return {name: self._summary([p for p in self._pairs if p.name == name], best) for name in names}
 
-    def _summary(self, pairs: Sequence[_Pair], best: int | None = None) -> dict[str, float | int]:
+    def _summary(self, pairs: Sequence[_Pair], best: int | None = None) -> dict[str, Any]:
         if not pairs:
             return {"pairs": 0}
         best = self._best(pairs) if best is None else best
-        pinned = [_iou(pair.pinned_both, pair.pinned_selected, pair.size) for pair in pairs]
-        boundaries = [pair.boundary for pair in pairs if pair.boundary is not None]
+        pinned = np.asarray([_iou(pair.pinned_both, pair.pinned_selected, pair.size) for pair in pairs])
+        at_best = np.asarray([_iou(int(p.both[best]), int(p.selected[best]), p.size) for p in pairs])
+        figures = {
+            "localisation": np.asarray([float(pair.hit) for pair in pairs]),
+            "miou": pinned,
+            "macc": np.asarray([pair.pinned_both / max(1, pair.size) for pair in pairs]),
+            "iou_above_25": (pinned > 0.25).astype(float),
+            "iou_above_50": (pinned > 0.5).astype(float),
+            "best_miou": at_best,
+            "best_macc": np.asarray([p.both[best] / max(1, p.size) for p in pairs]),
+        }
+        if all(pair.boundary is not None for pair in pairs):
+            figures["boundary_iou"] = np.asarray([float(pair.boundary or 0.0) for pair in pairs])
+        draws = [pair.draw for pair in pairs]
+        intervals = {name: bootstrap_interval(values, draws) for name, values in figures.items()}
         return {
             "pairs": len(pairs),
-            "localisation": float(np.mean([pair.hit for pair in pairs])),
+            "draws": len(set(draws)),
             "threshold": self.threshold,
-            "miou": float(np.mean(pinned)),
-            "macc": float(np.mean([pair.pinned_both / max(1, pair.size) for pair in pairs])),
-            "iou_above_25": float(np.mean([iou > 0.25 for iou in pinned])),
-            "iou_above_50": float(np.mean([iou > 0.5 for iou in pinned])),
-            **({"boundary_iou": float(np.mean(boundaries))} if boundaries else {}),
             "best_threshold": float(THRESHOLDS[best]),
-            "best_miou": float(np.mean([_iou(int(p.both[best]), int(p.selected[best]), p.size) for p in pairs])),
-            "best_macc": float(np.mean([p.both[best] / max(1, p.size) for p in pairs])),
+            **{name: float(values.mean()) for name, values in figures.items()},
+            **({"intervals": intervals} if len(set(draws)) > 1 else {}),
         }
 
     def _best(self, pairs: Sequence[_Pair]) -> int:
@@ -154,6 +173,19 @@ def boundary_iou(mask: Bool[np.ndarray, "h w"], other: Bool[np.ndarray, "h w"]) 
         rims.append(one & (inner == 0))
     union = int((rims[0] | rims[1]).sum())
     return int((rims[0] & rims[1]).sum()) / union if union else 1.0
+
+
+def bootstrap_interval(values: Float[np.ndarray, "n"], draws: Sequence[int]) -> tuple[float, float]:
+    """Returns the 95 % interval of a mean, by the percentile bootstrap over draws; without extent for a single one.
+
+    Values of the same draw stay together, since they come from the same examples (Efron and Tibshirani 1993, ch. 13).
+    """
+    _, draw_of = np.unique(draws, return_inverse=True)
+    sums, counts = np.bincount(draw_of, values), np.bincount(draw_of)
+    chosen = np.random.default_rng(0).integers(len(sums), size=(_RESAMPLES, len(sums)))
+    means = sums[chosen].sum(axis=1) / counts[chosen].sum(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975]).tolist()
+    return low, high
 
 
 def _iou(both: int, selected: int, size: int) -> float:

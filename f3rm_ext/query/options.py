@@ -106,10 +106,12 @@ class QuerySpec:
 
     name: str
     """What people and files call it."""
-    positives: tuple[str, ...] | Region | Path
-    """What to look for: texts that mean the same, a place in an image, or a file of vectors."""
+    positives: tuple[str, ...] | tuple[Region, ...] | Path
+    """What to look for: texts that mean the same, places in images that show the same, or a file of vectors."""
     negatives: tuple[str, ...] = ()
     """Texts to tell it from; :data:`NO_NEGATIVES` alone for none, empty for the default of its kind."""
+    negative_examples: tuple[Region, ...] = ()
+    """Places in images to tell it from, beside the other negatives."""
     feature: str = ""
     """The distilled feature to query; empty for the first."""
     temperature: float = 0.1
@@ -150,13 +152,16 @@ class QueryInputs:
     "fruit=banana | plantain" to name the query. The feature must understand text, as clip does."""
     exemplar: tuple[str, ...] = ()
     """Queries by example: IMAGE:x,y for a point, IMAGE:x,y,w,h for a box, IMAGE for the whole image, in pixels of the
-    image file. IMAGE is the name of a photo of the capture, or any image file. NAME=IMAGE:... names the query."""
+    image file. IMAGE is the name of a photo of the capture, or any image file. NAME=IMAGE:... names the query, and
+    "NAME=IMAGE:x,y | IMAGE:x,y" gives it several examples."""
     vector: tuple[str, ...] = ()
     """Queries by saved vectors: .npy files that this command or another program wrote. NAME=FILE names the query."""
     negative: tuple[str, ...] = ()
     """Texts that every query is compared with, or none for plain cosines. By default, texts are compared with
     `object`, `things`, `stuff` and `texture`, examples with the rest of their photo, and vectors with the mean of all
     photos."""
+    negative_exemplar: tuple[str, ...] = ()
+    """Places in images that no query means, written as for --exemplar; compared with beside the other negatives."""
     feature: str = ""
     """The distilled feature to query; by default the first."""
     temperature: Positive = 0.1
@@ -169,8 +174,8 @@ class QueryInputs:
         check_ranges(self)
         if not all(text.strip() for text in self.negative):
             raise ConfigError("A text after --negative is empty: write a phrase, or `--negative none`.")
-        if NO_NEGATIVES in self.negative and len(self.negative) > 1:
-            raise ConfigError("--negative none excludes other negatives: give either none or texts.")
+        if NO_NEGATIVES in self.negative and len(self.negative) + len(self.negative_exemplar) > 1:
+            raise ConfigError("--negative none excludes other negatives: give either none or texts and examples.")
         parse_queries(self)
 
 
@@ -199,8 +204,10 @@ def parse_queries(options: QueryInputs) -> list[QuerySpec]:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"Two queries are called {name!r}: name them with NAME=... to tell them apart.")
+    unlike = tuple(map(Region.parse, options.negative_exemplar))
     return [
-        QuerySpec(name, positives, options.negative, options.feature, options.temperature) for name, positives in typed
+        QuerySpec(name, positives, options.negative, unlike, options.feature, options.temperature)
+        for name, positives in typed
     ]
 
 
@@ -228,10 +235,10 @@ def _parse_text(typed: str) -> tuple[str, tuple[str, ...]]:
     return name or prompts[0], prompts
 
 
-def _parse_exemplar(typed: str) -> tuple[str, Region]:
+def _parse_exemplar(typed: str) -> tuple[str, tuple[Region, ...]]:
     name, content = _split_name(typed)
-    region = Region.parse(content)
-    return name or str(replace(region, image=Path(region.image).name)), region
+    regions = tuple(Region.parse(part.strip()) for part in content.split(ALTERNATIVES))
+    return name or str(replace(regions[0], image=Path(regions[0].image).name)), regions
 
 
 def _parse_vector(typed: str) -> tuple[str, Path]:

@@ -22,10 +22,13 @@ from f3rm_ext.features.extractors.registry import understands_text
 from f3rm_ext.query.builders import exemplar_queries, text_queries
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.encoders import TextEncoder
-from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, count_view
+from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, count_view, split_draws
 from f3rm_ext.query.metrics import QueryMetrics
 from f3rm_ext.query.queryable import Queryable, QueryHead, score_image
 from f3rm_ext.query.run import Photos
+
+_EXEMPLARS = 3
+"""Examples of each class; `f3rm-ext eval query` draws more."""
 
 
 @dataclass
@@ -119,22 +122,20 @@ class FeaturePipeline(VanillaPipeline):
         if truth is None or manager.eval_dataset is None:
             return {}
         photos = Photos(model, manager)
-        queries = [query for head in model.query_heads().values() for query in _class_queries(photos, head, truth)]
-        if not queries:
-            return {}
-        counts = {query.head: QueryMetrics() for query in queries}
         was_training = self.training
         self.eval()
-        for camera, batch in views:
+        draws = [draw for head in model.query_heads().values() for draw in _class_queries(photos, head, truth)]
+        queries = [query for draw in draws for query in draw]
+        counts = {query.head: QueryMetrics() for query in queries}
+        for camera, batch in views if queries else ():
             file = Path(manager.eval_dataset.image_filenames[int(batch["image_idx"])])
             view = truth.view(file, int(camera.height.item()), int(camera.width.item()))
             if view is None:
                 continue
             scores, _ = score_image(model, camera, queries)
             kept = None if batch.get("mask") is None else batch["mask"][..., 0].cpu().numpy()
-            for name, count in counts.items():
-                mine = [index for index, query in enumerate(queries) if query.head == name]
-                count_view(count, [queries[index] for index in mine], scores[..., mine], view, kept)
+            for draw, part in zip(draws, split_draws(scores, draws), strict=True):
+                count_view(counts[draw[0].head], draw, part, view, kept)
         self.train(was_training)
         return {
             f"query_{key}_{name}": float(count.summary().get(key, 0.0))
@@ -181,15 +182,16 @@ def _labels(manager: F3rmDataManager | ImageDataManager) -> CaptureGroundTruth |
     return truth if all(label is not None and label.any() for label in labels) else None
 
 
-def _class_queries(photos: Photos, head: QueryHead, truth: CaptureGroundTruth) -> list[Query]:
-    """A query for each labelled class: by its name if the feature understands text, else by example."""
+def _class_queries(photos: Photos, head: QueryHead, truth: CaptureGroundTruth) -> list[list[Query]]:
+    """Queries for each labelled class: by its name if the feature understands text, else by a few examples."""
     try:
         if understands_text(head.extractor):
-            how, queries = "text", text_queries(head, truth.classes, TextEncoder(photos.model.device), "common")
+            how, draws = "text", [text_queries(head, truth.classes, TextEncoder(photos.model.device), "common")]
         else:
-            how, queries = "example", exemplar_queries(photos, head, truth, truth.classes, "both")
+            how = "example"
+            draws = exemplar_queries(photos, head, truth, truth.classes, "both", draws=_EXEMPLARS)
     except (UserError, OSError) as error:
         CONSOLE.log(f"Evaluating {head.name} without queries: {error}", markup=False)
         return []
-    CONSOLE.log(f"Querying {head.name} for {len(queries)} classes by {how} (≥ {MIN_VISIBLE_PX} pixels).")
-    return queries
+    CONSOLE.log(f"Querying {head.name} for {len(draws[0])} classes by {how} (≥ {MIN_VISIBLE_PX} pixels).")
+    return [draw for draw in draws if draw]

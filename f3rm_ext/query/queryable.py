@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from nerfstudio.cameras.cameras import Cameras
@@ -12,9 +13,13 @@ from torch import Tensor
 
 from f3rm_ext.data.uploads import upload
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.space import MIN_NORM, ExtraOutput, FeatureSpace, RenderedOf
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.relevancy import relevancy
+
+VECTORS_AT_ONCE = 512
+"""Vectors that features are compared with at a time, unless a single query has more."""
 
 
 @runtime_checkable
@@ -89,18 +94,22 @@ class Scorer:
     ) -> None:
         assert queries, "no queries"
         self.queries = tuple(queries)
-        self._parts: list[tuple[str, FeatureSpace, Tensor, list[tuple[int, int, int]]]] = []
-        for name in dict.fromkeys(query.head for query in queries):
-            rows, spans, end = [], [], 0
-            for query in queries:
+        self._parts: list[tuple[str, FeatureSpace, Tensor, list[tuple[int, int, int, int]]]] = []
+        for name in self.heads:
+            rows: list[Tensor] = []
+            spans: list[tuple[int, int, int, int]] = []
+            end, space = 0, spaces[name].to(device)
+            for index, query in enumerate(queries):
                 if query.head != name:
-                    spans.append((0, 0, 0))
                     continue
+                if end and end + len(query.positives) + len(query.negatives) > VECTORS_AT_ONCE:
+                    self._parts.append((name, space, upload(torch.cat(rows), device), spans))
+                    rows, spans, end = [], [], 0
                 rows += [query.positives.values, query.negatives.values]
                 middle = end + len(query.positives)
-                spans.append((end, middle, middle + len(query.negatives)))
-                end = spans[-1][2]
-            self._parts.append((name, spaces[name].to(device), upload(torch.cat(rows), device), spans))
+                spans.append((index, end, middle, middle + len(query.negatives)))
+                end = spans[-1][3]
+            self._parts.append((name, space, upload(torch.cat(rows), device), spans))
 
     @classmethod
     def from_model(cls, model: Queryable, queries: Sequence[Query]) -> "Scorer":
@@ -125,7 +134,7 @@ class Scorer:
     @property
     def heads(self) -> tuple[str, ...]:
         """Heads whose rendered values it needs."""
-        return tuple(name for name, _, _, _ in self._parts)
+        return tuple(dict.fromkeys(query.head for query in self.queries))
 
     def __call__(self, rendered_of: RenderedOf) -> Float[Tensor, "rays queries"]:
         """Returns the scores at rays or points: the relevancy or cosine of each query.
@@ -134,15 +143,15 @@ class Scorer:
         is as similar to the negatives.
         """
         scores: list[Tensor | None] = [None] * len(self.queries)
+        rendered_by = {name: rendered_of(name) for name in self.heads}
         for name, space, vectors, spans in self._parts:
-            rendered = rendered_of(name)
+            rendered = rendered_by[name]
             cosines, is_empty = space.cosine(rendered, vectors), rendered.norm(dim=-1) <= MIN_NORM
-            for index, (start, middle, end) in enumerate(spans):
-                if middle > start:
-                    positive, negative = cosines[..., start:middle], cosines[..., middle:end]
-                    query = self.queries[index]
-                    score = relevancy(positive, negative, query.temperature) if end > middle else positive.amax(dim=-1)
-                    scores[index] = score.masked_fill(is_empty, query.lowest)
+            for index, start, middle, end in spans:
+                positive, negative = cosines[..., start:middle], cosines[..., middle:end]
+                query = self.queries[index]
+                score = relevancy(positive, negative, query.temperature) if end > middle else positive.amax(dim=-1)
+                scores[index] = score.masked_fill(is_empty, query.lowest)
         return torch.stack([score for score in scores if score is not None], dim=-1)
 
 
@@ -178,6 +187,22 @@ def score_image(
     scorer = Scorer.from_model(model, queries)
     outputs = model.render_camera(camera, {"scores": lambda _, rendered_of: scorer(rendered_of)})
     return outputs.pop("scores"), outputs
+
+
+@torch.inference_mode()
+def render_map(model: Queryable, head: QueryHead, camera: Cameras, obb_box: OrientedBox | None = None) -> FeatureMap:
+    """Renders a feature from one camera, a patch for each pixel; it is 0 where there is nothing."""
+    space = head.space()
+    extra: dict[str, ExtraOutput] = {"map": lambda _, rendered_of: space.features(rendered_of(head.name))}
+    features = model.render_camera(camera, extra, obb_box)["map"].float().cpu()
+    # The norm of what the codes leave out of the full feature is known on average.
+    left_out = features.norm(dim=-1) * (1.0 / space.energy - 1.0) ** 0.5 if space.energy < 1.0 else None
+    rows, cols = features.shape[:2]
+    return FeatureMap(
+        values=features.numpy().astype(np.float16),
+        grid=PatchGrid.covering(rows, cols, rows, cols),
+        residual_norm=None if left_out is None else left_out.numpy().astype(np.float16),
+    )
 
 
 @torch.inference_mode()

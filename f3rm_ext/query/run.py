@@ -1,7 +1,7 @@
 """A trained run, opened for queries: its model, its capture, the stored features of its photos, and views of it."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,10 @@ from jaxtyping import Bool
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.errors import ConfigError, FeatureStoreError
-from f3rm_ext.features.base import FeatureMap
-from f3rm_ext.query.queryable import Queryable, QueryHead, get_head
+from f3rm_ext.features.base import FeatureMap, PatchGrid
+from f3rm_ext.query.exemplar import scene_clusters
+from f3rm_ext.query.queryable import Queryable, QueryHead, get_head, render_map
+from f3rm_ext.utils.pictures import pick_evenly
 
 if TYPE_CHECKING:
     from nerfstudio.data.datasets.base_dataset import InputDataset
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 
 DEFAULT_FPS = 24.0
 """Frames per second of a camera path that names neither a rate nor a duration."""
+SCENE_PHOTOS = 8
+"""Photos that show what there is in a scene."""
+SCENE_MAP_PX = 160
+"""Longer side of :meth:`Photos.scene_map`."""
 _MAX_TURN = 0.02
 """By how much two PCA bases of the same features may differ, as a cosine: rounding differs between machines."""
 
@@ -41,6 +47,7 @@ class Photos:
 
     def __post_init__(self) -> None:
         self._sources: dict[str, FeatureSource] | None = None
+        self._clusters: dict[str, np.ndarray] = {}
 
     @property
     def data(self) -> Path:
@@ -109,6 +116,35 @@ class Photos:
         _require_same_space(own, {spec.name: spec for spec in source.specs}.get(own.name))
         return source.load(index)[own.name]
 
+    def scene_map(self, split: str, index: int, head: str) -> FeatureMap:
+        """Renders the features of the scene from the camera of a photo, at most 160 pixels wide and high.
+
+        Examples are taken from here: the features in a scene are the means of many photos, and finer than the patches
+        of a single one, so that they are compared with their like. Neither feature store nor weights are needed.
+
+        Returns:
+            The map, in pixels of the photo as the run sees it; features are 0 where there is nothing.
+        """
+        own, camera = get_head(self.model.query_heads(), head), self.cameras(split)[index]
+        width, height = int(camera.width.item()), int(camera.height.item())
+        scale = min(1.0, SCENE_MAP_PX / max(width, height))
+        seen = render_map(self.model, own, _scaled_camera(self.cameras(split), index, scale))
+        return replace(seen, grid=PatchGrid.covering(seen.grid.rows, seen.grid.cols, height, width))
+
+    def scene_clusters(self, head: str, load: Callable[[int], FeatureMap] | None = None) -> np.ndarray:
+        """Returns the directions that the scene shows, see :func:`~f3rm_ext.query.exemplar.scene_clusters`.
+
+        Args:
+            load: returns the features of a training photo; by default :meth:`scene_map`, once for each head.
+        """
+        if load is None and head in self._clusters:
+            return self._clusters[head]
+        chosen = pick_evenly(len(self.files("train")), SCENE_PHOTOS)
+        clusters = scene_clusters([self.scene_map("train", i, head) if load is None else load(i) for i in chosen])
+        if load is None:
+            self._clusters[head] = clusters
+        return clusters
+
     def _open_sources(self) -> "dict[str, FeatureSource]":
         from f3rm_ext.features.source import open_features, prepare_features
 
@@ -116,9 +152,9 @@ class Photos:
         datasets = [self.dataset(split) for split in splits]
         options = self.manager.config.features
         specs = [head.spec for head in self.model.query_heads().values()]
-        if not options.extractors:  # splats that got their features after training
-            codes = [0 if spec.code_basis is None else len(spec.code_basis) for spec in specs]
-            options = replace(options, extractors=tuple(spec.extractor for spec in specs), codes=max(codes))
+        # Those of the model, which splats may have got after training.
+        codes = [0 if spec.code_basis is None else len(spec.code_basis) for spec in specs]
+        options = replace(options, extractors=tuple(spec.extractor for spec in specs), codes=max(codes))
         sources = open_features(datasets, specs, options.cache_dir)
         if sources is None:
             sources = prepare_features(datasets, options, device=self.model.device)

@@ -24,6 +24,8 @@ from f3rm_ext.utils.pictures import mark_spot
 LABELS = "labels"
 OVERVIEW = "overview.png"
 COMMAND = "query"
+_MOST_SOURCES = 6
+"""Embeddings that the overview names."""
 
 
 @dataclass(frozen=True)
@@ -282,9 +284,14 @@ def provenance_lines(record: Mapping[str, Any]) -> list[str]:
     mesh = record.get("mesh")
     lines = [f"{record['method']}, step {record['step']}, {record['checkpoint']}" if mesh is None else f"mesh {mesh}"]
     for query in record["queries"]:
-        against = f" against {', '.join(query['negatives'])}" if query["negatives"] else ""
-        lines.append(f"{query['name']}: {query['score']} of {' | '.join(query['positives'])}{against}")
+        against = f" against {', '.join(_first(query['negatives']))}" if query["negatives"] else ""
+        lines.append(f"{query['name']}: {query['score']} of {' | '.join(_first(query['positives']))}{against}")
     return lines
+
+
+def _first(sources: Sequence[str]) -> list[str]:
+    rest = len(sources) - _MOST_SOURCES
+    return [*sources[:_MOST_SOURCES], f"{rest} more"] if rest > 0 else list(sources)
 
 
 def best_views(views: Mapping[str, Any], queries: Sequence[Query]) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """``f3rm-ext eval query``: how well queries find the labelled objects of a capture."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +13,7 @@ from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
     from f3rm_ext.capture.ground_truth import LabelSource
+    from f3rm_ext.features.base import FeatureMap
     from f3rm_ext.query.builders import Negatives
     from f3rm_ext.query.embeddings import Query
     from f3rm_ext.query.metrics import QueryMetrics
@@ -65,7 +68,10 @@ class EvalQuery(QueryTarget):
     """How to query: text takes the names of the classes, example takes one pixel of each class in a training photo.
     auto takes text where the feature understands it."""
     example_photo: str = ""
-    """Training photo to take the examples from; by default the one that shows most classes."""
+    """Training photo to take one example of each class from; by default the examples come from any photos."""
+    exemplars: Annotated[int, Range(1, 1000)] = 10
+    """Number of examples of each class, 1 to 1000, each from a training photo drawn at random, but always the same
+    ones. Every example is a query of its own; with several, the figures are means with their 95 % intervals."""
     negatives: Literal["auto", "common", "others", "both", "none"] = "auto"
     """What each class is compared with: common phrases (by example, the rest of the photo), the other classes, both, or
     none, which scores plain cosines. auto takes common by text, as LERF does, and both by example."""
@@ -111,8 +117,11 @@ class EvalQuery(QueryTarget):
         negatives = self.negatives
         if negatives == "auto":
             negatives = "common" if by == "text" else "both"
-        queries = self._queries(run, head, truth, by, negatives)
-        results = self._evaluate(run, head, truth, queries)
+        draws = self._queries(run, head, truth, by, negatives)
+        map_draws = draws
+        if by == "example":
+            map_draws = self._queries(run, head, truth, by, negatives, lambda i: run.feature_map("train", i, head.name))
+        results = self._evaluate(run, head, truth, draws, map_draws)
         record = {
             **run.describe(),
             "feature": head.name,
@@ -120,7 +129,10 @@ class EvalQuery(QueryTarget):
             "by": by,
             "negatives": negatives,
             "temperature": self.temperature,
-            "queries": {query.name: list(query.positives.sources) for query in queries},
+            "queries": {
+                query.name: [each.positives.sources[0] for draw in draws for each in draw if each.name == query.name]
+                for query in draws[0]
+            },
         }
         return self._report(out, record, results)
 
@@ -198,21 +210,33 @@ class EvalQuery(QueryTarget):
         return truth
 
     def _queries(
-        self, run: "Photos", head: "QueryHead", truth: "LabelSource", by: str, negatives: "Negatives"
-    ) -> "list[Query]":
+        self,
+        run: "Photos",
+        head: "QueryHead",
+        truth: "LabelSource",
+        by: str,
+        negatives: "Negatives",
+        load: "Callable[[int], FeatureMap] | None" = None,
+    ) -> "list[list[Query]]":
+        """Returns the queries of each draw of examples, of the scene unless others are loaded; texts are one draw."""
         from f3rm_ext.query.builders import exemplar_queries, text_queries
         from f3rm_ext.query.encoders import TextEncoder
 
         names = self._classes(truth)
         if by == "text":
             encoder = TextEncoder(run.model.device)
-            return text_queries(head, names, encoder, negatives, self.temperature)
-        queries = exemplar_queries(run, head, truth, names, negatives, self.temperature, self.example_photo)
-        if not queries:
+            return [text_queries(head, names, encoder, negatives, self.temperature)]
+        draws = exemplar_queries(
+            *(run, head, truth, names, negatives, self.temperature),
+            photo=self.example_photo,
+            draws=self.exemplars,
+            load=load,
+        )
+        if not draws[0]:
             raise ConfigError(
                 "The photo to take examples from shows none of the classes: name another --example-photo."
             )
-        return queries
+        return draws
 
     def _classes(self, truth: "LabelSource") -> list[str]:
         unknown = [name for name in self.skip if name not in truth.classes]
@@ -226,7 +250,12 @@ class EvalQuery(QueryTarget):
         return names
 
     def _evaluate(
-        self, run: "Photos", head: "QueryHead", truth: "LabelSource", queries: "list[Query]"
+        self,
+        run: "Photos",
+        head: "QueryHead",
+        truth: "LabelSource",
+        draws: "list[list[Query]]",
+        map_draws: "list[list[Query]]",
     ) -> "dict[Protocol, QueryMetrics]":
         from rich.progress import track
 
@@ -241,20 +270,20 @@ class EvalQuery(QueryTarget):
             raise CaptureError("None of the held-out photos has labels, so there is nothing to compare with.")
         rendered, image_features = QueryMetrics(self.threshold), QueryMetrics(self.threshold)
         for view in track(views, "Held-out views"):
-            scores, _ = score_image(run.model, view.camera, queries)
             index = files.index(view.file)
-            kept = run.photo_mask("test", index)
-            evaluation.count_view(rendered, queries, scores, view.truth, kept)
-            height, width = scores.shape[:2]
-            feature_map = run.feature_map("test", index, head.name)
-            scores = evaluation.score_feature_map(feature_map, queries, height, width)
-            evaluation.count_view(image_features, queries, scores, view.truth, kept)
+            kept, feature_map = run.photo_mask("test", index), run.feature_map("test", index, head.name)
+            height, width = int(view.camera.height.item()), int(view.camera.width.item())
+            score_map = partial(evaluation.score_feature_map, feature_map, height_px=height, width_px=width)
+            evaluation.count_draws(image_features, map_draws, score_map, view.truth, kept)
+            evaluation.count_draws(
+                rendered, draws, lambda asked, at=view.camera: score_image(run.model, at, asked)[0], view.truth, kept
+            )
         results: dict[Protocol, QueryMetrics] = {"rendered": rendered, "image-features": image_features}
         if isinstance(truth, CaptureGroundTruth):
             scale = run.manager.train_dataparser_outputs.dataparser_scale
             surface = evaluation.surface_points(files, cameras, truth, scale, kept=lambda i: run.photo_mask("test", i))
             if surface is not None:
-                results["direct-3d"] = evaluation.evaluate_points(run.model, queries, surface, truth, self.threshold)
+                results["direct-3d"] = evaluation.evaluate_points(run.model, draws, surface, truth, self.threshold)
         return results
 
     def _table(self, results: "dict[Protocol, QueryMetrics]") -> Any:
@@ -273,12 +302,9 @@ class EvalQuery(QueryTarget):
         }
         for column in ("", "pairs", *columns):
             table.add_column(column, justify="right" if column else "left")
-        keys = tuple(columns.values())
         for name, metrics in results.items():
             summary = metrics.summary()
-            table.add_row(
-                TITLES[name], str(summary["pairs"]), *(f"{summary[key]:.3f}" if key in summary else "-" for key in keys)
-            )
+            table.add_row(TITLES[name], str(summary["pairs"]), *(_cell(summary, key) for key in columns.values()))
         return table
 
     def _class_table(self, results: "dict[Protocol, QueryMetrics]") -> Any:
@@ -293,3 +319,11 @@ class EvalQuery(QueryTarget):
             cells = [results.get(thing) for results in classes.values()]
             table.add_row(thing, *("-" if c is None else f"{c['localisation']:.2f}  {c['miou']:.3f}" for c in cells))
         return table
+
+
+def _cell(summary: "Mapping[str, Any]", key: str) -> str:
+    """A figure and, below it, its 95 % interval where there are several draws."""
+    if key not in summary:
+        return "-"
+    low_high = summary.get("intervals", {}).get(key)
+    return f"{summary[key]:.3f}" + ("" if low_high is None else f"\n{low_high[0]:.3f}-{low_high[1]:.3f}")

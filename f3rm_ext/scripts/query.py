@@ -59,13 +59,18 @@ class Query(QueryOptions):
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.render import score_views
         from f3rm_ext.query.run import read_camera_path
-        from f3rm_ext.utils.console import console
+        from f3rm_ext.utils.console import console, say
 
         path = read_camera_path(Path(self.views)) if self.views.endswith(".json") else None
         specs = parse_queries(self)
         run = open_run_or_mesh(self.load_config, self.mesh, self.data)
         views = self._views(run, path)
         queries = encode_queries(specs, run)
+        for query in queries:
+            say(
+                f"{query.name}: {len(query.positives)} directions to find, {len(query.negatives)} to tell them from; "
+                f"scores from {self.threshold:g} match."
+            )
         scored_views = score_views(run.model, views, queries)
         writer = self._writer(run, queries, views, path)
         result = writer.write(scored_views)

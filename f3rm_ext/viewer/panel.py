@@ -28,7 +28,7 @@ from f3rm_ext.query.options import ALTERNATIVES, split_prompts
 from f3rm_ext.query.queryable import Queryable, QueryHead, get_head
 from f3rm_ext.viewer import outputs, status
 from f3rm_ext.viewer.first_view import FirstViewControl
-from f3rm_ext.viewer.picking import Ray, Viewpoint, fit_displays, pick_feature
+from f3rm_ext.viewer.picking import Ray, Viewpoint, fit_displays, pick_feature, pick_thing
 from f3rm_ext.viewer.state import DEFAULT_THRESHOLD, QueryStateStore
 from f3rm_ext.viewer.worker import LatestJob
 
@@ -237,8 +237,10 @@ class QueryPanel(nn.Module):
         name = f"click {self._clicks + 1}"
         box = None if self._viewpoint is None else self._viewpoint.obb_box
         clicked, (x, y, z) = pick_feature(self._get_model(), head, ray, name, box)
-        positives = Embeddings(clicked.values, (f"{name} at {x:.2f}, {y:.2f}, {z:.2f}",))
-        query = Query(name, head.name, positives, mean_of_photos(head))
+        thing = pick_thing(self._get_model(), head, ray, name, box)
+        place = Embeddings(clicked.values, (f"{name} at {x:.2f}, {y:.2f}, {z:.2f}",))
+        positives = Embeddings.join([place, thing.positives])
+        query = Query(name, head.name, positives, thing.negatives if len(thing.negatives) else mean_of_photos(head))
         self._clicks += 1
         return query
 

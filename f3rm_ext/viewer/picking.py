@@ -18,13 +18,17 @@ from f3rm_ext.features.display import fit_display
 from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.features.spec import DisplayBasis
 from f3rm_ext.query.embeddings import Embeddings
-from f3rm_ext.query.queryable import Queryable, QueryHead
+from f3rm_ext.query.exemplar import Example, take_example
+from f3rm_ext.query.options import Region
+from f3rm_ext.query.queryable import Queryable, QueryHead, render_map
 
 SOLID = 0.5
 """Opacity from which on a ray counts as hitting something."""
 FIT_RAYS = 4096
 """Approximate number of rays that colours are fitted to."""
 _FEW_RAYS = 16
+_AROUND_PX = 120
+"""Width and height of the picture that shows what there is around a click."""
 _FOCAL_PX = 1000.0
 """Focal length of a camera of one pixel, so that it sees little more than the ray through its centre."""
 
@@ -64,14 +68,14 @@ def not_training(model: Queryable) -> Iterator[None]:
         model.train(before)
 
 
-def camera_along(ray: Ray) -> Cameras:
-    """Returns a camera of one pixel that looks along the ray."""
+def camera_along(ray: Ray, side_px: int = 1, focal_px: float = _FOCAL_PX) -> Cameras:
+    """Returns a camera, by default of one pixel, that looks along the ray."""
     back = -functional.normalize(torch.tensor(ray.direction, dtype=torch.float32), dim=0)
     axis = torch.eye(3)[int(back.abs().argmin())]
     right = functional.normalize(torch.linalg.cross(axis, back), dim=0)
     up = torch.linalg.cross(back, right)
     pose = torch.stack([right, up, back, torch.tensor(ray.origin, dtype=torch.float32)], dim=1)
-    return Cameras(pose[None], fx=_FOCAL_PX, fy=_FOCAL_PX, cx=0.5, cy=0.5, width=1, height=1)
+    return Cameras(pose[None], fx=focal_px, fy=focal_px, cx=side_px / 2, cy=side_px / 2, width=side_px, height=side_px)
 
 
 def pick_feature(
@@ -95,6 +99,16 @@ def pick_feature(
     direction = functional.normalize(torch.tensor(ray.direction), dim=0)
     x, y, z = (torch.tensor(ray.origin) + depth * direction).tolist()
     return Embeddings.from_codes(values, (name,), left_out), (x, y, z)
+
+
+def pick_thing(model: Queryable, head: QueryHead, ray: Ray, name: str, obb_box: OrientedBox | None = None) -> Example:
+    """Finds the thing that a ray hits, and what there is around it; see :func:`~f3rm_ext.query.exemplar.take_example`.
+
+    It is looked for in a picture of 120 pixels a side, 53° wide, in the middle of which the ray lies.
+    """
+    with not_training(model):
+        around = render_map(model, head, camera_along(ray, _AROUND_PX, float(_AROUND_PX)), obb_box)
+    return take_example(around, Region(name, _AROUND_PX / 2, _AROUND_PX / 2))
 
 
 def fit_displays(model: Queryable, viewpoint: Viewpoint) -> dict[str, DisplayBasis]:

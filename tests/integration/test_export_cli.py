@@ -157,7 +157,6 @@ class TestRefusals:
         untrained: Any,
         no_features: Path,
         weightless: tuple[Path, Path],
-        other_basis: Path,
         f3rm_ext: Typed,
         remember: Callable,
         out: Path,
@@ -173,7 +172,6 @@ class TestRefusals:
             (ours, ("--crop-min", "90", "90", "90", "--crop-max", "91", "91", "91"), "0 in the crop box"),
             (no_features, (), "no distilled features"),
             (weightless[0], ("--text", "mug"), str(weightless[1])),
-            (other_basis, ("--exemplar", f"{EXAMPLE}:20,20"), "another basis"),
             (ours, ("--out", out.with_suffix(".obj")), ".ply"),
         ):
             said = f3rm_ext("export", "features", "--load-config", config, "--out", out, *arguments).refuses()

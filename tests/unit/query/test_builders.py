@@ -10,11 +10,12 @@ import torch
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledView
 from f3rm_ext.errors import ConfigError, ExtractorError
+from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.query import builders
 from f3rm_ext.query.builders import Negatives, encode_queries, exemplar_queries, mean_of_photos, text_queries
 from f3rm_ext.query.embeddings import Embeddings, Query
-from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, Example, ExampleEncoder, TextEncoder
-from f3rm_ext.query.evaluation import MIN_VISIBLE_PX
+from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncoder
+from f3rm_ext.query.exemplar import Example
 from f3rm_ext.query.options import QueryOptions, Region, parse_queries
 from f3rm_ext.query.run import Photos, Run, load_run
 
@@ -62,37 +63,43 @@ def test_the_mean_of_all_photos(run: Run, head: Any) -> None:
 
 
 @pytest.mark.parametrize("negatives", get_args(Negatives))
-def test_queries_by_example_are_one_pixel_of_each_class(run: Run, head: Any, negatives: Negatives) -> None:
+def test_queries_by_example_are_one_pixel_of_each_class_in_drawn_photos(
+    run: Run, head: Any, negatives: Negatives
+) -> None:
     truth = CaptureGroundTruth(run.data)
-    queries = exemplar_queries(run, head, truth, truth.classes, negatives, 0.3)
 
-    def count_classes(file: Path) -> int:
-        view = truth.view(file, 48, 64)
-        assert view is not None
-        return sum(int(mask.sum()) >= MIN_VISIBLE_PX for mask in view.masks.values())
+    def load(index: int) -> FeatureMap:
+        return run.feature_map("train", index, head.name)
 
-    assert len(queries) == max(map(count_classes, run.files("train"))) > 3
-    photos = {query.positives.sources[0].split(":")[0] for query in queries}
-    (photo,) = photos
-    split, index = run.find_photo(photo) or ("", 0)
-    assert split == "train"
-    labels = truth.labels(run.files("train")[index], 48, 64)
-    assert labels is not None
-    for query in queries:
-        x_px, y_px = map(float, query.positives.sources[0].split(":")[1].split(","))
-        assert truth.names[labels[int(y_px), int(x_px)]] == query.name and x_px % 1 == y_px % 1 == 0.5
-        torch.testing.assert_close(query.positives.values[0], one_hot(head, truth, query.name))
-        clusters = [source for source in query.negatives.sources if source.startswith(f"rest of {photo}, cluster ")]
-        assert bool(clusters) == (negatives in ("common", "both"))
-        others = [other.positives.sources[0] for other in queries if other is not query]
-        others = others if negatives in ("others", "both") else []
-        assert query.negatives.sources == (*clusters, *others) and query.temperature == 0.3
+    draws = exemplar_queries(run, head, truth, truth.classes, negatives, 0.3, draws=3, load=load)
+    assert len(draws) == 3 and len(draws[0]) > 3
+    for queries in draws:
+        for query in queries:
+            photo, place = query.positives.sources[0].split(":")
+            split, index = run.find_photo(photo) or ("", 0)
+            assert split == "train"
+            labels = truth.labels(run.files("train")[index], 48, 64)
+            assert labels is not None
+            x_px, y_px = map(float, place.split(","))
+            assert truth.names[labels[int(y_px), int(x_px)]] == query.name and x_px % 1 == y_px % 1 == 0.5
+            torch.testing.assert_close(query.positives.values[0], one_hot(head, truth, query.name))
+            clusters = [source for source in query.negatives.sources if ", cluster " in source]
+            assert bool(clusters) == (negatives in ("common", "both"))
+            others = [source for other in queries if other is not query for source in other.positives.sources]
+            others = others if negatives in ("others", "both") else []
+            assert query.negatives.sources == (*clusters, *others) and query.temperature == 0.3
+    names = [query.name for query in draws[0]]
+    assert all([query.name for query in queries] == names for queries in draws)
+    places = [{queries[column].positives.sources for queries in draws} for column in range(len(names))]
+    assert max(map(len, places)) == 3, "each draw takes another photo"
+    again = exemplar_queries(run, head, truth, truth.classes, negatives, 0.3, load=load)
+    assert [query.positives.sources for query in again[0]] == [query.positives.sources for query in draws[0]]
 
 
 def test_a_photo_may_be_named(run: Run, head: Any) -> None:
     truth = CaptureGroundTruth(run.data)
     for file in run.files("train")[:2]:
-        queries = exemplar_queries(run, head, truth, truth.classes, "none", photo=file.name)
+        (queries,) = exemplar_queries(run, head, truth, truth.classes, "none", photo=file.name, draws=2)
         assert {query.positives.sources[0].split(":")[0] for query in queries} == {file.name}
 
 
@@ -113,7 +120,7 @@ def test_only_named_classes_that_are_seen_well_enough(run: Run, head: Any, monke
         def view(self, image: Path, height_px: int, width_px: int) -> LabelledView:
             return LabelledView(masks, {})
 
-    queries = exemplar_queries(run, head, Labels(), ["large", "small", "absent"], "none")
+    (queries,) = exemplar_queries(run, head, Labels(), ["large", "small", "absent"], "none")
     assert [query.name for query in queries] == ["large"]
     monkeypatch.setattr(Labels, "view", lambda *_: None)
     with pytest.raises(ConfigError, match="no training photo"):
@@ -171,6 +178,15 @@ def test_default_negatives(toy: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(query.negatives.values[0], mean / mean.norm())
     assert {query.temperature for query in (text, example, whole, vector)} == {0.3}
     assert {query.head for query in (text, example, whole, vector)} == {"toy"}
+
+
+def test_several_examples_and_counterexamples(toy: Any) -> None:
+    given = dict(exemplar=("cup=a.png:1,2 | b.png:3,4",), negative_exemplar=("c.png:5,6", "d.png"))
+    (query,) = encoded(toy, ToyTextEncoder(), **given)
+    assert query.positives.sources == ("a.png:1,2", "b.png:3,4")
+    assert query.negatives.sources == ("table", "wall", "table", "wall", "c.png:5,6", "d.png")
+    (query,) = encoded(toy, ToyTextEncoder(), text=("mug",), negative_exemplar=("c.png:5,6",))
+    assert query.negatives.sources == (*DEFAULT_NEGATIVES, "c.png:5,6")
 
 
 def test_no_negatives_give_cosines_and_need_no_text(toy: Any) -> None:

@@ -17,8 +17,8 @@ from f3rm_ext.errors import ConfigError, ExtractorError, WeightsNotFoundError
 from f3rm_ext.features.base import ExtractorIdentity, FeatureMap, PatchGrid
 from f3rm_ext.features.extractors import registry
 from f3rm_ext.features.extractors.registry import understands_text
-from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, Example, ExampleEncoder, TextEncoder
-from f3rm_ext.query.exemplar import embed_region
+from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncoder
+from f3rm_ext.query.exemplar import Example, embed_region, scene_clusters
 from f3rm_ext.query.options import Region
 from f3rm_ext.query.run import Photos
 
@@ -213,8 +213,11 @@ class OnePhoto(Photos):
     def cameras(self, split: str) -> Cameras:
         return Cameras(torch.eye(4)[None, :3], fx=9.0, fy=9.0, cx=10.0, cy=8.0, width=RUN[0], height=RUN[1])
 
-    def feature_map(self, split: str, index: int, head: str) -> FeatureMap:
+    def scene_map(self, split: str, index: int, head: str) -> FeatureMap:
         return self.map
+
+    def scene_clusters(self, head: str, load: object = None) -> np.ndarray:
+        return scene_clusters([self.map])
 
 
 @pytest.fixture
@@ -248,8 +251,8 @@ def encode(photos: Any, head: Any, monkeypatch: pytest.MonkeyPatch) -> Encode:
 
 def test_a_photo_by_name_is_in_pixels_of_the_file_the_run_reads(encode, photos) -> None:
     found = encode(Region("a.png", 15.0, 3.0)).positives
-    torch.testing.assert_close(found.values, embed_region(photos.map, Region("a.png", 15.0, 3.0)).values)
-    assert found.sources == ("a.png:15,3",)
+    torch.testing.assert_close(found.values[:1], embed_region(photos.map, Region("a.png", 15.0, 3.0)).values)
+    assert found.sources[0] == "a.png:15,3"
 
 
 def test_a_file_of_the_same_name_elsewhere_is_not_meant(encode, tmp_path, monkeypatch) -> None:
@@ -263,8 +266,8 @@ def test_the_original_of_a_smaller_copy_is_in_its_own_pixels(encode, photos) -> 
     path = str(photos.data / "images" / "a.png")
     found = encode(Region(path, 30.0, 6.0, 4.0, 4.0)).positives
     wanted = embed_region(photos.map, Region("a.png", 15.0, 3.0, 2.0, 2.0))
-    torch.testing.assert_close(found.values, wanted.values)
-    assert found.sources == (f"{path}:30,6,4,4",)
+    torch.testing.assert_close(found.values[:1], wanted.values)
+    assert found.sources[0] == f"{path}:30,6,4,4"
 
 
 def test_photos_need_no_weights(encode, photos, monkeypatch) -> None:
@@ -309,6 +312,7 @@ def test_codes_of_another_image_know_what_they_leave_out(photos, make_head, monk
     head = make_head(dim=2, basis=torch.eye(DIM)[:2])
     picture = np.zeros((8, 8, 3), dtype=np.uint8)
     picture[..., 0] = picture[..., 2] = 250
+    monkeypatch.setattr(photos, "scene_clusters", lambda head: np.zeros((0, 3), np.float32))
     path = _save(photos.data.parent / "b.png", picture)
     found = ExampleEncoder(photos, torch.device("cpu")).encode(head, Region(str(path))).positives
     # Red is the first of four equal values; codes keep that one only.

@@ -197,7 +197,7 @@ def test_classes_are_counted_at_points(make_field, tmp_path) -> None:
     (tmp_path / "transforms.json").write_text(json.dumps({"classes": ["nothing", "few", "cap"]}))
     surface = LabelledPoints(points.numpy(), labels)
     queries = [query, Query("few", "toy", vector, Embeddings.empty(40)), Query("new", "toy", vector, vector)]
-    metrics = evaluate_points(field, queries, surface, CaptureGroundTruth(tmp_path), 0.5)
+    metrics = evaluate_points(field, [queries], surface, CaptureGroundTruth(tmp_path), 0.5)
     assert list(metrics.summarize_classes()) == ["cap"] and len(metrics) == 1
     assert (labels == 2).sum() >= MIN_VISIBLE_PX
     assert metrics.summary()["miou"] == 1.0 and metrics.summary()["localisation"] == 1.0

@@ -7,12 +7,15 @@ import torch
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.query.exemplar import (
-    MAX_CLUSTERS,
-    background_clusters,
+    REST,
+    SCENE,
     deepest_pixel,
     distinctive_patch,
     embed_region,
+    join_examples,
+    scene_clusters,
     sharpness,
+    take_example,
 )
 from f3rm_ext.query.options import Region
 
@@ -86,7 +89,7 @@ def test_zero_patches_do_not_spoil_a_box() -> None:
     torch.testing.assert_close(embed_region(half, Region("a")).values, torch.tensor([[0.0, 0.6, 0.8]]))
 
 
-# --- background clusters ----------------------------------------------------------------------------------------------
+# --- things and what to tell them from --------------------------------------------------------------------------------
 
 
 DIM = 5
@@ -109,53 +112,87 @@ def directions(found: torch.Tensor) -> set[int]:
     return {int(row.argmax()) for row in found}
 
 
-def test_a_box_is_told_from_what_lies_outside_of_it() -> None:
-    found = background_clusters(photo(), Region("a.png", 0.0, 0.0, 40.0, 30.0))
-    assert directions(found.values) == {1, 2} and len(found) == 2
-    assert found.sources == ("rest of a.png, cluster 1", "rest of a.png, cluster 2")
+@pytest.mark.parametrize(
+    ("region", "own"),
+    [
+        (Region("a.png", 15.0, 12.0), {0}),
+        (Region("a.png", 70.0, 5.0), {1}),
+        (Region("a.png", 33.0, 55.0), {2}),
+        (Region("a.png", 0.0, 0.0, 40.0, 30.0), {0}),
+        (Region("a.png", 5.0, 5.0, 15.0, 15.0), {0}),
+    ],
+    ids=["thing", "wall", "floor", "box", "part"],
+)
+def test_a_thing_is_told_from_the_rest(region: Region, own: set[int]) -> None:
+    found = take_example(photo(), region)
+    assert directions(found.positives.values) == own
+    rest = directions(found.negatives.values)
+    assert rest == {0, 1, 2} - own or region.width_px == 15.0, "what sticks out of a box is told from it"
+    torch.testing.assert_close(found.positives.values[:1], embed_region(photo(), region).values)
+    assert found.positives.sources[0] == str(region)
 
 
-def test_what_sticks_out_of_a_box_is_told_from_it() -> None:
-    found = background_clusters(photo(), Region("a.png", 0.0, 0.0, 20.0, 30.0))
-    assert directions(found.values) == {0, 1, 2}
+def test_a_thing_is_connected_and_of_several_parts() -> None:
+    """Left a thing with two shades, right another of the first shade, which is neither part of it nor like the wall."""
+    values = np.zeros((6, 9, DIM), np.float16)
+    values[..., 1] = 1.0
+    values[1:4, 1:3], values[1:4, 6:8] = (1.0, 0, 0, 0, 0), (1.0, 0, 0, 0, 0)
+    values[1:4, 3] = (0.8, 0, 0, 0.6, 0)
+    flat = FeatureMap(values=values, grid=PatchGrid.covering(6, 9, 60, 90))
+    found = take_example(flat, Region("a.png", 15.0, 25.0), np.eye(DIM, dtype=np.float32)[1:3])
+    axis = torch.tensor([0.8, 0, 0, 0.6, 0])
+    assert float((found.positives.values @ axis).max()) == pytest.approx(1.0, abs=1e-3)
+    rest = [source for source in found.negatives.sources if source.startswith("rest of a.png")]
+    assert len(rest) == 2 and len(found.negatives) == 4
 
 
-@pytest.mark.parametrize(("x_px", "y_px", "own"), [(15.0, 12.0, 0), (70.0, 5.0, 1), (33.0, 55.0, 2)])
-def test_a_point_is_told_from_all_clusters_but_its_own(x_px: float, y_px: float, own: int) -> None:
-    assert directions(background_clusters(photo(), Region("a.png", x_px, y_px)).values) == {0, 1, 2} - {own}
+def test_several_examples_do_not_contradict_each_other() -> None:
+    """The thing of each point is the rest of the photo to the other one."""
+    points = (Region("a.png", 15.0, 12.0), Region("a.png", 70.0, 5.0))
+    found = join_examples([take_example(photo(), region) for region in points])
+    assert directions(found.positives.values) == {0, 1} and directions(found.negatives.values) == {2}
+    single = take_example(photo(), points[0])
+    assert join_examples([single]).negatives.sources == single.negatives.sources
+
+
+def test_what_is_like_the_example_in_the_scene_is_no_negative() -> None:
+    scene = np.asarray([[1, 0.1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 1, 0]], np.float32)
+    scene /= np.linalg.norm(scene, axis=1, keepdims=True)
+    found = take_example(photo(), Region("a.png", 15.0, 12.0), scene)
+    assert [source for source in found.negatives.sources if source.startswith("scene")] == [
+        f"scene, cluster {i}" for i in (1, 2, 3)
+    ]
+    assert 0 not in directions(found.negatives.values)
+    whole = take_example(photo(), Region("a.png"), scene)
+    assert len(whole.positives) == 1 and len(whole.negatives) > 0
 
 
 def test_with_codes_the_norm_counts_what_they_leave_out() -> None:
-    found = background_clusters(photo(residual=True), Region("a.png", 0.0, 0.0, 40.0, 30.0)).values
-    wall, floor = sorted(found.norm(dim=1).tolist(), reverse=True)
-    assert wall == pytest.approx(2 / 5**0.5, abs=1e-3) and floor == pytest.approx(0.5 / 1.25**0.5, abs=1e-3)
-
-
-@pytest.mark.parametrize("region", [Region("a.png"), Region("a.png", 0.0, 0.0, 80.0, 60.0)], ids=["image", "box"])
-def test_the_whole_photo_has_no_background(region: Region) -> None:
-    found = background_clusters(photo(), region)
-    assert len(found) == 0 and found.values.shape == (0, DIM)
+    found = take_example(photo(residual=True), Region("a.png", 0.0, 0.0, 40.0, 30.0)).negatives.values.norm(dim=1)
+    assert float(found.max()) == pytest.approx(2 / 5**0.5, abs=1e-3)
+    assert float(found.min()) == pytest.approx(0.5 / 1.25**0.5, abs=1e-3)
 
 
 def test_a_photo_that_shows_nothing_else() -> None:
     flat = FeatureMap(values=np.ones((6, 8, DIM), np.float16), grid=PHOTO_GRID)
-    assert len(background_clusters(flat, Region("a.png", 5.0, 5.0))) == 0
+    assert len(take_example(flat, Region("a.png", 5.0, 5.0)).negatives) == 0
 
 
 def test_patches_without_a_feature_are_in_no_cluster() -> None:
     values = photo().values.copy()
     values[4:] = 0.0
-    found = background_clusters(FeatureMap(values=values, grid=PHOTO_GRID), Region("a.png", 0.0, 0.0, 40.0, 30.0))
-    assert directions(found.values) == {1}
+    found = take_example(FeatureMap(values=values, grid=PHOTO_GRID), Region("a.png", 0.0, 0.0, 40.0, 30.0))
+    assert directions(found.negatives.values) == {1}
 
 
 def test_few_clusters_and_always_the_same() -> None:
-    values = np.random.default_rng(0).normal(size=(6, 8, DIM)).astype(np.float16)
-    found = [
-        background_clusters(FeatureMap(values=values, grid=PHOTO_GRID), Region("a.png", 3.0, 3.0)) for _ in range(2)
-    ]
-    assert 1 < len(found[0]) < MAX_CLUSTERS
-    assert torch.equal(found[0].values, found[1].values)
+    values = np.random.default_rng(0).normal(size=(60, 80, DIM)).astype(np.float16)
+    noise = FeatureMap(values=values, grid=PatchGrid.covering(60, 80, 60, 80))
+    clusters = scene_clusters([noise, noise])
+    assert 1 < len(clusters) <= SCENE
+    found = [take_example(noise, Region("a.png", 3.0, 3.0), clusters) for _ in range(2)]
+    assert 1 < len(found[0].negatives) <= SCENE + REST and 1 < len(found[0].positives) <= 5
+    assert torch.equal(found[0].negatives.values, found[1].negatives.values)
 
 
 # --- good places ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from f3rm_ext.query.metrics import PINNED_THRESHOLD, THRESHOLDS, QueryMetrics
+from f3rm_ext.query.metrics import PINNED_THRESHOLD, THRESHOLDS, QueryMetrics, bootstrap_interval
 
 Box = tuple[float, float, float, float]
 
@@ -120,6 +120,27 @@ def test_all_thresholds_are_counted_exactly() -> None:
     summary = metrics.summary()
     assert summary["best_miou"] == pytest.approx(max(ious))
     assert summary["best_threshold"] == THRESHOLDS[int(np.argmax(ious))]
+
+
+def test_intervals_of_means_come_from_whole_draws() -> None:
+    """Two draws, one always right and one always wrong: a resample holds 0, 1 or 2 right ones."""
+    metrics, mask = QueryMetrics(), grid("#.")
+    for draw in (0, 1):
+        for _ in range(50):
+            metrics.add("cup", scores([1.0 - draw, float(draw)]), mask, draw=draw)
+    found = metrics.summary()
+    assert found["draws"] == 2 and found["miou"] == 0.5
+    assert found["intervals"]["miou"] == found["intervals"]["localisation"] == (0.0, 1.0)
+    generator = np.random.default_rng(1)
+    values, draws = generator.normal(size=400), np.arange(400)
+    low, high = bootstrap_interval(values, draws.tolist())
+    half = 1.96 * values.std() / 20
+    assert low == pytest.approx(values.mean() - half, abs=0.02) and high == pytest.approx(
+        values.mean() + half, abs=0.02
+    )
+    single = QueryMetrics()
+    single.add("cup", scores([1.0, 0.0]), mask)
+    assert "intervals" not in single.summary() and single.summary()["draws"] == 1
 
 
 def test_no_pairs() -> None:

@@ -26,12 +26,13 @@ def test_texts_with_and_without_names() -> None:
 
 
 def test_examples_and_vectors_with_and_without_names() -> None:
-    places = ("a/b.png:1,2", "face=a/b.png:1,2,3,4", "runs/lr=3/c.png:1,2")
-    given = options(exemplar=places, vector=("v/mug.npy", "cup=v/mug.npy"))
+    places = ("a/b.png:1,2", "face=a/b.png:1,2,3,4 | c.png", "runs/lr=3/c.png:1,2")
+    given = options(exemplar=places, vector=("v/mug.npy", "cup=v/mug.npy"), negative_exemplar=("d.png:5,6",))
+    assert {spec.negative_examples for spec in parse_queries(given)} == {(Region("d.png", 5.0, 6.0),)}
     assert [(spec.name, spec.positives) for spec in parse_queries(given)] == [
-        ("b.png:1,2", Region("a/b.png", 1.0, 2.0)),
-        ("face", Region("a/b.png", 1.0, 2.0, 3.0, 4.0)),
-        ("c.png:1,2", Region("runs/lr=3/c.png", 1.0, 2.0)),
+        ("b.png:1,2", (Region("a/b.png", 1.0, 2.0),)),
+        ("face", (Region("a/b.png", 1.0, 2.0, 3.0, 4.0), Region("c.png"))),
+        ("c.png:1,2", (Region("runs/lr=3/c.png", 1.0, 2.0),)),
         ("mug", Path("v/mug.npy")),
         ("cup", Path("v/mug.npy")),
     ]
@@ -48,6 +49,9 @@ def test_examples_and_vectors_with_and_without_names() -> None:
         ({"vector": ("cup=",)}, "cup="),
         ({"text": ("mug",), "negative": ("none", "table")}, "--negative"),
         ({"text": ("mug",), "negative": (" ",)}, "--negative"),
+        ({"text": ("mug",), "negative": ("none",), "negative_exemplar": ("a.png:1,2",)}, "--negative none"),
+        ({"text": ("mug",), "negative_exemplar": ("a.png:1",)}, "IMAGE:x,y"),
+        ({"exemplar": ("a.png:1,2 |",)}, "IMAGE:x,y"),
         *(({"temperature": value}, "--temperature") for value in (0.0, -0.1, math.nan, math.inf)),
         ({"threshold": 1.5}, "--threshold is 1.5"),
     ],
