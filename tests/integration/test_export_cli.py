@@ -83,7 +83,7 @@ class TestFiles:
         assert said["checkpoint"][:60] == record["checkpoint"][:60]
         assert record["extractor"] == said["extractor"] == "dense-daisy" and record["frame"] == "capture"
         sources = [query["positives"] for query in record["queries"]]
-        assert sources == [[f"{EXAMPLE}:20,14,16,12"], [f"{EXAMPLE}:60,44"]]
+        assert [found[0] for found in sources] == [f"{EXAMPLE}:20,14,16,12", f"{EXAMPLE}:60,44"]
         assert "middle" in said["queries"]
 
 
