@@ -160,10 +160,11 @@ def write_measurement(run: SplatRun, out: Path, measured: Measurement) -> None:
         ConfigError: files of others are in the way, or the folder cannot be written to.
     """
     folder = OutputFolder(out, {**made_by(COMMAND), **run.describe()})
-    folder.plan([REPORT, NEXT_PHOTOS, CAMERA_PATH])
     frame, texts = _frame(run), {}
-    texts[NEXT_PHOTOS] = json.dumps({**folder.provenance, "frames": [_as_frame(a, frame) for a in measured.advice]})
-    texts[CAMERA_PATH] = json.dumps(_camera_path([a.view.camera for a in measured.advice]))
+    if measured.advice:
+        texts[NEXT_PHOTOS] = json.dumps({**folder.provenance, "frames": [_as_frame(a, frame) for a in measured.advice]})
+        texts[CAMERA_PATH] = json.dumps(_camera_path([a.view.camera for a in measured.advice]))
+    folder.plan([REPORT, *texts])
     for name, text in texts.items():
         with replace_file(out / name) as stream:
             stream.write(text.encode())
@@ -201,13 +202,13 @@ def _camera_path(cameras: Sequence[PinholeCameras]) -> dict[str, object]:
         stops.append((_scene_pose(camera).flatten().tolist(), {"fov": fov, "aspect": aspect}))
     return {
         "camera_type": "perspective",
-        "render_width": int(cameras[0].widths[0]) if cameras else 0,
-        "render_height": int(cameras[0].heights[0]) if cameras else 0,
+        "render_width": int(cameras[0].widths[0]),
+        "render_height": int(cameras[0].heights[0]),
         "fps": 1 / _SECONDS,
         "seconds": _SECONDS * len(cameras),
         "is_cycle": False,
         "smoothness_value": 0.0,
-        "default_fov": stops[0][1]["fov"] if stops else 50.0,
+        "default_fov": stops[0][1]["fov"],
         "default_transition_sec": _SECONDS,
         "keyframes": [{"matrix": pose, **lens} for pose, lens in stops],
         "camera_path": [{"camera_to_world": pose, **lens} for pose, lens in stops],

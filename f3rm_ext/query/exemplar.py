@@ -72,7 +72,7 @@ def take_example(
     else in the scene; that of a box is what is so in the box. Its clusters are positives. Negatives are the clusters of
     the rest of the image, and those of the scene that are unlike the place: cos ≤ 1 − 0.4 (1 − m), where m is the
     median cosine of all of them, so that it depends neither on the feature nor on the scene. What is as like the place
-    as half of the thing is no negative: it may be another such thing, or the same one beyond what hides it.
+    as nine tenths of the thing are is no negative: it may be another such thing, or the same one beyond what hides it.
 
     Args:
         scene: directions that the scene shows, from :func:`scene_clusters`; by default those of the image.
@@ -94,7 +94,7 @@ def take_example(
     if not region.is_point and not thing.any():
         thing = solid & select_patches(feature_map.grid, region)
     likeness = unit @ place
-    same = likeness >= max(float(np.median(likeness[thing])) - _SAME, 0.0) if thing.any() else thing
+    same = wins & (likeness >= np.quantile(likeness[thing], 0.1) - _SAME) if thing.any() else thing
     parts, rest = (
         cluster_centres(unit[which], count) for which, count in ((thing, _PARTS), (solid & ~thing & ~same, REST))
     )
