@@ -46,7 +46,7 @@ class Advice:
 
     view: NextView
     words: str
-    """How to take it, for people."""
+    """Where to stand, seen from the nearest photo, and how to turn: one sentence."""
     near: int
     """Index of the training photo that was taken nearest to it."""
 
@@ -58,7 +58,7 @@ class Measurement:
     confidence: Float[Tensor, " gaussians"]
     """0 to 1, on the CPU."""
     mean: float
-    """Of what the photos show, pixel by pixel."""
+    """Mean confidence of the Gaussians, weighed by how much of the photos each makes up, 0 to 1."""
     unsure: float
     """Share of what they show that has less than ``SURE``."""
     advice: Sequence[Advice]

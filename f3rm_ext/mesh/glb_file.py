@@ -63,8 +63,8 @@ def load_scene(path: Path) -> trimesh.Scene:
     Raises:
         MeshError: its header cannot be true.
     """
-    check_header(path)
     data = path.read_bytes()
+    _check_header(path, data)
     json_length = struct.unpack_from(_HEADER, data)[3]
     tree, body = json.loads(data[20 : 20 + json_length]), data[20 + json_length :]
     _rename(tree, _COLORS, _RAW)
@@ -79,15 +79,14 @@ def load_scene(path: Path) -> trimesh.Scene:
     return scene
 
 
-def check_header(path: Path) -> None:
+def _check_header(path: Path, data: bytes) -> None:
     """Raises MeshError where the header of a GLB file cannot be true; its reader would make zeros of missing data."""
-    size = path.stat().st_size
+    size = len(data)
     try:
-        with path.open("rb") as stream:
-            magic, _, length, json_length, _ = struct.unpack(_HEADER, stream.read(20))
-            if magic != b"glTF" or not json_length <= length <= size:
-                raise ValueError(f"it claims {length} bytes and has {size}")
-            tree = parse_json(stream.read(json_length), _GlbTree)
+        magic, _, length, json_length, _ = struct.unpack_from(_HEADER, data)
+        if magic != b"glTF" or not json_length <= length <= size:
+            raise ValueError(f"it claims {length} bytes and has {size}")
+        tree = parse_json(data[20 : 20 + json_length], _GlbTree)
         for accessor in tree.get("accessors", []):
             if accessor.get("count", 0) > size:
                 raise ValueError(f"it claims {accessor.get('count')} values and has {size} bytes")

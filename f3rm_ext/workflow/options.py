@@ -113,8 +113,8 @@ class ChainOptions:
             )
         if self.clean and self.skip_coarse:
             raise ConfigError(
-                "--clean removes floaters from the coarse splats that this command trains: without --skip-coarse, or "
-                "give the run that `f3rm-ext splats clean` writes as --coarse-checkpoint."
+                "--clean removes floaters from coarse splats that this command trains, and --skip-coarse trains none: "
+                "drop one of the two, or give the run that `f3rm-ext splats clean` writes as --coarse-checkpoint."
             )
         if self.skip_coarse != (self.coarse_checkpoint is not None):
             raise ConfigError(
