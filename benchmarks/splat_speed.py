@@ -67,8 +67,8 @@ def make_config(variant: dict[str, Any], options: argparse.Namespace, folder: Pa
     model.memory.fragmentation = variant.get("fragmentation", model.memory.fragmentation)
     model.mip.filter_2d = model.mip.filter_3d = variant.get("filters", True)
     surface = model.surface
-    surface.start = surface.entropy_start = surface.entropy_end = 0
-    surface.neighbours_start, surface.prune_opacity = 0, 0.0
+    surface.start = surface.planar_start = surface.entropy_start = surface.entropy_end = 0
+    surface.neighbours_start, surface.prune_opacity, surface.planar_prune_opacity = 0, 0.0, 0.0
     surface.samples = options.samples
     return config
 

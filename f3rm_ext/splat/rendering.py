@@ -19,9 +19,9 @@ from f3rm_ext.splat.rasterize.sharded import rasterize_sharded
 from f3rm_ext.splat.regularization.normals import (
     expected_depth,
     facing_normals,
+    facing_planes,
     normals_from_depth,
     plane_depth,
-    plane_distances,
     unit_normals,
 )
 
@@ -82,9 +82,11 @@ class RenderOutput:
 
     rasterization: Rasterization
     """Composited colours, normals and distances of planes (what of them was requested), depth and accumulation."""
-    normals: Float[Tensor, "h w 3"] | None
+    rgb: Float[Tensor, "h w 3"] | None = None
+    """Composited colours; None if they were left out."""
+    normals: Float[Tensor, "h w 3"] | None = None
     """Σ w n in the camera's frame, OpenCV axes; None unless requested."""
-    plane_depth: Float[Tensor, "h w"] | None
+    plane_depth: Float[Tensor, "h w"] | None = None
     """Depth of the Gaussians' planes (:mod:`f3rm_ext.splat.regularization.normals`), along the camera's axis, scene
     units; 0 where there is none. None unless requested."""
 
@@ -93,7 +95,7 @@ class RenderOutput:
         what was rendered with colours."""
         depth = expected_depth(self.rasterization.depth, self.rasterization.alpha, divide=True, min_alpha=1e-3)
         return {
-            "rgb": self.rasterization.colors[..., :3],
+            "rgb": self.rgb,
             "accumulation": self.rasterization.alpha[..., None],
             "depth": depth[..., None],
         }
@@ -122,27 +124,32 @@ def render(
         if normals or planes or absgrad:
             raise ValueError("neither normals nor absolute gradients can be had of Gaussians divided over ranks")
         colors = gaussians.features_dc, gaussians.features_rest
-        return RenderOutput(rasterize_sharded(shapes, *colors, sh_degree, camera, background), None, None)
-    payload = []
+        sharded = rasterize_sharded(shapes, *colors, sh_degree, camera, background)
+        return RenderOutput(sharded, sharded.colors)
+    payload: list[Tensor] = []
+    widths: dict[str, int] = {}
+    """Channels of what is composited, in this order."""
     if rgb:
+        widths["rgb"] = 3
         directions = gaussians.means.detach() - view.positions
         payload.append(packed_sh_colors(sh_degree, directions, gaussians.features_dc, gaussians.features_rest))
-    if normals or planes:
-        facing = facing_normals(gaussians.normals(), gaussians.means, viewmat)
-        payload.append(facing)
-        if planes:
-            payload.append(plane_distances(facing, gaussians.means, viewmat)[:, None])
+    if planes:
+        widths |= {"normals": 3, "distances": 1}
+        payload.append(facing_planes(gaussians, viewmat))
+    elif normals:
+        widths["normals"] = 3
+        payload.append(facing_normals(gaussians.normals(), gaussians.means, viewmat))
     first = 3 if rgb else 0
     colors = payload[0] if len(payload) == 1 else torch.cat(payload, dim=1)
     if background is not None and colors.shape[1] > first:
         background = torch.cat([background[:first], background.new_zeros(colors.shape[1] - first)])
     rasterization = rasterize(shapes, colors, camera, background, absgrad=absgrad, backend=scene.backend)
-    composited = rasterization.colors[..., first : first + 3] if normals or planes else None
-    depth = None
+    # One split, because the gradient of each slice would be a picture of all channels.
+    composited = dict(zip(widths, rasterization.colors.split(list(widths.values()), dim=-1), strict=True))
+    output = RenderOutput(rasterization, composited.get("rgb"), composited.get("normals"))
     if planes:
-        assert composited is not None
-        depth = plane_depth(composited, rasterization.colors[..., -1], camera.K)
-    return RenderOutput(rasterization, composited, depth)
+        output.plane_depth = plane_depth(composited["normals"], composited["distances"][..., 0], camera.K)
+    return output
 
 
 def composite(
@@ -178,8 +185,7 @@ def render_nearby(
     rendered = render(scene, view, rgb=rgb, planes=True)
     assert rendered.plane_depth is not None
     solid = rendered.rasterization.alpha > SOLID
-    colors = rendered.rasterization.colors[..., :3] if rgb else None
-    return torch.where(solid, rendered.plane_depth, 0), colors
+    return torch.where(solid, rendered.plane_depth, 0), rendered.rgb
 
 
 def render_outputs(

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from f3rm_ext.splat.regularization.frames import pixel_rays, rotate, to_camera
+from f3rm_ext.splat.regularization.frames import pixel_rays, rotate, takes_kernels, to_camera
 from f3rm_ext.splat.regularization.multiview import DepthView
 
 RADIUS_PX = 3
@@ -30,9 +30,9 @@ def grey(picture: Float[Tensor, "h w 3"]) -> Float[Tensor, "h w"]:
 def patch_disagreement(
     seen: DepthView,
     normals: Float[Tensor, "h w 3"],
-    photo: Float[Tensor, "h w"],
+    photo: Float[Tensor, "h w 3"],
     other: DepthView,
-    picture: Float[Tensor, "h2 w2"],
+    picture: Float[Tensor, "h2 w2 3"],
     trust: Float[Tensor, "h w"],
     pixels: Float[Tensor, " patches"],
 ) -> Float[Tensor, ""]:
@@ -44,9 +44,9 @@ def patch_disagreement(
     Args:
         seen: depth of planes of a view, and its camera.
         normals: Σ w n of that view, in its camera's frame.
-        photo: grey levels of its photo.
+        photo: its photo.
         other: camera of the other view; its depth is not used.
-        picture: grey levels of the other view's photo, or of what is rendered there, without gradient.
+        picture: the other view's photo, or what is rendered there, without gradient.
         trust: w of each pixel, from 0 to 1.
         pixels: middles of the patches, as positions from 0 to below 1 in the flattened view.
     """
@@ -56,6 +56,13 @@ def patch_disagreement(
         return 0 * seen.depth.sum()
     place = (pixels * (inner[0] * inner[1])).long()
     rows, columns = place // inner[1] + RADIUS_PX, place % inner[1] + RADIUS_PX
+    if takes_kernels(seen.depth, normals, photo, picture, trust):
+        from f3rm_ext.splat.regularization.pixel_kernels import PatchDisagreement
+
+        limits = RADIUS_PX, LEAST_CONTRAST**2, MOST_DISAGREEMENT
+        pictures = seen.depth, normals, photo, picture, trust
+        return PatchDisagreement.apply(*pictures, rows * w + columns, seen, other, limits)  # type: ignore[return-value]
+    photo, picture = grey(photo), grey(picture)
     offsets = torch.arange(-RADIUS_PX, RADIUS_PX + 1, device=pixels.device)
     patch_rows = (rows[:, None, None] + offsets[:, None]).expand(-1, len(offsets), len(offsets)).flatten(1)
     patch_columns = (columns[:, None, None] + offsets).expand(-1, len(offsets), len(offsets)).flatten(1)

@@ -53,7 +53,7 @@ def test_views_of_one_plane_agree() -> None:
 
 def test_errors_are_parallax() -> None:
     """A front-parallel plane whose depth is wrong by e in one view: the disparity f b / z changes twice as seen."""
-    seen, other = (plane_view(x, normal=(0.0, 0.0, 1.0)) for x in (0.0, 0.5))
+    seen, other = (DepthView(*(value.double() for value in plane_view(x, normal=(0.0, 0.0, 1.0)))) for x in (0.0, 0.5))
     errors, known = reprojection_errors(seen._replace(depth=seen.depth + 0.4), other)
     expected = FOCAL * 0.5 * (1 / 4.0 - 1 / 4.4)
     torch.testing.assert_close(errors[known], torch.full_like(errors[known], expected), atol=1e-4, rtol=0)

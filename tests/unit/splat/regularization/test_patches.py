@@ -29,7 +29,7 @@ def wall(
     depth = DEPTH / ahead[..., 2]
     across, down = ahead[..., 0] * depth + x, ahead[..., 1] * depth
     pattern = 0.5 + 0.2 * (5 * across + 1).sin() * (4 * down).cos() + 0.2 * (3 * across + 2 * down).sin()
-    return DepthView(depth, viewmat, K), pattern
+    return DepthView(depth, viewmat, K), pattern[..., None].expand(*size, 3)
 
 
 def loss(depth: Tensor | None = None, normals: Tensor = FACING, trust: Tensor = TRUST, x: float = 0.4) -> Tensor:
