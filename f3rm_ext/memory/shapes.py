@@ -9,7 +9,7 @@ Torch's own fake tensors would do for most of it, but take three times as long a
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,6 +134,17 @@ def lacks_values(tensor: Tensor) -> bool:
 def kernel_device(tensor: Tensor) -> str:
     """Returns the type of the device whose kernels the real tensor would be given to."""
     return _Planned.device_type if isinstance(tensor, ShapeTensor) or tensor.is_meta else tensor.device.type
+
+
+def takes_cpu_kernels(*tensors: Tensor) -> bool:
+    """Returns whether numba's kernels apply: float32 on the CPU, or on what stands for it."""
+    return all(tensor.dtype == torch.float32 and kernel_device(tensor) == "cpu" for tensor in tensors)
+
+
+def run_kernel(kernel: Callable[..., None], *arguments: Any) -> None:
+    """Runs one of numba's kernels on the arrays of tensors and on other arguments, unless a tensor lacks values."""
+    if not any(isinstance(value, Tensor) and lacks_values(value) for value in arguments):
+        kernel(*(value.detach().contiguous().numpy() if isinstance(value, Tensor) else value for value in arguments))
 
 
 def chunks(rows: Tensor, size: int) -> list[slice]:

@@ -2,10 +2,13 @@
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
+
+from f3rm_ext.memory.shapes import takes_cpu_kernels
 
 
 def photometric_loss(
@@ -24,8 +27,15 @@ def photometric_loss(
     """
     if mask is not None:
         predicted, truth = predicted * mask, truth * mask
+    has_ssim = ssim_weight > 0 and min(truth.shape[:2]) >= WINDOW_PX
+    if takes_cpu_kernels(predicted, truth) and not truth.requires_grad:
+        from f3rm_ext.splat.photometric_kernels import PhotometricLoss
+
+        places = np.arange(WINDOW_PX if has_ssim else 0) - WINDOW_PX // 2
+        window = np.exp(-(places**2) / (2 * SIGMA_PX**2))
+        return PhotometricLoss.apply(predicted, truth, window / window.sum(), ssim_weight)  # type: ignore[return-value]
     loss = (1 - ssim_weight) * functional.l1_loss(predicted, truth)
-    if ssim_weight > 0 and min(truth.shape[:2]) >= WINDOW_PX:
+    if has_ssim:
         loss = loss + ssim_weight * (1 - ssim(predicted, truth))
     return loss
 

@@ -1,4 +1,4 @@
-"""Rotations of many vectors in full precision, the rays of pixels, and which tensors kernels can take.
+"""Rotations of many vectors in full precision, and the rays of pixels.
 
 Rotations are not matrix products: nerfstudio's commands allow TF32, whose relative error of 1/1000 in depth exceeds the
 thickness of the Gaussians that the depth is compared with.
@@ -7,8 +7,6 @@ thickness of the Gaussians that the depth is compared with.
 import torch
 from jaxtyping import Float
 from torch import Tensor
-
-from f3rm_ext.memory.shapes import kernel_device
 
 
 def rotate(vectors: Float[Tensor, "*#batch 3"], matrices: Float[Tensor, "*#batch 3 3"]) -> Float[Tensor, "*#batch 3"]:
@@ -26,8 +24,3 @@ def pixel_rays(h: int, w: int, K: Float[Tensor, "3 3"]) -> tuple[Float[Tensor, "
     x = (torch.arange(w, device=K.device, dtype=K.dtype) + 0.5 - K[0, 2]) / K[0, 0]
     y = (torch.arange(h, device=K.device, dtype=K.dtype) + 0.5 - K[1, 2]) / K[1, 1]
     return x, y
-
-
-def takes_kernels(*tensors: Tensor) -> bool:
-    """Returns whether the kernels of :mod:`~f3rm_ext.splat.regularization.pixel_kernels` apply: float32 on the CPU."""
-    return all(tensor.dtype == torch.float32 and kernel_device(tensor) == "cpu" for tensor in tensors)

@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.undistort import shrunk_size
-from f3rm_ext.splat.regularization.frames import pixel_rays, rotate, takes_kernels, to_camera
+from f3rm_ext.memory.shapes import takes_cpu_kernels
+from f3rm_ext.splat.regularization.frames import pixel_rays, rotate, to_camera
 
 NEIGHBOURS = 8
 """Neighbours of each view, of which a step takes one."""
@@ -147,7 +148,7 @@ def trusted_errors(seen: DepthView, other: DepthView) -> tuple[Float[Tensor, "h 
         seen: view to learn from.
         other: view that it is compared with; no gradient flows to its depth.
     """
-    if takes_kernels(seen.depth, other.depth):
+    if takes_cpu_kernels(seen.depth, other.depth):
         from f3rm_ext.splat.regularization.pixel_kernels import TrustedErrors
 
         return TrustedErrors.apply(seen.depth, seen, other, MOST_ERROR_PX)  # type: ignore[return-value]

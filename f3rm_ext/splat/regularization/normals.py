@@ -5,8 +5,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
+from f3rm_ext.memory.shapes import takes_cpu_kernels
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.regularization.frames import pixel_rays, rotate, takes_kernels, to_camera
+from f3rm_ext.splat.regularization.frames import pixel_rays, rotate, to_camera
 
 
 def facing_normals(
@@ -125,7 +126,7 @@ def dn_consistency(
         rebuild_z: see :func:`unit_normals`; SuGaR uses True, with ``divide`` False.
         min_alpha: accumulation that a pixel must exceed, 0 to 1.
     """
-    if not rebuild_z and takes_kernels(depth, alpha, normals):
+    if not rebuild_z and takes_cpu_kernels(depth, alpha, normals):
         from f3rm_ext.splat.regularization.pixel_kernels import DnConsistency
 
         weights = torch.ones_like(depth) if weights is None else weights
@@ -160,7 +161,7 @@ def plane_distances(
 
 def facing_planes(gaussians: Gaussians, viewmat: Float[Tensor, "4 4"]) -> Float[Tensor, "gaussians 4"]:
     """Returns normals by :func:`facing_normals`, and as the last column distances by :func:`plane_distances`."""
-    if takes_kernels(gaussians.means, gaussians.quats, viewmat):
+    if takes_cpu_kernels(gaussians.means, gaussians.quats, viewmat):
         from f3rm_ext.splat.regularization.pixel_kernels import FacingPlanes
 
         return FacingPlanes.apply(gaussians.means, gaussians.quats, gaussians.scales, viewmat)  # type: ignore[return-value]
@@ -191,7 +192,7 @@ def plane_depth(
         normals: N = Σ w n over 0, camera frame (OpenCV axes).
         distances: D = Σ w d over 0, scene units.
     """
-    if takes_kernels(normals, distances):
+    if takes_cpu_kernels(normals, distances):
         from f3rm_ext.splat.regularization.pixel_kernels import PlaneDepth
 
         return PlaneDepth.apply(normals, distances, K, MIN_COSINE)  # type: ignore[return-value]

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from f3rm_ext.splat.regularization.frames import pixel_rays, rotate, takes_kernels, to_camera
+from f3rm_ext.memory.shapes import takes_cpu_kernels
+from f3rm_ext.splat.regularization.frames import pixel_rays, rotate, to_camera
 from f3rm_ext.splat.regularization.multiview import DepthView
 
 RADIUS_PX = 3
@@ -56,7 +57,7 @@ def patch_disagreement(
         return 0 * seen.depth.sum()
     place = (pixels * (inner[0] * inner[1])).long()
     rows, columns = place // inner[1] + RADIUS_PX, place % inner[1] + RADIUS_PX
-    if takes_kernels(seen.depth, normals, photo, picture, trust):
+    if takes_cpu_kernels(seen.depth, normals, photo, picture, trust):
         from f3rm_ext.splat.regularization.pixel_kernels import PatchDisagreement
 
         limits = RADIUS_PX, LEAST_CONTRAST**2, MOST_DISAGREEMENT

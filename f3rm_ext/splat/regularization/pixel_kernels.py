@@ -7,7 +7,6 @@ They must agree with the definitions in :mod:`~f3rm_ext.splat.regularization.nor
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, no_type_check
 
 import numba
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.memory.shapes import lacks_values
+from f3rm_ext.memory.shapes import lacks_values, run_kernel
 from f3rm_ext.splat.regularization.frames import pixel_rays
 from f3rm_ext.splat.regularization.kernels import FLAGS
 
@@ -24,11 +23,6 @@ STRIP_ROWS = 8
 """Rows of a picture that one thread takes at a time."""
 ZERO, ONE = np.float32(0.0), np.float32(1.0)
 LEAST_SQUARED = np.float32(1e-12)
-
-
-def _run(kernel: Callable[..., None], *arguments: Any) -> None:
-    if not any(isinstance(value, Tensor) and lacks_values(value) for value in arguments):
-        kernel(*(value.detach().contiguous().numpy() if isinstance(value, Tensor) else value for value in arguments))
 
 
 def _rays(picture: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,7 +134,7 @@ class FacingPlanes(torch.autograd.Function):
     def forward(ctx: Any, means: Tensor, quats: Tensor, scales: Tensor, viewmat: Tensor) -> Tensor:
         planes = torch.empty(len(means), 4)
         ctx.save_for_backward(means, quats, scales, viewmat)
-        _run(_facing_planes, means, quats, scales, viewmat, planes)
+        run_kernel(_facing_planes, means, quats, scales, viewmat, planes)
         return planes
 
     @staticmethod
@@ -148,7 +142,7 @@ class FacingPlanes(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         means, quats, _, _ = ctx.saved_tensors
         grad_means, grad_quats = torch.empty_like(means), torch.empty_like(quats)
-        _run(_facing_planes_backward, *ctx.saved_tensors, grads[0], grad_means, grad_quats)
+        run_kernel(_facing_planes_backward, *ctx.saved_tensors, grads[0], grad_means, grad_quats)
         return grad_means, grad_quats, None, None
 
 
@@ -186,7 +180,7 @@ class PlaneDepth(torch.autograd.Function):
     def forward(ctx: Any, normals: Tensor, distances: Tensor, K: Tensor, least_cosine: float) -> Tensor:
         rays = _rays(distances, K)
         depth, slopes = torch.empty_like(distances), torch.empty_like(distances)
-        _run(_plane_depth, normals, distances, *rays, np.float32(least_cosine), depth, slopes)
+        run_kernel(_plane_depth, normals, distances, *rays, np.float32(least_cosine), depth, slopes)
         ctx.save_for_backward(depth, slopes, *rays)
         return depth
 
@@ -195,7 +189,7 @@ class PlaneDepth(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         depth = ctx.saved_tensors[0]
         grad_normals, grad_distances = depth.new_empty(*depth.shape, 3), torch.empty_like(depth)
-        _run(_plane_depth_backward, *ctx.saved_tensors, grads[0], grad_normals, grad_distances)
+        run_kernel(_plane_depth_backward, *ctx.saved_tensors, grads[0], grad_normals, grad_distances)
         return grad_normals, grad_distances, None, None
 
 
@@ -283,7 +277,7 @@ class DnConsistency(torch.autograd.Function):
         grads = *grads, torch.zeros_like(normals)
         sums = torch.zeros(depth.shape[0], dtype=torch.float64)
         rays = _rays(depth, K)
-        _run(_dn_consistency, depth, alpha, normals, weights, *rays, divide, np.float32(least), *grads, sums)
+        run_kernel(_dn_consistency, depth, alpha, normals, weights, *rays, divide, np.float32(least), *grads, sums)
         ctx.save_for_backward(*grads)
         return (sums.sum() / max(1, depth.numel())).float()
 
@@ -319,7 +313,7 @@ def _edge_weights(photo, weights, tops):
 def edge_weights(photo: Tensor) -> Tensor:
     """See :func:`~f3rm_ext.splat.regularization.planar.edge_weights`."""
     weights = photo.new_empty(photo.shape[:2])
-    _run(_edge_weights, photo, weights, photo.new_empty(photo.shape[0]))
+    run_kernel(_edge_weights, photo, weights, photo.new_empty(photo.shape[0]))
     return weights
 
 
@@ -393,7 +387,7 @@ class TrustedErrors(torch.autograd.Function):
             rays, cameras = _rays(depth, seen.K), (_intrinsics(seen.K), _intrinsics(other.K))
             between = _between(seen, other)
             results = errors, trust, slopes
-            _run(_trusted_errors, depth, other.depth, *rays, *cameras, *between, np.float32(most), *results)
+            run_kernel(_trusted_errors, depth, other.depth, *rays, *cameras, *between, np.float32(most), *results)
         ctx.save_for_backward(slopes)
         ctx.mark_non_differentiable(trust)
         return errors, trust
@@ -527,7 +521,7 @@ class PatchDisagreement(torch.autograd.Function):
             rays, between = _rays(depth, seen.K), _between(seen, other)
             settings = radius, np.float32(least), np.float32(most)
             pictures = depth, normals, photo, picture, trust, places
-            _run(_patch_disagreement, *pictures, *rays, _intrinsics(other.K), *between, *settings, *grads, losses)
+            run_kernel(_patch_disagreement, *pictures, *rays, _intrinsics(other.K), *between, *settings, *grads, losses)
         ctx.save_for_backward(places, *grads)
         ctx.shape = depth.shape
         return losses.sum() / max(1, len(places))

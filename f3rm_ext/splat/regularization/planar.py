@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from f3rm_ext.memory.shapes import takes_cpu_kernels
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.regularization.frames import takes_kernels
 from f3rm_ext.splat.regularization.multiview import DepthView, multiview_consistency, trusted_errors
 from f3rm_ext.splat.regularization.normals import dn_consistency
 from f3rm_ext.splat.regularization.patches import patch_disagreement
@@ -41,7 +41,7 @@ def thickness(
 
 def edge_weights(photo: Float[Tensor, "h w 3"]) -> Float[Tensor, "h w"]:
     """Returns (1 − g / max g)², where g is the length of the photo's gradient: surfaces may bend where colours do."""
-    if takes_kernels(photo):
+    if takes_cpu_kernels(photo):
         from f3rm_ext.splat.regularization import pixel_kernels
 
         return pixel_kernels.edge_weights(photo)

@@ -19,6 +19,23 @@ def test_the_formula() -> None:
     assert float(photometric_loss(one, one, None, 0.2)) == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.parametrize(("size", "weight"), [((30, 23), 0.2), ((11, 40), 1.0), ((8, 20), 0.2), ((16, 16), 0.0)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_kernels_agree_with_torch(size: tuple[int, int], weight: float, masked: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    one, two = (torch.rand(*size, 3, generator=generator) for _ in range(2))
+    two[:, : size[1] // 2] = (one + 0.1 * two)[:, : size[1] // 2]  # part of it is alike
+    mask = torch.rand(*size, 1, generator=generator) > 0.3 if masked else None
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        predicted = one.to(dtype).requires_grad_()
+        loss = photometric_loss(predicted, two.to(dtype), mask, weight)
+        (grad,) = torch.autograd.grad(3 * loss, predicted)
+        results.append((loss.detach().float(), grad.float()))
+    for exact, fast in zip(*results, strict=True):
+        torch.testing.assert_close(fast, exact, rtol=1e-3, atol=1e-3 * float(exact.abs().max()))
+
+
 def test_images_smaller_than_the_window_are_compared_by_differences() -> None:
     one, two = pair(8)
     torch.testing.assert_close(photometric_loss(one, two, None, 0.2), 0.8 * (one - two).abs().mean())
