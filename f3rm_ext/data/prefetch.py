@@ -1,13 +1,15 @@
 """Makes the next window or batch in a background thread, and hands out the window of every step."""
 
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from f3rm_ext.data.image_cycle import ImageCycle
 
-DECODE_THREADS = 4
+DECODE_THREADS = min(8, max(4, os.cpu_count() or 1))
+"""Threads that read images."""
 
 PartT = TypeVar("PartT")
 LoadedT = TypeVar("LoadedT")
@@ -89,8 +91,8 @@ class Window(Protocol):
 WindowT = TypeVar("WindowT", bound=Window)
 
 
-def read_each(images: Sequence[int], read: Callable[[int], PartT], stopped: Callable[[], bool]) -> list[PartT]:
-    """Reads images on a few threads; the results keep the order.
+def read_each(images: Sequence[int], read: Callable[[int], PartT], stopped: Callable[[], bool]) -> Iterator[PartT]:
+    """Reads images on a few threads, and yields the results in order as they come.
 
     Raises:
         LoadCancelled: ``stopped`` returned True.
@@ -103,9 +105,10 @@ def read_each(images: Sequence[int], read: Callable[[int], PartT], stopped: Call
         return read(image)
 
     if len(images) == 1:
-        return [read_one(images[0])]
+        yield read_one(images[0])
+        return
     with ThreadPoolExecutor(max_workers=min(DECODE_THREADS, len(images))) as pool:
-        return list(pool.map(read_one, images))
+        yield from pool.map(read_one, images)
 
 
 class WindowFeed(Generic[WindowT]):

@@ -18,6 +18,10 @@ from f3rm_ext.data.uploads import Uploader
 from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.memory.shortage import is_out_of_memory
+from f3rm_ext.utils.console import image_progress
+
+MANY = 100
+"""Images that are read with a progress bar, at least, if training waits for them."""
 
 
 class PixelStream(WindowStream[LoadedWindow]):
@@ -44,11 +48,13 @@ class PixelStream(WindowStream[LoadedWindow]):
         feature_ray_fraction: float = 1.0,
         masked: MaskedPixels = "ignore",
         divided_rays: int | None = None,
+        stride: int = 1,
     ) -> None:
         """Loads nothing yet.
 
         Args:
             feature_ray_fraction: fraction of each batch's rays that get features, (0, 1].
+            stride: distance of the rows and columns of pixels that are kept of each image, px.
             divided_rays: rays of the batch that all processes share; None if each draws a batch of its own. Where all
                 of them hold all images, every process draws this batch and takes each n-th ray of it, so that any
                 number of processes trains on the same rays.
@@ -58,6 +64,7 @@ class PixelStream(WindowStream[LoadedWindow]):
         self.num_rays_per_batch = num_rays
         self.source = source
         self.feature_ray_fraction = feature_ray_fraction
+        self.stride = stride
         together = divided_rays is not None and not cycle.changes and cycle.window_size == cycle.num_images
         self._drawn_together = divided_rays if together else None
         self.batches = 0
@@ -165,7 +172,20 @@ class PixelStream(WindowStream[LoadedWindow]):
         self._window_rays = None
 
     def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> LoadedWindow:
-        window = load_window(self.dataset, self.source, images, stopped, self.masked)
+        seed = f"{self.cycle.seed}/{self.split}/pixels"
+        alone = self.split == "train" and not self.cycle.changes and self.cycle.shard == 0  # training waits for it
+        with image_progress(disable=not alone or len(images) < MANY) as bar:
+            task = bar.add_task("Photos", total=len(images))
+            window = load_window(
+                self.dataset,
+                self.source,
+                images,
+                stopped,
+                self.masked,
+                stride=self.stride,
+                seed=seed,
+                progress=lambda: bar.advance(task),
+            )
         if self.placement is None or not self.placement.has_room(window.nbytes):
             return window
         try:
