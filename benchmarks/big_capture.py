@@ -30,10 +30,10 @@ from f3rm_ext.data.cycling_config import flag
 from f3rm_ext.memory.devices import total_bytes
 
 RESULT = Path(__file__).parent / "results" / "big_capture.json"
-STEPS = {"f3rm-ext-lite": 900, "sugar-ext-lite": 60}
+STEPS = {"f3rm-ext-lite": 700, "sugar-ext-lite": 60}
 """Steps of a run by method."""
-BEGIN = {"f3rm-ext-lite": 20, "sugar-ext-lite": 40}
-"""Step from which the rate is measured: splats without points begin with small images."""
+BEGIN = {"f3rm-ext-lite": 550, "sugar-ext-lite": 40}
+"""Step from which the rate is measured: fields with few images before, and splats without points with small ones."""
 FILES, FEW = 8, 40
 MIB, SHARE, STEPS_PER_IMAGE = 1 << 20, 1 / 8, 10
 """Share of the memory that a window of images takes."""

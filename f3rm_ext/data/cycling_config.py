@@ -24,6 +24,9 @@ PART_SHARE = {"train": 1 / 4, "eval": 1 / 16}
 """Share of main memory that this part takes: some pixels of all images, or a window of images and the next one."""
 MAX_STRIDE = 16
 """Largest distance of the pixels that are kept of all images; where that is not enough, windows of images are."""
+START = (64, 500)
+"""Images with which training begins where it is to have some pixels of all, and steps until it has: the others are read
+meanwhile."""
 STEPS_PER_IMAGE = 10
 """Steps of rays per image of such a window. Decoding a photo of 12 megapixels takes about 0.2 s of a core, so a step
 pays for 0.02 s."""
@@ -114,11 +117,14 @@ class CyclingConfig:
             place: ``seed``, ``shards`` and ``shard`` of the cycle.
         """
         window, repeat = self.window(split)
+        start = None
         if self._exceed(split, num_images, size, processes):
-            if self.pixel_stride(split, num_images, size, processes) == 1:
+            if self.pixel_stride(split, num_images, size, processes) > 1:
+                start = START
+            else:
                 window = max(1, int(PART_SHARE[split] / 2 * _memory(processes) / sum(size)))
                 repeat = repeat or (WHOLE_STEPS_PER_IMAGE if self.takes_whole_images else STEPS_PER_IMAGE) * window
-        return ImageCycle(num_images, window, repeat, **place)
+        return ImageCycle(num_images, window, repeat, start=start, **place)
 
     def pixel_stride(
         self, split: Literal["train", "eval"], num_images: int, size: ImageBytes, processes: int = 1

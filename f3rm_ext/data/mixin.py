@@ -35,6 +35,7 @@ _CHOICE = {
     "ignore": "The masks do not show the silhouettes of an object: masked pixels do not count. With {option} "
     "background they are trained as empty.",
 }
+_BEGINNING = "; the first {1} steps have {0} images, while the others are read"
 
 
 class CyclingDataManager(ABC):
@@ -272,7 +273,7 @@ class CyclingDataManager(ABC):
         if stride > 1:
             CONSOLE.log(
                 f"1 of {stride**2} pixels of each of the {cycle.num_images} training images is kept in memory, because "
-                "all would take too much."
+                f"all would take too much{_BEGINNING.format(*cycle.start) if cycle.start else ''}."
             )
         elif cycle.window_size == cycle.num_images:
             CONSOLE.log(f"All {cycle.num_images} training images are kept in memory.")

@@ -76,14 +76,12 @@ def load_window(
     *,
     stride: int = 1,
     seed: str = "",
-    progress: Callable[[], None] = lambda: None,
 ) -> LoadedWindow:
     """Reads the images and features of a window.
 
     Args:
         stride: distance of the rows and columns of pixels that are kept, px.
         seed: decides with which of them each image begins.
-        progress: called after each image.
 
     Raises:
         LoadCancelled: ``stopped`` returned True.
@@ -101,7 +99,6 @@ def load_window(
         for picture, of_image in read_each(images, read, stopped):
             maps.append(of_image)
             yield picture
-            progress()
 
     sizes = (dataset.cameras.height[list(images)], dataset.cameras.width[list(images)])
     rows, columns = ((size + stride - 1) // stride for size in sizes)

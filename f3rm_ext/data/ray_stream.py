@@ -18,10 +18,6 @@ from f3rm_ext.data.uploads import Uploader
 from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.memory.shortage import is_out_of_memory
-from f3rm_ext.utils.console import image_progress
-
-MANY = 100
-"""Images that are read with a progress bar, at least, if training waits for them."""
 
 
 class PixelStream(WindowStream[LoadedWindow]):
@@ -173,19 +169,7 @@ class PixelStream(WindowStream[LoadedWindow]):
 
     def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> LoadedWindow:
         seed = f"{self.cycle.seed}/{self.split}/pixels"
-        alone = self.split == "train" and not self.cycle.changes and self.cycle.shard == 0  # training waits for it
-        with image_progress(disable=not alone or len(images) < MANY) as bar:
-            task = bar.add_task("Photos", total=len(images))
-            window = load_window(
-                self.dataset,
-                self.source,
-                images,
-                stopped,
-                self.masked,
-                stride=self.stride,
-                seed=seed,
-                progress=lambda: bar.advance(task),
-            )
+        window = load_window(self.dataset, self.source, images, stopped, self.masked, stride=self.stride, seed=seed)
         if self.placement is None or not self.placement.has_room(window.nbytes):
             return window
         try:

@@ -142,24 +142,26 @@ def test_a_capture_that_does_not_fit_into_memory_comes_in_parts(build, kind, mon
     assert (chosen.window_size, chosen.repeat) == (3, 2)
 
 
-def test_some_pixels_of_all_images_are_those_of_the_images(build_manager, monkeypatch, tmp_path):
-    """The same after a resume, from other places in each image."""
+def test_some_pixels_of_all_images_are_those_of_the_images(build_manager, monkeypatch):
+    """From another place in each image, first of a few images; the same after a resume."""
     every = build_manager(F3rmDataManagerConfig)
     monkeypatch.setattr(cycling_config, "total_bytes", lambda device: 3 * 12 * 16)
-    manager = build_manager(F3rmDataManagerConfig)
-    state = manager.cycle_state()
-    resumed = build_manager(F3rmDataManagerConfig)
-    resumed.load_cycle_state(state)
+    monkeypatch.setattr(cycling_config, "START", (2, 5))
+    manager, resumed = build_manager(F3rmDataManagerConfig), build_manager(F3rmDataManagerConfig)
     places: dict[int, set[tuple[int, int]]] = {}
     for step in range(20):
-        batch, again = manager.next_train(step)[1], resumed.next_train(step)[1]
-        assert torch.equal(batch["image"], again["image"]) and torch.equal(batch["indices"], again["indices"])
+        if step in (3, 12):
+            resumed.load_cycle_state(manager.cycle_state())
+        batch = manager.next_train(step)[1]
+        if step >= 3:
+            again = resumed.next_train(step)[1]
+            assert torch.equal(batch["image"], again["image"]) and torch.equal(batch["indices"], again["indices"])
         for (image, row, column), color in zip(batch["indices"].tolist(), batch["image"], strict=True):
             places.setdefault(image, set()).add((row % 5, column % 5))
             whole = every.train_dataset.get_numpy_image(image)
             assert (color * 255).round().int().tolist() == whole[row, column].tolist()
-    assert sorted(places) == list(range(6)) and all(len(firsts) == 1 for firsts in places.values())
-    assert len(set.union(*places.values())) > 1
+        assert len(places) == (2 if step < 5 else 6)
+    assert all(len(firsts) == 1 for firsts in places.values()) and len(set.union(*places.values())) > 1
 
 
 def test_command_line(kind):
