@@ -146,7 +146,9 @@ class PixelStream(WindowStream[LoadedWindow]):
     def _place(self, window: LoadedWindow) -> LoadedWindow:
         if window.on_device:
             return window.receive()
-        if self.placement is None or not self.placement.decide(window.nbytes):
+        # A run may begin with fewer images than it will have.
+        needed = window.nbytes * self.cycle.window_size // len(window.images)
+        if self.placement is None or not self.placement.decide(needed):
             return window
         try:
             return window.to(self.device)

@@ -220,7 +220,8 @@ class CachedImages:
         cycle = manager.image_cycle(split, total, size, processes)
         count = cycle.window_size if num_images else 0
         stride = manager.pixel_stride(split, total, size, processes)
-        return cls(count, count * size.pixels // stride**2, count * size.features, cycle.changes)
+        held = count + (cycle.start[0] if cycle.start else 0)  # the first are used until all are there
+        return cls(count, held * size.pixels // stride**2, held * size.features, cycle.changes)
 
     def on_device(self, wanted: bool, device_type: str, memory_bytes: int, tensor_bytes: int) -> bool:
         """Returns whether a GPU keeps them, as :class:`~f3rm_ext.data.placement.Placement` decides.
