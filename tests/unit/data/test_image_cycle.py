@@ -180,7 +180,7 @@ def test_a_cycle_may_begin_with_fewer_images(saved):
         if step == saved:
             assert again.load_state(cycle.state())
         if step == 2:
-            assert sorted(cycle.upcoming()) == list(range(8))
+            assert sorted(cycle.upcoming() or ()) == list(range(8))
         windows.append(cycle.step())
         counts.append(cycle.appearances())
         assert step < saved or again.step() == windows[-1]
