@@ -338,12 +338,11 @@ def _image_parts(report: Report) -> str:
             row["method"],
             f"{row['windows']} windows of {row['window']} images" if row["window"] > 0 else _kept_pixels(row["stride"]),
             f"{row['images_seen']}",
-            *quality(row),
-            f"{row['train_cpu_s']}",
+            *quality(row)[:2],
         ]
         for row in report["rows"]
     ]
-    return table(["method", "in memory", "images used", "PSNR", "SSIM", "LPIPS", "CPU s"], rows)
+    return table(["method", "in memory", "images used", "PSNR", "SSIM"], rows)
 
 
 def _exposure(report: Report) -> str:
