@@ -1,11 +1,11 @@
 """Memory, speed and time of the first step with many large photos, beside a few of the same photos.
 
 python benchmarks/big_capture.py                 # 200 photos of 2 megapixels: a trial
-python benchmarks/big_capture.py --photos 2000 --width-px 4000 --height-px 3000 --steps 300 --write
+python benchmarks/big_capture.py --photos 2000 --width-px 4000 --height-px 3000 --write
 
 Captures are links to eight files, so that 2000 photos need no disk. Each run is the plain command `ns-train METHOD
---data CAPTURE` without 2D features, whose extraction takes a time of its own, and without evaluation. What all photos
-would take in main memory, as before they came in windows, stands beside.
+--data CAPTURE` without 2D features, whose extraction takes a time of its own, and without evaluation. Beside it stand
+windows of images that take as much memory, each for ten steps per image, and what all photos would take.
 """
 
 import argparse
@@ -22,13 +22,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from processes import write_report
 
+from f3rm_ext.data.cycling_config import flag
+from f3rm_ext.memory.devices import total_bytes
+
 RESULT = Path(__file__).parent / "results" / "big_capture.json"
-METHODS = ("f3rm-ext-lite", "sugar-ext-lite")
-FILES, FEW, WARM_UP = 8, 40, 20
-MIB = 1 << 20
+STEPS = {"f3rm-ext-lite": 700, "sugar-ext-lite": 60}
+"""Steps of a run by method."""
+BEGIN = {"f3rm-ext-lite": 550, "sugar-ext-lite": 40}
+"""Step from which the rate is measured: fields with few images before, and splats without points with small ones."""
+FILES, FEW = 8, 40
+MIB, SHARE, STEPS_PER_IMAGE = 1 << 20, 1 / 8, 10
+"""Share of the memory that a window of images takes."""
 
 
 def write_photos(folder: Path, width_px: int, height_px: int) -> None:
@@ -78,12 +86,12 @@ def arguments(method: str, capture: Path, steps: int) -> list[str]:
     return [*words, "--steps-per-eval-batch", "0", "--pipeline.datamanager.features.extractors"]
 
 
-def train(method: str, capture: Path, steps: int, folder: Path) -> dict[str, Any]:
+def train(method: str, words: list[str], folder: Path) -> dict[str, Any]:
     """Trains, and returns what it took."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     programs = Path(sys.executable).parent
-    command = [sys.executable, programs / "ns-train", *arguments(method, capture, steps)]
+    command = [sys.executable, programs / "ns-train", *words]
     command += ["--output-dir", folder, "--experiment-name", "run", "--timestamp", "now"]
     environment = {**os.environ, "F3RM_EXT_CACHE": str(folder / "cache")}
     log = folder / "log.txt"
@@ -96,20 +104,21 @@ def train(method: str, capture: Path, steps: int, folder: Path) -> dict[str, Any
     events = EventAccumulator(str(folder / "run" / method / "now"), size_guidance={"scalars": 0})
     events.Reload()
     times = {event.step: event.wall_time for event in events.Scalars("Train Iter (time)")}
+    begin = min(step for step in times if step >= BEGIN[method])
     return {
         "first_step_s": round(times[0] - began, 1),
-        "steps_per_s": round((max(times) - WARM_UP) / (times[max(times)] - times[WARM_UP]), 3),
+        "steps_per_s": round((max(times) - begin) / (times[max(times)] - times[begin]), 3),
         "peak_mib": usage.ru_maxrss // 1024,
     }
 
 
-def plan(method: str, capture: Path, steps: int) -> dict[str, Any]:
-    """Returns the planned peak of the training steps, and the window."""
+def plan(words: list[str]) -> dict[str, Any]:
+    """Returns the planned peak of the training steps, and which images and pixels are in memory."""
     program = Path(sys.executable).parent / "f3rm-ext"
-    command = [sys.executable, program, "plan", *arguments(method, capture, steps), "--json"]
+    command = [sys.executable, program, "plan", *words, "--json"]
     answer = json.loads(subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, check=True).stdout)
-    window = {"window": answer["coverage"]["window"], "repeat": answer["coverage"]["repeat"]}
-    return {"planned_mib": answer["memory"]["peak_bytes"]["train"] // MIB, **window}
+    kept = {key: answer["coverage"][key] for key in ("window", "repeat", "pixel_stride")}
+    return {"planned_mib": answer["memory"]["peak_bytes"]["train"] // MIB, **kept}
 
 
 def main() -> None:
@@ -118,32 +127,38 @@ def main() -> None:
     parser.add_argument("--photos", type=int, default=200)
     parser.add_argument("--width-px", type=int, default=1600)
     parser.add_argument("--height-px", type=int, default=1200)
-    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--masks", action="store_true")
-    parser.add_argument("--methods", nargs="+", default=METHODS)
+    parser.add_argument("--methods", nargs="+", default=list(STEPS))
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
     size, rows = (options.width_px, options.height_px), []
+    memory_mib = total_bytes(torch.device("cpu")) // MIB
     with tempfile.TemporaryDirectory(prefix="f3rm-ext-big-") as name:
         folder = Path(name)
         write_photos(folder, *size)
-        for photos in (FEW, options.photos):
-            capture = write_capture(folder / f"capture{photos}", folder, photos, size, masks=options.masks)
+        image_mib = 3 * size[0] * size[1] / MIB
+        window = int(SHARE * memory_mib / image_mib)
+        windows = [f"--{flag('train_num_images_to_sample_from')}", str(window)]
+        windows += [f"--{flag('train_num_times_to_repeat_images')}", str(STEPS_PER_IMAGE * window)]
+        for photos, more in ((FEW, []), (options.photos, []), (options.photos, windows)):
+            capture = folder / f"capture{photos}"
+            if not capture.exists():
+                write_capture(capture, folder, photos, size, masks=options.masks)
             for method in options.methods:
-                run = folder / f"{method}-{photos}"
-                run.mkdir()
-                row = {"method": method, "photos": photos, "masks": options.masks}
-                row["all_images_mib"] = round(0.9 * photos) * 3 * size[0] * size[1] // MIB
-                row |= plan(method, capture, options.steps) | train(method, capture, options.steps, run)
-                rows.append(row)
-                print(json.dumps(row), flush=True)
+                row = {"method": method, "photos": photos, "masks": options.masks, "windows": bool(more)}
+                row["all_images_mib"] = round(round(0.9 * photos) * image_mib)
+                words = arguments(method, capture, STEPS[method])
+                words[1:1] = more
+                with tempfile.TemporaryDirectory(dir=folder) as run:
+                    rows.append(row | plan(words) | train(method, words, Path(run)))
+                print(json.dumps(rows[-1]), flush=True)
     if options.write:
         report = {"date": str(datetime.date.today()), "machine": platform.machine(), "cores": os.cpu_count()}
-        memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB
         known = json.loads(RESULT.read_text())["runs"] if RESULT.is_file() else []
-        same = {(row["method"], row["photos"], row["masks"]) for row in rows}
-        kept = [row for row in known if (row["method"], row["photos"], row["masks"]) not in same]
-        options_used = {"size_px": size, "steps": options.steps, "memory_mib": memory_mib}
+        keys = ("method", "photos", "masks", "windows")
+        same = {tuple(row[key] for key in keys) for row in rows}
+        kept = [row for row in known if tuple(row[key] for key in keys) not in same]
+        options_used = {"size_px": size, "steps": STEPS, "memory_mib": memory_mib}
         write_report({**report, **options_used, "runs": kept + rows}, RESULT)
 
 

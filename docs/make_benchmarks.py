@@ -17,7 +17,15 @@ import learning_tables
 import mesh_tables
 from markdown_table import Report, quality, table
 
-_NAMES = ("benchmarks.md", "coming-from.md", "page.md", "splat-files.md", "splats-clean.md", "splats-confidence.md")
+_NAMES = (
+    "benchmarks.md",
+    "coming-from.md",
+    "datamanager.md",
+    "page.md",
+    "splat-files.md",
+    "splats-clean.md",
+    "splats-confidence.md",
+)
 PAGES = [Path(__file__).with_name(name) for name in _NAMES]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
@@ -302,6 +310,41 @@ def _masked_pixels(report: Report) -> str:
     return table(["method", "masked-pixels", "PSNR", "SSIM", "LPIPS", "fog"], rows)
 
 
+def _kept_pixels(stride: int) -> str:
+    return f"1 of {stride**2} pixels" if stride > 1 else "all"
+
+
+def _big_capture(report: Report) -> str:
+    rows = [
+        [
+            row["method"],
+            f"{row['photos']:,}" + (" with masks" if row["masks"] else ""),
+            f"{row['window']} for {row['repeat']} steps" if row["repeat"] else _kept_pixels(row["pixel_stride"]),
+            f"{row['first_step_s']:.0f}",
+            f"{row['steps_per_s']:.2f}",
+            f"{row['peak_mib']:,}",
+            f"{row['planned_mib']:,}",
+            f"{row['all_images_mib']:,}",
+        ]
+        for row in report["runs"]
+    ]
+    head = ["method", "photos", "in memory", "first step, s", "steps/s", "peak, MiB", "planned, MiB"]
+    return table([*head, "all pixels alone, MiB"], rows)
+
+
+def _image_parts(report: Report) -> str:
+    rows = [
+        [
+            row["method"],
+            f"{row['windows']} windows of {row['window']} images" if row["window"] > 0 else _kept_pixels(row["stride"]),
+            f"{row['images_seen']}",
+            *quality(row)[:2],
+        ]
+        for row in report["rows"]
+    ]
+    return table(["method", "in memory", "images used", "PSNR", "SSIM"], rows)
+
+
 def _exposure(report: Report) -> str:
     rows = [
         [
@@ -456,6 +499,8 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "mesh_queries": mesh_tables.mesh_queries,
     "masked_pixels": _masked_pixels,
     "exposure": _exposure,
+    "big_capture": _big_capture,
+    "image_parts": _image_parts,
     "defaults": _defaults,
     "query_memory": _memory,
     "plan_memory": _plan_memory,

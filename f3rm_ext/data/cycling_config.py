@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 import tyro
@@ -12,19 +12,26 @@ from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixelsOption
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.devices import total_bytes
-from f3rm_ext.memory.options import MemoryOption, QualityImpact
+from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState
 from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 _PREFIX = "pipeline.datamanager."
 _REPEAT = 100
 """Steps per window that :meth:`CyclingConfig.window_options` suggests."""
 ALL_SHARE = {"train": 1 / 2, "eval": 1 / 8}
-"""Share of main memory that all images of a split may take; of more, only a window is kept."""
-WINDOW_SHARE = {"train": 1 / 8, "eval": 1 / 32}
-"""Share of main memory that such a window takes; the next one is loaded beside it."""
+"""Share of main memory that all images of a split may take; of more, only a part is kept."""
+PART_SHARE = {"train": 1 / 4, "eval": 1 / 16}
+"""Share of main memory that this part takes: some pixels of all images, or a window of images and the next one."""
+MAX_STRIDE = 16
+"""Largest distance of the pixels that are kept of all images; where that is not enough, windows of images are."""
+START = (64, 500)
+"""Images with which training begins where it is to have some pixels of all, and steps until it has: the others are read
+meanwhile."""
 STEPS_PER_IMAGE = 10
-"""Steps per image of such a window. Decoding a photo of 12 megapixels takes about 0.2 s of a core, so a step pays for
-0.02 s."""
+"""Steps of rays per image of such a window. Decoding a photo of 12 megapixels takes about 0.2 s of a core, so a step
+pays for 0.02 s."""
+WHOLE_STEPS_PER_IMAGE = 2
+"""The same for steps of whole images, each of which takes longer than decoding its image."""
 _SMALLEST_SCALE = 0.125
 """Scale of the images below which no memory option goes."""
 
@@ -50,10 +57,19 @@ def parse_count(value: int | float, option: str, *, unit: str) -> int | None:
     return int(value)
 
 
+class ImageBytes(NamedTuple):
+    """Memory of the largest image of a capture, bytes."""
+
+    pixels: int
+    features: int = 0
+
+
 @dataclass
 class CyclingConfig:
     """Options of a datamanager whose training images come in windows that cycle through the data set."""
 
+    takes_whole_images: ClassVar[bool] = True
+    """Whether a step needs all pixels of an image."""
     camera_res_scale_factor: Annotated[
         float, tyro.conf.arg(aliases=["--resolution-scale"]), Range(0, 1, above=True)
     ] = 1.0
@@ -65,10 +81,11 @@ class CyclingConfig:
     Evaluation never counts masked pixels."""
     train_num_images_to_sample_from: int | float = -1
     """Number of training images in memory at a time, at least 1. -1 or inf keeps all; if they would take more than half
-    of the main memory, as many as fit into an eighth of it."""
+    of the main memory, fields keep some pixels of all, and splats as many images as fit into an eighth of it."""
     train_num_times_to_repeat_images: int | float = -1
     """Steps with a set of training images before the next set is loaded, at least 1. -1 or inf never loads another, but
-    takes 10 steps per image of the set if not all images fit into memory. Splats train on one image per step."""
+    takes 2 steps per image of the set if not all images of splats fit into memory. Splats train on one image per
+    step."""
     steps_per_coverage: Count = 500
     """Steps between two records of the coverage (TensorBoard and coverage.json), at least 1."""
 
@@ -87,32 +104,53 @@ class CyclingConfig:
         )
 
     def image_cycle(
-        self, split: Literal["train", "eval"], num_images: int, image_bytes: int, processes: int = 1, **place: int
+        self, split: Literal["train", "eval"], num_images: int, size: ImageBytes, processes: int = 1, **place: int
     ) -> ImageCycle:
-        """The image cycle of a split. If all images are wanted and do not fit into main memory, it deals windows.
+        """The image cycle of a split. If all images are wanted and do not fit into main memory, it deals windows,
+        unless some pixels of each image are enough.
 
         The memory that the machine has decides, not what is free, so that all processes, a resumed run and a plan have
         the same windows.
 
         Args:
-            image_bytes: memory of the largest image with its features.
             processes: number of processes on this machine, each of which keeps images.
             place: ``seed``, ``shards`` and ``shard`` of the cycle.
         """
         window, repeat = self.window(split)
-        memory = total_bytes(torch.device("cpu")) // processes
-        if window is None and memory and num_images * image_bytes > ALL_SHARE[split] * memory:
-            window = max(1, int(WINDOW_SHARE[split] * memory / image_bytes))
-            repeat = repeat or STEPS_PER_IMAGE * window
-        return ImageCycle(num_images, window, repeat, **place)
+        start = None
+        if self._exceed(split, num_images, size, processes):
+            if self.pixel_stride(split, num_images, size, processes) > 1:
+                start = START
+            else:
+                window = max(1, int(PART_SHARE[split] / 2 * _memory(processes) / sum(size)))
+                repeat = repeat or (WHOLE_STEPS_PER_IMAGE if self.takes_whole_images else STEPS_PER_IMAGE) * window
+        return ImageCycle(num_images, window, repeat, start=start, **place)
 
-    def window_options(self, num_images: int, impact: QualityImpact) -> Iterator[MemoryOption]:
+    def pixel_stride(
+        self, split: Literal["train", "eval"], num_images: int, size: ImageBytes, processes: int = 1
+    ) -> int:
+        """Returns the distance of the rows and columns of pixels that are kept of each image, see :meth:`image_cycle`.
+
+        More than 1 if all images are wanted and do not fit, but so many of their pixels do beside their features.
+        """
+        if self.takes_whole_images or not self._exceed(split, num_images, size, processes):
+            return 1
+        room = PART_SHARE[split] * _memory(processes) - num_images * size.features
+        stride = math.ceil(math.sqrt(num_images * size.pixels / room)) if room > 0 else math.inf
+        return int(stride) if stride <= MAX_STRIDE else 1
+
+    def _exceed(self, split: Literal["train", "eval"], num_images: int, size: ImageBytes, processes: int) -> bool:
+        """Whether all images of a split are wanted, but do not fit."""
+        return self.window(split)[0] is None and num_images * sum(size) > ALL_SHARE[split] * _memory(processes)
+
+    def window_options(self, state: RunState, impact: QualityImpact) -> Iterator[MemoryOption]:
         """Suggests keeping fewer training images in memory, at a cost of some impact."""
         window, repeat = self.window("train")
-        count = min(window or num_images, num_images)
+        total = state.train_images
+        count = min(window or total, total) if state.images_in_memory is None else state.images_in_memory
         if count > 1:
             lower = f"{count // 2} --{flag('train_num_times_to_repeat_images')} {repeat or _REPEAT}"
-            now = f"{count} of {num_images}, for {repeat or 'ever'}"
+            now = f"{count} of {total}, for {repeat or 'ever'}"
             yield MemoryOption(impact, flag("train_num_images_to_sample_from"), now, lower)
 
     def scale_options(self) -> Iterator[MemoryOption]:
@@ -120,3 +158,8 @@ class CyclingConfig:
         scale = self.camera_res_scale_factor
         if scale / 2 >= _SMALLEST_SCALE:
             yield MemoryOption(QualityImpact.DETAIL, flag("camera_res_scale_factor"), scale, scale / 2)
+
+
+def _memory(processes: int) -> float:
+    """Main memory for each process of this machine, bytes; inf if the system hides it."""
+    return total_bytes(torch.device("cpu")) / processes or math.inf

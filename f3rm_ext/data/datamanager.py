@@ -1,7 +1,7 @@
 """Rays, colours and 2D features for training and evaluation."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import tyro
@@ -33,6 +33,7 @@ _FEWEST_RAYS, _SMALLEST_FRACTION = 64, 0.05
 class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
     """Options of :class:`F3rmDataManager`."""
 
+    takes_whole_images: ClassVar[bool] = False
     _target: type = field(default_factory=lambda: F3rmDataManager)
     """Class to build."""
     dataparser: AnnotatedDataParserUnion = field(default_factory=CaptureDataParserConfig)
@@ -47,10 +48,9 @@ class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
     """Rays per evaluation step during training, at least 1."""
     eval_num_images_to_sample_from: int | float = -1
     """Number of evaluation images in memory at a time, at least 1. -1 or inf keeps all; if they would take more than an
-    eighth of the main memory, as many as fit into a quarter of that."""
+    eighth of the main memory, some pixels of all."""
     eval_num_times_to_repeat_images: int | float = -1
-    """Evaluation steps with a set of images before the next is loaded, at least 1. -1 or inf never loads another, but
-    takes 10 steps per image of the set if not all images fit into memory."""
+    """Evaluation steps with a set of images before the next is loaded, at least 1. -1 or inf never loads another."""
     images_on_gpu: bool = True
     """Keep the training images and their features on the GPU if they fit into a quarter of its free memory. Otherwise
     they stay in main memory, and batches are copied ahead. Both train alike."""
@@ -88,7 +88,7 @@ class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
         if state.images_on_device:
             options.append(MemoryOption(QualityImpact.NONE, flag("images_on_gpu"), "True", "False"))
         if on_cpu:  # Images are kept there.
-            options += self.window_options(state.train_images, QualityImpact.NOISE)
+            options += self.window_options(state, QualityImpact.NOISE)
         options += halve(
             QualityImpact.NOISE, flag("train_num_rays_per_batch"), self.train_num_rays_per_batch, _FEWEST_RAYS
         )
@@ -163,7 +163,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         if self.test_mode == "val":
             self._prepare_training_features()
         source = None if self._sources is None else self._sources[0]
-        cycle = self.make_cycle("train", self.train_dataset, source)
+        cycle, stride = self.make_cycle("train", self.train_dataset, source)
         what = "Training images" if self._sources is None else "Training images and their features"
         divided = self.world_size > 1 and config.ray_batch_scope == "global"
         self.train_pixel_sampler = PixelStream(
@@ -176,25 +176,28 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
             source=source,
             feature_ray_fraction=config.feature_ray_fraction,
             masked=self.masked_pixels,
+            stride=stride,
             divided_rays=config.train_num_rays_per_batch if divided else None,
         )
         self.train_ray_generator = make_ray_generator(self.train_dataset.cameras, self.device)
         if self.test_mode == "val":
-            self._log_setup(cycle, rays)
+            self._log_setup(cycle, stride, rays)
 
     def setup_eval(self) -> None:
         """Sets up evaluation. Loads no image."""
         dataset = self.eval_dataset
         assert dataset is not None
         source = None if self._sources is None else self._sources[-1]
+        cycle, stride = self.make_cycle("eval", dataset, source)
         self.eval_pixel_sampler = PixelStream(
             dataset,
-            self.make_cycle("eval", dataset, source),
+            cycle,
             num_rays=self.config.rays_of_process("eval_num_rays_per_batch", self.world_size, self.rank),
             split="eval",
             device=self.device,
             source=source,
             feature_ray_fraction=self.config.feature_ray_fraction,
+            stride=stride,
             placement=self.make_placement("images_on_gpu", wanted=False, off="False", log=False),
         )
         self.eval_ray_generator = make_ray_generator(dataset.cameras, self.device)
@@ -237,7 +240,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         both = {"train": self.train_pixel_sampler, "eval": self.eval_pixel_sampler}
         return {split: stream for split, stream in both.items() if stream is not None}
 
-    def _log_setup(self, cycle: ImageCycle, rays: int) -> None:
+    def _log_setup(self, cycle: ImageCycle, stride: int, rays: int) -> None:
         if self.rank != 0:
             return
         given = self.config.train_num_rays_per_batch
@@ -251,4 +254,4 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
                 f"Global batch: {given} rays (about {rays} on each of {self.world_size} GPUs); "
                 "learning rates stay as for one GPU."
             )
-        self.log_window(cycle)
+        self.log_window(cycle, stride)

@@ -28,6 +28,7 @@ class ImageCycle:
         window: int | None,
         repeat: int | None,
         *,
+        start: tuple[int, int] | None = None,
         seed: int = 0,
         shards: int = 1,
         shard: int = 0,
@@ -38,6 +39,7 @@ class ImageCycle:
             num_images: images in the data set, N ≥ 1.
             window: images per window k ≥ 1; None or more than N takes all images.
             repeat: number of steps R that a window is used for; None keeps it for ever.
+            start: images of the first window, and steps for which it is used, where they are fewer.
         """
         if num_images < 1:
             raise ValueError("A cycle needs at least one image.")
@@ -45,6 +47,7 @@ class ImageCycle:
         self.window_size = num_images if window is None else min(window, num_images)
         # A window of all images would only be replaced by itself.
         self.repeat = None if self.window_size == num_images else repeat
+        self.start = start if start is not None and start[0] < self.window_size else None
         self.shards, self.shard = shards, shard
         self.seed = seed
         self._epoch = 0
@@ -55,13 +58,13 @@ class ImageCycle:
 
     @property
     def changes(self) -> bool:
-        """Whether a second window will ever follow."""
+        """Whether windows follow one another for ever."""
         return self.repeat is not None
 
     @property
     def ends(self) -> bool:
         """Whether the next :meth:`step` deals a new window."""
-        return not self._round or (self.repeat is not None and self._uses >= self.repeat)
+        return not self._round or (self._limit is not None and self._uses >= self._limit)
 
     @property
     def epoch(self) -> int:
@@ -88,9 +91,15 @@ class ImageCycle:
 
     def upcoming(self) -> tuple[int, ...] | None:
         """Returns the window after the present one without dealing it; None if the present one stays for ever."""
-        if self._round and not self.changes:
+        if self._round and self._limit is None:
             return None
         return tuple(self._dealt()[0][self.shard])
+
+    @property
+    def _limit(self) -> int | None:
+        """Steps for which the present windows are used."""
+        started = self.start is not None and len(self._round[0]) == self.start[0]
+        return self.start[1] if started and self.start else self.repeat
 
     def appearances(self) -> list[int]:
         """For each image, the number of windows (of all processes) that have held it, including the present ones."""
@@ -133,15 +142,17 @@ class ImageCycle:
         """The next window of every process, and the epoch, order and position after them."""
         epoch, order, position = self._epoch, self._order, self._position
         windows: list[list[int]] = []
-        per_round = self.shards * self.window_size
+        begins = self.start is not None and epoch == 0 == position
+        size = self.start[0] if begins and self.start else self.window_size
+        per_round = self.shards * size
         for number in range(self.shards):
-            window = order[position : position + self.window_size]
+            window = order[position : position + size]
             position += len(window)
-            missing = self.window_size - len(window)
+            missing = size - len(window)
             if missing:
                 if per_round <= self.num_images:  # no image twice in the windows of all processes
                     avoid = [image for dealt in windows for image in dealt] + window
-                    first = per_round - number * self.window_size - len(window)
+                    first = per_round - number * size - len(window)
                 else:
                     avoid, first = window, missing
                 epoch, order, position = epoch + 1, self._shuffle(epoch + 1, avoid, first), missing

@@ -95,7 +95,7 @@ class ImageDataManagerConfig(CyclingConfig, FullImageDatamanagerConfig):
         if state.images_on_device:
             options.append(MemoryOption(QualityImpact.NONE, flag("cache_images"), "gpu", "cpu"))
         if state.device_type == "cpu":  # Images are kept there.
-            options += self.window_options(state.train_images, QualityImpact.NONE)
+            options += self.window_options(state, QualityImpact.NONE)
         return [*options, *self.scale_options()]
 
 
@@ -179,7 +179,7 @@ class ImageDataManager(CyclingDataManager, DataManager):
     def setup_train(self) -> None:
         """Prepares the image cycle and, in training, the features. Loads no image."""
         self.train_feature_source()
-        cycle = self.make_cycle("train", self.train_dataset)
+        cycle, _ = self.make_cycle("train", self.train_dataset)
         self.train_stream = ImageStream(
             self.train_dataset,
             cycle,

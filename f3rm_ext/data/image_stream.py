@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt8
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.data.image_cycle import ImageCycle, ImageTurns
@@ -21,13 +21,41 @@ from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.memory.shortage import is_out_of_memory
 
 
+@dataclass(frozen=True)
+class PackedPicture:
+    """An image whose mask is kept as bits."""
+
+    pixels: UInt8[torch.Tensor, "h w channels"]
+    """RGB or RGBA."""
+    mask: UInt8[np.ndarray, "bytes"] | None
+    """Whether pixels count, eight in a byte, row by row; None means that all do."""
+
+    @classmethod
+    def pack(cls, picture: ImagePixels) -> "PackedPicture":
+        """Packs an image's mask."""
+        return cls(picture.pixels, None if picture.valid is None else np.packbits(picture.valid.numpy()))
+
+    def unpack(self) -> ImagePixels:
+        """Returns the image as it was."""
+        if self.mask is None:
+            return ImagePixels(self.pixels)
+        height, width = self.pixels.shape[:2]
+        valid = np.unpackbits(self.mask, count=height * width).view(bool).reshape(height, width)
+        return ImagePixels(self.pixels, torch.from_numpy(valid))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the image and its mask, in bytes."""
+        return self.pixels.nbytes + (0 if self.mask is None else self.mask.nbytes)
+
+
 @dataclass
 class PictureWindow:
     """The images of a window (uint8, CPU), and downscaled copies of those used at a lower resolution."""
 
     images: tuple[int, ...]
     """Indices of the images in the data set."""
-    pictures: dict[int, ImagePixels]
+    pictures: dict[int, PackedPicture]
     """The images by index."""
     _halvings: int = 0
     _small: dict[int, ImagePixels] = field(default_factory=dict)
@@ -39,13 +67,13 @@ class PictureWindow:
 
     def picture(self, image_idx: int, halvings: int) -> ImagePixels:
         """Returns an image with its sides halved ``halvings`` times. Copies of one resolution are kept at a time."""
-        picture = self.pictures[image_idx]
         if halvings != self._halvings:
             self._halvings, self._small = halvings, {}
         if halvings == 0:
-            return picture
+            return self.pictures[image_idx].unpack()
         small = self._small.get(image_idx)  # Two threads may ask at once.
         if small is None:
+            picture = self.pictures[image_idx].unpack()
             height, width = picture.pixels.shape[:2]
             small = self._small[image_idx] = shrunk(picture, *shrunk_size(height, width, 0.5**halvings))
         return small
@@ -60,8 +88,8 @@ def load_pictures(
         LoadCancelled: ``stopped`` returned True.
         CaptureError: an image cannot be read, or all images are masked out entirely.
     """
-    pictures = read_each(images, lambda image: dataset.picture(image, masked), stopped)
-    if all(picture.valid is not None and not picture.valid.any() for picture in pictures):
+    pictures = list(read_each(images, lambda image: PackedPicture.pack(dataset.picture(image, masked)), stopped))
+    if all(picture.mask is not None and not picture.mask.any() for picture in pictures):
         raise no_valid_pixel()
     return PictureWindow(images, dict(zip(images, pictures, strict=True)))
 

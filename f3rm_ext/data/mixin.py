@@ -17,7 +17,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.checks import check_dataparser_outputs
 from f3rm_ext.capture.exposures import exposure_stops
-from f3rm_ext.data.cycling_config import flag
+from f3rm_ext.data.cycling_config import ImageBytes, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
@@ -35,6 +35,7 @@ _CHOICE = {
     "ignore": "The masks do not show the silhouettes of an object: masked pixels do not count. With {option} "
     "background they are trained as empty.",
 }
+_BEGINNING = "; the first {1} steps have {0} images, while the others are read"
 
 
 class CyclingDataManager(ABC):
@@ -193,8 +194,10 @@ class CyclingDataManager(ABC):
 
     def make_cycle(
         self, split: Literal["train", "eval"], dataset: InputDataset, source: FeatureSource | None = None
-    ) -> ImageCycle:
-        """The image cycle of a split. A window larger than the split takes all of its images, and the log says so.
+    ) -> tuple[ImageCycle, int]:
+        """The image cycle of a split, and the distance of the rows and columns of pixels that are kept of its images.
+
+        A window larger than the split takes all of its images, and the log says so.
 
         Args:
             source: the features that are kept with the images.
@@ -204,13 +207,13 @@ class CyclingDataManager(ABC):
         """
         num_images = len(dataset)
         pixels = (dataset.cameras.height * dataset.cameras.width).reshape(-1)
-        image_bytes = CHANNELS * int(pixels.max())
-        if source is not None:
-            image_bytes += sum(maps.values.nbytes for maps in source.load(int(pixels.argmax())).values())
+        maps = {} if source is None else source.load(int(pixels.argmax()))
+        size = ImageBytes(CHANNELS * int(pixels.max()), sum(each.values.nbytes for each in maps.values()))
+        stride = self.config.pixel_stride(split, num_images, size, comms.get_local_size())
         cycle = self.config.image_cycle(
             split,
             num_images,
-            image_bytes,
+            size,
             comms.get_local_size(),
             seed=self.seed,
             shards=self.world_size,
@@ -223,7 +226,7 @@ class CyclingDataManager(ABC):
             CONSOLE.print(
                 f"--{flag(option)} is {int(window)}, but there are {num_images} {images} images: all of them are used."
             )
-        return cycle
+        return cycle, stride
 
     def make_placement(
         self, option: str, *, wanted: bool, off: str, what: str = "Training images", log: bool = True
@@ -243,19 +246,36 @@ class CyclingDataManager(ABC):
     def memory_options(self) -> list[MemoryOption]:
         """Options that lower the memory of a training step."""
         return self.config.memory_options(
-            RunState(torch.device(self.device).type, len(self.train_dataset), images_on_device=self._on_device())
+            RunState(
+                torch.device(self.device).type,
+                len(self.train_dataset),
+                images_on_device=self._on_device(),
+                images_in_memory=self._images_in_memory(),
+            )
         )
+
+    def _images_in_memory(self) -> int:
+        """Number of training images that are whole in memory at a time; all before it is known."""
+        stream = self.streams().get("train")
+        if stream is None:
+            return len(self.train_dataset)
+        return 0 if getattr(stream, "stride", 1) > 1 else stream.cycle.window_size
 
     def _on_device(self) -> bool:
         """Whether training images are kept on the device."""
         stream = self.streams().get("train")
         return stream is not None and stream.on_device
 
-    def log_window(self, cycle: ImageCycle) -> None:
-        """Logs how many training images are in memory."""
+    def log_window(self, cycle: ImageCycle, stride: int = 1) -> None:
+        """Logs how many training images are in memory, and which pixels of them."""
         if self.rank != 0:
             return
-        if cycle.window_size == cycle.num_images:
+        if stride > 1:
+            CONSOLE.log(
+                f"1 of {stride**2} pixels of each of the {cycle.num_images} training images is kept in memory, because "
+                f"all would take too much{_BEGINNING.format(*cycle.start) if cycle.start else ''}."
+            )
+        elif cycle.window_size == cycle.num_images:
             CONSOLE.log(f"All {cycle.num_images} training images are kept in memory.")
         elif cycle.changes:
             fitted = self.config.window("train")[0] is None

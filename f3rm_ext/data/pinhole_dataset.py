@@ -26,8 +26,11 @@ class PinholeDataset(PhotoDataset):
     it; :meth:`picture` keeps alpha.
     """
 
-    def __init__(self, dataparser_outputs: DataparserOutputs, scale_factor: float = 1.0) -> None:
+    def __init__(self, dataparser_outputs: DataparserOutputs, scale_factor: float = 1.0, *, draft: int = 1) -> None:
         """Computes the cameras of images scaled by a factor in (0, 1]; opens no image.
+
+        Args:
+            draft: photos are read at 1 / draft of their size, see :class:`PhotoDataset`.
 
         Raises:
             CaptureError: the images of a camera cannot be undistorted.
@@ -42,9 +45,11 @@ class PinholeDataset(PhotoDataset):
                 dataparser_outputs,
                 alpha_color=None,
                 metadata={key: value for key, value in self.metadata.items() if key == "mask_color"},
-            )
+            ),
+            1 / draft,
+            draft=draft,
         )
-        cameras = self.cameras
+        cameras = self.photos.cameras
         names = self.image_filenames
         self.lenses = [DistortedCamera.of(cameras, i, names[i]) for i in range(len(cameras))]
         views = []
@@ -69,10 +74,15 @@ class PinholeDataset(PhotoDataset):
 
     @classmethod
     def scale_to_side(cls, dataparser_outputs: DataparserOutputs, side_px: int) -> "PinholeDataset":
-        """Returns the data set whose longest side of an image is given; images are not enlarged."""
+        """Returns the data set whose longest side of an image is given; images are not enlarged.
+
+        Large photos are read as drafts of at least twice that size.
+        """
         cameras = dataparser_outputs.cameras
         longest = int(torch.maximum(cameras.width, cameras.height).max())
-        return cls(dataparser_outputs, min(1.0, side_px / longest))
+        known = "fisheye_crop_radius" not in (cameras.metadata or {})  # which is in pixels of the whole photo
+        draft = max(draft for draft in (1, 2, 4, 8) if draft == 1 or (known and longest >= 2 * draft * side_px))
+        return cls(dataparser_outputs, min(1.0, side_px * draft / longest), draft=draft)
 
     def picture(self, image_idx: int, masked: MaskedPixels = "ignore") -> ImagePixels:
         """Reads, undistorts and scales one image; alpha and mask are kept, and transparent pixels blend.

@@ -1,15 +1,16 @@
 """Packs the pixels of a window of images and samples them uniformly."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
-from f3rm_ext.data.pixel_set import PixelSet
+from f3rm_ext.data.pixel_set import PixelSet, PixelSetBuilder
 from f3rm_ext.errors import CaptureError
 
 CHANNELS = 3
@@ -43,11 +44,23 @@ class ImagePixels:
     """Pixels that may be sampled; None means all."""
     empty: Bool[Tensor, "h w"] | None = None
     """Masked pixels that are trained as empty, and transparent therefore; None means that there are none."""
+    first_px: tuple[int, int] = (0, 0)
+    """Row and column of the first pixel in the image."""
 
     @property
     def nbytes(self) -> int:
         """Memory of the image and its mask, in bytes."""
         return self.pixels.nbytes + (0 if self.valid is None else self.valid.nbytes)
+
+    def thin(self, stride: int, draw: int) -> "ImagePixels":
+        """Returns the pixels of every stride-th row and column, from one of the stride² first pixels, by a number."""
+        height, width = self.pixels.shape[:2]
+        row, column = min(draw // stride % stride, height - 1), min(draw % stride, width - 1)
+
+        def take(values: Tensor | None) -> Any:
+            return None if values is None else values[row::stride, column::stride].clone()
+
+        return ImagePixels(take(self.pixels), take(self.valid), take(self.empty), (row, column))
 
 
 @dataclass(frozen=True)
@@ -89,46 +102,59 @@ class PackedPixels:
     """Indices into ``pixels`` that may be sampled; None means all."""
     empty: PixelSet | None = None
     """Indices of masked pixels that are sampled besides, see :data:`EMPTY_SHARE`; None means that there are none."""
+    stride: int = 1
+    """Distance of the rows and columns that are kept, px."""
+    firsts: Int[Tensor, "cams 2"] | None = None
+    """Row and column of each image's first pixel that is kept; None if all pixels are."""
 
     @classmethod
-    def pack(cls, images: Sequence[int], parts: list[ImagePixels]) -> "PackedPixels":
+    def pack(
+        cls, images: Sequence[int], parts: Iterable[ImagePixels], *, stride: int = 1, most: int | None = None
+    ) -> "PackedPixels":
         """Packs decoded images. If one of them has an alpha channel, the others get an opaque one.
 
-        Takes the images out of the list one by one, so that they are not in memory twice.
+        Args:
+            parts: the images, one after another, so that they need not be in memory together.
+            stride: distance of their rows and columns in the photos, px.
+            most: number of pixels of all images at most; None to count them beforehand.
 
         Raises:
             CaptureError: all pixels are masked out.
         """
-        channels = max(part.pixels.shape[-1] for part in parts)
-        sizes = torch.tensor([part.pixels.shape[0] * part.pixels.shape[1] for part in parts])
-        starts, total = torch.cumsum(sizes, 0) - sizes, int(sizes.sum())
-        widths = torch.tensor([part.pixels.shape[1] for part in parts])
-        pixels = torch.empty((total, channels), dtype=torch.uint8)
-        valid = np.ones(total, bool) if any(part.valid is not None for part in parts) else None
-        empty = np.zeros(total, bool) if any(part.empty is not None for part in parts) else None
-        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-            part = parts.pop(0)
-            depth, place = part.pixels.shape[-1], slice(start, start + size)
-            pixels[place, :depth] = part.pixels.reshape(size, depth)
-            pixels[place, depth:] = 255
-            if valid is not None and part.valid is not None:
-                valid[place] = part.valid.reshape(-1).numpy()
-            if empty is not None and part.empty is not None:
-                empty[place] = part.empty.reshape(-1).numpy()
-        if empty is not None:
-            empty &= True if valid is None else valid
-            valid = ~empty if valid is None else valid & ~empty
-        drawn, empties = (None if members is None else PixelSet.of(members) for members in (valid, empty))
-        if drawn is not None and not len(drawn) + len(empties or ()):
+        if most is None:
+            parts = list(parts)
+            most = sum(part.pixels.shape[0] * part.pixels.shape[1] for part in parts)
+        pixels = torch.empty((most, CHANNELS), dtype=torch.uint8)  # takes memory where it is written to
+        drawn, empties = PixelSetBuilder(), PixelSetBuilder()
+        starts, widths, firsts, total = [], [], [], 0
+        for part in parts:
+            height, width, depth = part.pixels.shape
+            if depth > pixels.shape[1]:
+                wider = torch.empty((most, depth), dtype=torch.uint8)
+                wider[:total, :CHANNELS], wider[:total, CHANNELS:] = pixels[:total], 255
+                pixels = wider
+            place = pixels[total : total + height * width]
+            place[:, :depth], place[:, depth:] = part.pixels.reshape(-1, depth), 255
+            valid, empty = _members(part)
+            drawn.add(valid)
+            empties.add(empty)
+            starts.append(total)
+            widths.append(width)
+            firsts.append(part.first_px)
+            total += height * width
+        valid_set, empty_set = drawn.finish(), empties.finish()
+        if not len(valid_set) + len(empty_set):
             raise no_valid_pixel()
         return cls(
             images=tuple(images),
-            pixels=pixels,
+            pixels=pixels[:total],
             image_of=torch.tensor(list(images), dtype=torch.int64),
-            starts=starts,
-            widths=widths,
-            valid=drawn,
-            empty=empties if empties is not None and len(empties) else None,
+            starts=torch.tensor(starts),
+            widths=torch.tensor(widths),
+            valid=None if len(valid_set) == total else valid_set,
+            empty=empty_set if len(empty_set) else None,
+            stride=stride,
+            firsts=None if stride == 1 else torch.tensor(firsts),
         )
 
     @property
@@ -157,5 +183,17 @@ class PackedPixels:
         within = places - self.starts[slots]
         width = self.widths[slots]
         rows = torch.div(within, width, rounding_mode="floor")
-        indices = torch.stack([self.image_of[slots], rows, within - rows * width], dim=-1)
-        return PixelDraw(places, slots, indices)
+        yx = torch.stack([rows, within - rows * width], dim=-1)
+        if self.firsts is not None:
+            yx = self.firsts[slots] + self.stride * yx
+        return PixelDraw(places, slots, torch.cat([self.image_of[slots, None], yx], dim=-1))
+
+
+def _members(part: ImagePixels) -> tuple[Bool[np.ndarray, "pixels"], Bool[np.ndarray, "pixels"]]:
+    """Which pixels of an image are drawn, and which are trained as empty."""
+    count = part.pixels.shape[0] * part.pixels.shape[1]
+    valid = np.ones(count, bool) if part.valid is None else part.valid.reshape(-1).numpy()
+    if part.empty is None:
+        return valid, np.zeros(count, bool)
+    empty = part.empty.reshape(-1).numpy()
+    return valid & ~empty, valid & empty

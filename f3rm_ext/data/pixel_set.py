@@ -31,15 +31,6 @@ class PixelSet:
     size: int
     """Number of members."""
 
-    @classmethod
-    def of(cls, members: Bool[np.ndarray, "pixels"]) -> "PixelSet":
-        """Packs a set given by whether each pixel is a member."""
-        packed = np.packbits(members, bitorder="little")
-        bits = torch.from_numpy(np.pad(packed, (0, -len(packed) % _BLOCK_BYTES))).view(-1, _BLOCK_BYTES)
-        counts = np.add.reduceat(members, np.arange(0, len(members), 8 * _BLOCK_BYTES), dtype=np.int64)
-        before = torch.from_numpy(np.cumsum(counts) - counts)
-        return cls(bits, before, int(counts.sum()))
-
     def __len__(self) -> int:
         return self.size
 
@@ -59,3 +50,32 @@ class PixelSet:
         first = ends.gather(1, byte) - _COUNTS[value]
         bit = _PLACES[value.squeeze(1).long(), (rest - first.squeeze(1))]
         return 8 * (_BLOCK_BYTES * block + byte.squeeze(1)) + bit
+
+
+class PixelSetBuilder:
+    """Packs a set part by part, so that no part has to be in memory with the others as a byte per pixel."""
+
+    def __init__(self) -> None:
+        """Begins with no pixels."""
+        self._bits: list[UInt8[np.ndarray, "blocks 64"]] = []
+        self._counts: list[Int64[np.ndarray, "blocks"]] = []
+        self._rest = np.zeros(0, bool)
+
+    def add(self, members: Bool[np.ndarray, "pixels"]) -> None:
+        """Adds pixels, given by whether each is a member."""
+        members = np.concatenate([self._rest, members])
+        whole = len(members) - len(members) % (8 * _BLOCK_BYTES)
+        self._rest = members[whole:].copy()
+        self._add_blocks(members[:whole])
+
+    def finish(self) -> PixelSet:
+        """Returns the set of all pixels that were added."""
+        self._add_blocks(np.pad(self._rest, (0, -len(self._rest) % (8 * _BLOCK_BYTES))))
+        counts = np.concatenate(self._counts)
+        before = torch.from_numpy(np.cumsum(counts) - counts)
+        return PixelSet(torch.from_numpy(np.concatenate(self._bits)), before, int(counts.sum()))
+
+    def _add_blocks(self, members: Bool[np.ndarray, "pixels"]) -> None:
+        bits = np.packbits(members, bitorder="little").reshape(-1, _BLOCK_BYTES)
+        self._bits.append(bits)
+        self._counts.append(_COUNTS.numpy()[bits].sum(axis=1, dtype=np.int64))

@@ -1,13 +1,17 @@
 """Makes the next window or batch in a background thread, and hands out the window of every step."""
 
+import os
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from f3rm_ext.data.image_cycle import ImageCycle
 
-DECODE_THREADS = 4
+DECODE_THREADS = min(8, max(4, os.cpu_count() or 1))
+"""Threads that read images."""
+SLOW_S = 5.0
+"""Seconds of waiting for a window that are worth a word."""
 
 PartT = TypeVar("PartT")
 LoadedT = TypeVar("LoadedT")
@@ -51,8 +55,11 @@ class Prefetcher(Generic[LoadedT]):
         self._key = key
         self._future = self._executor.submit(self._load, key, stop.is_set)
 
-    def take(self, key: tuple[int, ...]) -> LoadedT:
+    def take(self, key: tuple[int, ...], slow: Callable[[], None] = lambda: None) -> LoadedT:
         """Returns what these numbers stand for: waits for it, or loads it if it was not requested.
+
+        Args:
+            slow: called if this takes more than some seconds.
 
         Raises:
             Exception: raised by the load function.
@@ -60,6 +67,8 @@ class Prefetcher(Generic[LoadedT]):
         self.request(key)
         future, self._future, self._key = self._future, None, None
         assert future is not None
+        if not wait([future], SLOW_S).done:
+            slow()
         return future.result()
 
     def close(self) -> None:
@@ -89,8 +98,8 @@ class Window(Protocol):
 WindowT = TypeVar("WindowT", bound=Window)
 
 
-def read_each(images: Sequence[int], read: Callable[[int], PartT], stopped: Callable[[], bool]) -> list[PartT]:
-    """Reads images on a few threads; the results keep the order.
+def read_each(images: Sequence[int], read: Callable[[int], PartT], stopped: Callable[[], bool]) -> Iterator[PartT]:
+    """Reads images on a few threads, and yields the results in order as they come.
 
     Raises:
         LoadCancelled: ``stopped`` returned True.
@@ -103,9 +112,10 @@ def read_each(images: Sequence[int], read: Callable[[int], PartT], stopped: Call
         return read(image)
 
     if len(images) == 1:
-        return [read_one(images[0])]
+        yield read_one(images[0])
+        return
     with ThreadPoolExecutor(max_workers=min(DECODE_THREADS, len(images))) as pool:
-        return list(pool.map(read_one, images))
+        yield from pool.map(read_one, images)
 
 
 class WindowFeed(Generic[WindowT]):
@@ -118,6 +128,7 @@ class WindowFeed(Generic[WindowT]):
         *,
         leave: Callable[[], None],
         place: Callable[[WindowT], WindowT] = lambda window: window,
+        slow: Callable[[int], None] = lambda images: None,
     ) -> None:
         """Loads nothing yet.
 
@@ -126,6 +137,7 @@ class WindowFeed(Generic[WindowT]):
             leave: called before a new window begins, while :attr:`window` is still the old one.
             place: moves a loaded window to the device where it is used. Called on the thread that steps, after the
                 old window was released.
+            slow: called with the number of images of a window for which steps wait for some seconds.
         """
         self.cycle = cycle
         self.prefetcher: Prefetcher[WindowT] = Prefetcher(load)
@@ -134,6 +146,7 @@ class WindowFeed(Generic[WindowT]):
         """Whether the last step was the first of its window, even if the window before had the same images."""
         self._leave = leave
         self._place = place
+        self._slow = slow
         self._upcoming_requested = False
 
     def step(self) -> WindowT:
@@ -150,7 +163,7 @@ class WindowFeed(Generic[WindowT]):
             if not self.begins:
                 self._leave()
             self.window = None  # before the new one is moved to the device
-            self.window = self._place(self.prefetcher.take(images))
+            self.window = self._place(self.prefetcher.take(images, lambda: self._slow(len(images))))
         if self.begins or not self._upcoming_requested:
             upcoming = self.cycle.upcoming()
             if upcoming is not None and upcoming != images:

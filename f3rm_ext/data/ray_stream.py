@@ -44,11 +44,13 @@ class PixelStream(WindowStream[LoadedWindow]):
         feature_ray_fraction: float = 1.0,
         masked: MaskedPixels = "ignore",
         divided_rays: int | None = None,
+        stride: int = 1,
     ) -> None:
         """Loads nothing yet.
 
         Args:
             feature_ray_fraction: fraction of each batch's rays that get features, (0, 1].
+            stride: distance of the rows and columns of pixels that are kept of each image, px.
             divided_rays: rays of the batch that all processes share; None if each draws a batch of its own. Where all
                 of them hold all images, every process draws this batch and takes each n-th ray of it, so that any
                 number of processes trains on the same rays.
@@ -58,6 +60,7 @@ class PixelStream(WindowStream[LoadedWindow]):
         self.num_rays_per_batch = num_rays
         self.source = source
         self.feature_ray_fraction = feature_ray_fraction
+        self.stride = stride
         together = divided_rays is not None and not cycle.changes and cycle.window_size == cycle.num_images
         self._drawn_together = divided_rays if together else None
         self.batches = 0
@@ -143,7 +146,9 @@ class PixelStream(WindowStream[LoadedWindow]):
     def _place(self, window: LoadedWindow) -> LoadedWindow:
         if window.on_device:
             return window.receive()
-        if self.placement is None or not self.placement.decide(window.nbytes):
+        # A run may begin with fewer images than it will have.
+        needed = window.nbytes * self.cycle.window_size // len(window.images)
+        if self.placement is None or not self.placement.decide(needed):
             return window
         try:
             return window.to(self.device)
@@ -165,7 +170,8 @@ class PixelStream(WindowStream[LoadedWindow]):
         self._window_rays = None
 
     def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> LoadedWindow:
-        window = load_window(self.dataset, self.source, images, stopped, self.masked)
+        seed = f"{self.cycle.seed}/{self.split}/pixels"
+        window = load_window(self.dataset, self.source, images, stopped, self.masked, stride=self.stride, seed=seed)
         if self.placement is None or not self.placement.has_room(window.nbytes):
             return window
         try:

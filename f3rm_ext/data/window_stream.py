@@ -13,6 +13,7 @@ from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.prefetch import WindowFeed, WindowT
+from f3rm_ext.utils.console import console
 
 
 class WindowStream(ABC, Generic[WindowT]):
@@ -43,7 +44,9 @@ class WindowStream(ABC, Generic[WindowT]):
         self.placement = placement
         sizes = (cameras.height * cameras.width).reshape(-1).cpu().numpy().astype(np.int64)
         self._coverage = Coverage(sizes, cycle.shards, whole_images=whole_images)
-        self._feed: WindowFeed[WindowT] = WindowFeed(cycle, self._load, leave=self._flush, place=self._place)
+        self._feed: WindowFeed[WindowT] = WindowFeed(
+            cycle, self._load, leave=self._flush, place=self._place, slow=self._say_waiting
+        )
         self._steps = 0
         """Steps with the present window that the coverage does not have yet."""
         self._round: tuple[tuple[int, ...], ...] = ()
@@ -86,6 +89,10 @@ class WindowStream(ABC, Generic[WindowT]):
             self._round = self.cycle.round
             self._coverage.add_windows(self._round)
         return window
+
+    def _say_waiting(self, images: int) -> None:
+        if self.cycle.shard == 0:
+            console().log(f"Waiting for {images} {self.split} images to be read.")
 
     def _flush(self) -> None:
         """Adds the counts of the window to the coverage."""

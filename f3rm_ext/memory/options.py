@@ -68,6 +68,8 @@ class RunState:
     """Number of training images."""
     images_on_device: bool = False
     """Whether training images are kept on a GPU."""
+    images_in_memory: int | None = None
+    """Number of training images that are whole in memory at a time; None for all that the options ask for."""
     has_features: bool = False
     """Whether a field learns 2D features."""
     gaussians: int = 0

@@ -51,6 +51,8 @@ class PlannedCoverage:
     """Windows dealt to each device."""
     repeat_for_one_pass: int | None
     """Steps per window with which windows show every image once; None if all are in memory."""
+    pixel_stride: int = 1
+    """Distance of the rows and columns of pixels that are kept of each image."""
 
     @property
     def steps_per_epoch(self) -> float:
@@ -84,15 +86,9 @@ def plan_coverage(config: F3rmTrainerConfig, sizes: ImageSizes, processes: int =
         raise ConfigError(f"How {config.method_name} goes through its images is not known here.")
     capture, local = sizes.summary(), config.machine.num_devices
     features = feature_sizes(manager.features, capture) if isinstance(manager, F3rmDataManagerConfig) else []
-    cycle = manager.image_cycle(
-        "train",
-        len(sizes.pixels),
-        image_bytes(capture, features),
-        local,
-        seed=config.machine.seed,
-        shards=processes,
-        shard=0,
-    )
+    size = image_bytes(capture, features)
+    place = {"seed": config.machine.seed, "shards": processes, "shard": 0}
+    cycle = manager.image_cycle("train", len(sizes.pixels), size, local, **place)
     steps = config.max_num_iterations
     if isinstance(manager, ImageDataManagerConfig):
         coverage, windows = _image_coverage(manager, cycle, sizes, steps)
@@ -121,6 +117,7 @@ def plan_coverage(config: F3rmTrainerConfig, sizes: ImageSizes, processes: int =
         repeat=cycle.repeat,
         windows=windows,
         repeat_for_one_pass=one_pass,
+        pixel_stride=manager.pixel_stride("train", len(sizes.pixels), size, local),
     )
 
 

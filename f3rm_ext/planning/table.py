@@ -174,7 +174,8 @@ def _cached_images(plan: Plan) -> str:
 def _cycles(plan: Plan) -> Iterator[str]:
     coverage = plan.coverage
     if coverage.repeat_for_one_pass is None:
-        yield f"Coverage: all {coverage.images} training images stay in memory."
+        part = f"1 of {coverage.pixel_stride**2} pixels of " if coverage.pixel_stride > 1 else ""
+        yield f"Coverage: {part}all {coverage.images} training images stay in memory."
         return
     times = f"{coverage.appearances_min}" + (
         f" or {coverage.appearances_max}" if coverage.appearances_max > coverage.appearances_min else ""

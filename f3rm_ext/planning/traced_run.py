@@ -14,6 +14,7 @@ from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.models.base_model import Model
 from torch import Tensor
 
+from f3rm_ext.data.cycling_config import ImageBytes
 from f3rm_ext.data.pixel_sampler import CHANNELS
 from f3rm_ext.data.placement import fits
 from f3rm_ext.engine.optimizers import fit_optimizers
@@ -215,11 +216,12 @@ class CachedImages:
         Raises:
             ConfigError: an option of the cache is out of range.
         """
-        pixels = image_bytes(capture)
-        both = image_bytes(capture, features)
-        cycle = manager.image_cycle(split, max(1, num_images), both, processes)
+        size, total = image_bytes(capture, features), max(1, num_images)
+        cycle = manager.image_cycle(split, total, size, processes)
         count = cycle.window_size if num_images else 0
-        return cls(count, count * pixels, count * (both - pixels), cycle.changes)
+        stride = manager.pixel_stride(split, total, size, processes)
+        held = count + (cycle.start[0] if cycle.start else 0)  # the first are used until all are there
+        return cls(count, held * size.pixels // stride**2, held * size.features, cycle.changes)
 
     def on_device(self, wanted: bool, device_type: str, memory_bytes: int, tensor_bytes: int) -> bool:
         """Returns whether a GPU keeps them, as :class:`~f3rm_ext.data.placement.Placement` decides.
@@ -239,10 +241,10 @@ class CachedImages:
             return images, torch.empty(copies * self.features, dtype=torch.uint8)
 
 
-def image_bytes(capture: CaptureSizes, features: Sequence[FeatureSize] = ()) -> int:
-    """Returns the memory of the largest image with its features, bytes."""
+def image_bytes(capture: CaptureSizes, features: Sequence[FeatureSize] = ()) -> ImageBytes:
+    """Returns the memory of the largest image and of its features."""
     pixels = capture.width_px * capture.height_px * CHANNELS
-    return pixels + HALF * sum(size.numbers for size in features)
+    return ImageBytes(pixels, HALF * sum(size.numbers for size in features))
 
 
 def feature_sizes(options: FeatureOptions, capture: CaptureSizes) -> list[FeatureSize]:

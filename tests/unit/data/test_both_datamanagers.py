@@ -44,7 +44,7 @@ def build(build_manager, kind):
 def test_nothing_is_loaded_before_the_first_step(build, kind, monkeypatch):
     module, name = (ray_stream, "load_window") if kind == "rays" else (image_stream, "load_pictures")
     loads, real = [], getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *args: (loads.append(real(*args)), loads[-1])[1])
+    monkeypatch.setattr(module, name, lambda *args, **kept: (loads.append(real(*args, **kept)), loads[-1])[1])
     for mode in ("val", "test", "inference"):
         build(mode=mode)
     assert not loads
@@ -110,22 +110,58 @@ def test_resume_goes_on_with_the_same_batches(build, tmp_path, options):
     assert images[0] == images[1] and len(set(images[0])) == 2
 
 
-def test_a_capture_that_does_not_fit_into_memory_comes_in_windows(build, monkeypatch):
+def test_a_capture_that_does_not_fit_into_memory_comes_in_parts(build, kind, monkeypatch):
+    """Windows of images for splats; for fields some pixels of all images, unless those were too few."""
     largest = 3 * 12 * 16
-    for memory, window in [(2 * 6 * largest, 6), (2 * 6 * largest - 1, 1), (largest, 1)]:
+    whole, thin = (6, 1, None), (6, 2, None)
+    cases = [
+        (2 * 6 * largest, whole, whole),
+        (2 * 6 * largest - 1, (1, 1, 2), thin),
+        (largest, (1, 1, 2), (6, 5, None)),
+    ]
+    cases.append((largest // 99, (1, 1, 2), (1, 1, 10)))
+    for memory, of_images, of_rays in cases:
         monkeypatch.setattr(cycling_config, "total_bytes", lambda device, memory=memory: memory)
         manager = build()
         assert int(manager.train_dataset.cameras.height[0] * manager.train_dataset.cameras.width[0]) * 3 == largest
-        cycle = manager.streams()["train"].cycle
+        window, stride, repeat = of_rays if kind == "rays" else of_images
+        stream, config = manager.streams()["train"], manager.config
         capture = CaptureSizes(train_images=6, eval_images=2, width_px=16, height_px=12)
-        planned = CachedImages.from_split(manager.config, "train", 6, capture)
-        assert cycle.window_size == window == planned.count and cycle.repeat == (None if window == 6 else 10)
-        assert planned.changes == cycle.changes == (window < 6)
+        planned = CachedImages.from_split(config, "train", 6, capture)
+        assert (stream.cycle.window_size, getattr(stream, "stride", 1), stream.cycle.repeat) == (window, stride, repeat)
+        assert planned.count == window and planned.changes == stream.cycle.changes == (window < 6)
+        assert planned.images == window * largest // stride**2
+        lowered = [option.lower for option in manager.memory_options() if "sample-from" in option.name]
+        assert lowered == (
+            ["3 --pipeline.datamanager.train-num-times-to-repeat-images 100"] if (window, stride) == (6, 1) else []
+        )
     for step in range(60):
         manager.next_train(step)
-    assert manager.streams()["train"].coverage.appearances.tolist() == [1] * 6
+    assert manager.streams()["train"].coverage.appearances.tolist() == [5 if kind == "images" else 1] * 6
     chosen = build(train_num_images_to_sample_from=3, train_num_times_to_repeat_images=2).streams()["train"].cycle
     assert (chosen.window_size, chosen.repeat) == (3, 2)
+
+
+def test_some_pixels_of_all_images_are_those_of_the_images(build_manager, monkeypatch):
+    """From another place in each image, first of a few images; the same after a resume."""
+    every = build_manager(F3rmDataManagerConfig)
+    monkeypatch.setattr(cycling_config, "total_bytes", lambda device: 3 * 12 * 16)
+    monkeypatch.setattr(cycling_config, "START", (2, 5))
+    manager, resumed = build_manager(F3rmDataManagerConfig), build_manager(F3rmDataManagerConfig)
+    places: dict[int, set[tuple[int, int]]] = {}
+    for step in range(20):
+        if step in (3, 12):
+            resumed.load_cycle_state(manager.cycle_state())
+        batch = manager.next_train(step)[1]
+        if step >= 3:
+            again = resumed.next_train(step)[1]
+            assert torch.equal(batch["image"], again["image"]) and torch.equal(batch["indices"], again["indices"])
+        for (image, row, column), color in zip(batch["indices"].tolist(), batch["image"], strict=True):
+            places.setdefault(image, set()).add((row % 5, column % 5))
+            whole = every.train_dataset.get_numpy_image(image)
+            assert (color * 255).round().int().tolist() == whole[row, column].tolist()
+        assert len(places) == (2 if step < 5 else 6)
+    assert all(len(firsts) == 1 for firsts in places.values()) and len(set.union(*places.values())) > 1
 
 
 def test_command_line(kind):

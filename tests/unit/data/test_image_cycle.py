@@ -170,3 +170,20 @@ def test_counts(value: float, expected: int | None):
 def test_impossible_counts_are_refused(value: float):
     with pytest.raises(ConfigError, match=r"--option is .* steps"):
         parse_count(value, "option", unit="steps")
+
+
+@pytest.mark.parametrize("saved", [0, 2, 3, 9])
+def test_a_cycle_may_begin_with_fewer_images(saved):
+    cycle, again = (ImageCycle(8, None, None, start=(3, 3), seed=1) for _ in range(2))
+    windows, counts = [], []
+    for step in range(10):
+        if step == saved:
+            assert again.load_state(cycle.state())
+        if step == 2:
+            assert sorted(cycle.upcoming() or ()) == list(range(8))
+        windows.append(cycle.step())
+        counts.append(cycle.appearances())
+        assert step < saved or again.step() == windows[-1]
+    assert [len(window) for window in windows] == [3] * 3 + [8] * 7 and cycle.upcoming() is None
+    assert len(set(windows)) == 2 and {max(count) - min(count) for count in counts} == {1}
+    assert ImageCycle(3, None, None, start=(3, 3)).start is None

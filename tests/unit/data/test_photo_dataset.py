@@ -29,7 +29,7 @@ def test_pixels_are_those_of_nerfstudio(make_outputs, tmp_path, mode, options, f
     photo = Image.fromarray(coarse).resize((333, 251), Image.Resampling.BICUBIC).convert(mode)
     path = outputs.image_filenames[0] = tmp_path / "ä photo.jpg"
     photo.save(path, **options)
-    assert (photo_dataset._decode_jpeg(path) is not None) == fast
+    assert (photo_dataset._decode_jpeg(path, 1) is not None) == fast
     for scale in (1.0, 0.5):
         found, expected = (kind(outputs, scale).get_numpy_image(0) for kind in (PhotoDataset, InputDataset))
         assert np.array_equal(found, expected) and found.dtype == np.uint8

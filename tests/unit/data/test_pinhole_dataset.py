@@ -9,6 +9,7 @@ import torch
 from nerfstudio.cameras.cameras import CameraType
 from nerfstudio.data.datasets.base_dataset import InputDataset
 from nerfstudio.data.utils.dataloaders import FixedIndicesEvalDataloader
+from PIL import Image
 
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.errors import CaptureError
@@ -151,3 +152,19 @@ def test_nerfstudios_own_loader_works_on_it(make_outputs):
         assert batch["image"].shape == (int(camera.height), int(camera.width), 3)
         seen += 1
     assert seen == 3
+
+
+def test_drafts_of_large_photos_are_much_as_the_photos(make_outputs, tmp_path):
+    outputs = make_outputs(2, sizes=((252, 336),), masks=160, extra=BARREL)
+    coarse = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    outputs.image_filenames[0] = tmp_path / "photo.jpg"
+    Image.fromarray(coarse).resize((336, 252), Image.Resampling.BICUBIC).save(outputs.image_filenames[0], quality=95)
+    whole, drafts = PinholeDataset(outputs, 30 / 336), PinholeDataset.scale_to_side(outputs, 30)
+    assert drafts.photos.draft == 4 and PinholeDataset.scale_to_side(outputs, 200).photos.draft == 1
+    for name in ("fx", "cy", "width", "height"):
+        torch.testing.assert_close(getattr(drafts.cameras, name), getattr(whole.cameras, name), rtol=0.02, atol=0)
+    for i in range(2):
+        expected, found = whole.picture(i), drafts.picture(i)
+        assert expected.pixels.shape == found.pixels.shape and expected.valid is not None and found.valid is not None
+        assert (found.valid != expected.valid).float().mean() <= 1 / 30
+        assert (found.pixels.float() - expected.pixels.float()).abs().mean() < 3

@@ -97,12 +97,12 @@ def test_the_next_window_is_loaded_while_the_present_one_is_in_use(make_stream, 
     loads: list[tuple[int, ...]] = []
     second_started, let_second_go = threading.Event(), threading.Event()
 
-    def load(dataset, source, images, stopped, masked):
+    def load(dataset, source, images, stopped, masked, **kept):
         loads.append(images)
         if len(loads) == 2:
             second_started.set()
             assert let_second_go.wait(TIMEOUT_S)
-        return real(dataset, source, images, stopped, masked)
+        return real(dataset, source, images, stopped, masked, **kept)
 
     monkeypatch.setattr(stream_module, "load_window", load)
     stream = make_stream(window=3, repeat=4)

@@ -53,14 +53,16 @@ def test_images_are_read_in_order_on_several_threads():
         together.wait(TIMEOUT_S)  # passes only if so many read at a time
         return 10 * image
 
-    assert read_each(range(2 * DECODE_THREADS), read, lambda: False) == [10 * i for i in range(2 * DECODE_THREADS)]
+    assert list(read_each(range(2 * DECODE_THREADS), read, lambda: False)) == [
+        10 * i for i in range(2 * DECODE_THREADS)
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 6])
 def test_reading_stops_when_told(count):
     read = []
     with pytest.raises(LoadCancelled):
-        read_each(range(count), read.append, lambda: True)
+        list(read_each(range(count), read.append, lambda: True))
     assert not read
 
 
