@@ -162,7 +162,7 @@ class Moco:
         """Writes the picture."""
         from f3rm_ext.capture.ground_truth import CaptureGroundTruth
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
-        from f3rm_ext.query.builders import exemplar_queries
+        from f3rm_ext.query.builders import draw_places, exemplar_queries
         from f3rm_ext.query.queryable import get_head, score_image
         from f3rm_ext.query.run import photo_views
         from f3rm_ext.utils.colormaps import heat_overlay_bytes
@@ -174,8 +174,9 @@ class Moco:
         assert view.photo is not None
         names = [name for name in truth.classes if name not in self.skip]
         panels = [np.asarray(run.photo(*view.photo))]
+        places = draw_places(run, truth, names)
         for name in self.heads:
-            (queries,) = exemplar_queries(run, get_head(run.model.query_heads(), name), truth, names, "both")
+            (queries,) = exemplar_queries(run, get_head(run.model.query_heads(), name), places, "both")
             (query,) = [each for each in queries if each.name == self.thing]
             scores, outputs = score_image(run.model, view.camera, [query])
             print(name, query.positives.sources, f"{scores.min():.2f} to {scores.max():.2f}")

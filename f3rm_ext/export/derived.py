@@ -32,7 +32,7 @@ CONFIG, REMOVED, REPORT = "config.yml", "removed.ply", "report.html"
 _TRANSFORMS = "dataparser_transforms.json"
 _MODELS = "nerfstudio_models"
 _PICTURES = 4
-_ROWS = re.compile(r"_model\.(gauss_params\.\w+|filter_3d|confidence|lifted\.heads\..+\.codes)")
+_ROWS = re.compile(r"_model\.(gauss_params\.\w+|filter_3d|confidence|lifted\.heads\..+\.(codes|groups))")
 """Names of the tensors with one row per Gaussian."""
 
 

@@ -27,6 +27,7 @@ class BaseFeatureHead(nn.Module):
         super().__init__()
         self.name, self.dim = spec.name, spec.dim
         self.extractor, self.identity, self.code_energy = spec.extractor, dict(spec.identity), spec.code_energy
+        self.cache_dir = spec.cache_dir
         self.register_buffer("display_mean", spec.display.mean.float().clone())
         self.register_buffer("display_components", spec.display.components.float().clone())
         self.register_buffer("display_low", spec.display.low.float().clone())
@@ -45,6 +46,7 @@ class BaseFeatureHead(nn.Module):
             display=display,
             code_basis=self.basis,
             code_energy=self.code_energy,
+            cache_dir=self.cache_dir,
         )
 
     @property
@@ -64,7 +66,7 @@ class BaseFeatureHead(nn.Module):
 
 def describe_heads(heads: Iterable[BaseFeatureHead]) -> list[dict[str, Any]]:
     """Returns the facts about each head that are not tensors, ready for JSON."""
-    keys = ("name", "dim", "extractor", "identity", "code_energy")
+    keys = ("name", "dim", "extractor", "identity", "code_energy", "cache_dir")
     return [{key: getattr(head, key) for key in keys} for head in heads]
 
 
@@ -85,4 +87,5 @@ def specs_from_checkpoint(
             ),
             code_basis=basis if basis.numel() else None,
             code_energy=head.get("code_energy", 1.0),
+            cache_dir=head.get("cache_dir", ""),
         )

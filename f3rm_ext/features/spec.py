@@ -38,3 +38,5 @@ class FeatureSpec:
     """Orthonormal rows of PCA codes; full feature ≈ code @ code_basis."""
     code_energy: float = 1.0
     """Share of the features' mean squared norm that PCA codes keep, above 0 to 1."""
+    cache_dir: str = ""
+    """Folder of the feature store; empty for that of the run."""

@@ -1,6 +1,7 @@
 """From what was typed, or from the classes of a labelled capture, to queries with embeddings."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,7 @@ from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Embeddings, Query, add_mutual_negatives, load_embeddings
 from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncoder
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX
-from f3rm_ext.query.exemplar import deepest_pixel, join_examples, take_example
+from f3rm_ext.query.exemplar import Example, deepest_pixel, join_examples, take_example
 from f3rm_ext.query.options import NO_NEGATIVES, QuerySpec, Region
 from f3rm_ext.query.queryable import QueryHead, get_head
 from f3rm_ext.query.run import Photos
@@ -42,12 +43,12 @@ def encode(spec: QuerySpec, head: QueryHead, text_encoder: TextEncoder, example_
     Raises:
         UserError: there is no such photo, the feature understands no text, or weights are missing.
     """
-    background = Embeddings.empty(head.dim)
+    background: Embeddings | None = None
     if isinstance(spec.positives, Path):
         positives = load_embeddings(spec.positives, head.dim, head.basis)
     elif regions := [part for part in spec.positives if isinstance(part, Region)]:
         example = join_examples([example_encoder.encode(head, region) for region in regions])
-        positives, background = example.positives, example.negatives
+        positives, background = example.positives, query_example(spec.name, head, example).negatives
     else:
         positives = text_encoder.encode(head, [part for part in spec.positives if isinstance(part, str)])
     if spec.negatives == (NO_NEGATIVES,):
@@ -57,10 +58,16 @@ def encode(spec: QuerySpec, head: QueryHead, text_encoder: TextEncoder, example_
     elif not isinstance(spec.positives, Path) and isinstance(spec.positives[0], str):
         negatives = text_encoder.encode(head, DEFAULT_NEGATIVES)
     else:
-        negatives = background if len(background) else mean_of_photos(head)
+        negatives = mean_of_photos(head) if background is None else background
     unlike = [example_encoder.encode(head, region).positives for region in spec.negative_examples]
     negatives = Embeddings.join([negatives, *unlike])
     return Query(spec.name, head.name, positives, negatives, spec.temperature)
+
+
+def query_example(name: str, head: QueryHead, example: Example, temperature: float = DEFAULT_TEMPERATURE) -> Query:
+    """Builds a query of an example; where there is nothing to tell it from, that is the mean of all photos."""
+    negatives = example.negatives if len(example.negatives) else mean_of_photos(head)
+    return Query(name, head.name, example.positives, negatives, temperature)
 
 
 def mean_of_photos(head: QueryHead) -> Embeddings:
@@ -89,56 +96,81 @@ def text_queries(
     return add_mutual_negatives(queries) if negatives in ("others", "both") else queries
 
 
-def exemplar_queries(
-    photos: Photos,
-    head: QueryHead,
-    truth: LabelSource,
-    names: Sequence[str],
-    negatives: Negatives,
-    temperature: float = DEFAULT_TEMPERATURE,
-    *,
-    photo: str = "",
-    draws: int = 1,
-    load: Callable[[int], FeatureMap] | None = None,
-) -> list[list[Query]]:
-    """Builds queries for each class by the feature of one pixel: the innermost one of the class in a training photo.
+@dataclass(frozen=True)
+class ExamplePlace:
+    """Where one example of a class is taken from."""
 
-    The photos are drawn at random for each class, always the same ones, and not twice unless there are too few.
+    name: str
+    """The class."""
+    draw: int
+    """Number of the example."""
+    photo: int
+    """Index of the training photo."""
+    region: Region
+    """The innermost pixel of the class there."""
+
+
+def draw_places(
+    photos: Photos, truth: LabelSource, names: Sequence[str], draws: int = 1, photo: str = ""
+) -> list[ExamplePlace]:
+    """Draws places to take examples of each class from, in training photos: always the same ones.
+
+    No photo is drawn twice for a class unless there are too few.
 
     Args:
-        names: the classes; those that no photo shows get no query.
-        photo: name of the training photo to take all examples from; by default any.
+        names: the classes; those that no photo shows get no place.
         draws: number of examples of each class, at least 1.
-        load: returns the features of a training photo; by default those of the scene, seen from there.
-
-    Returns:
-        The queries of each draw, of which there is only one from a single photo.
+        photo: name of the training photo to take one example of each class from; by default any.
 
     Raises:
         ConfigError: there is no such training photo with labels.
+    """
+    shown, chances = _find_shown(photos, truth, photo), np.random.default_rng(_SEED)
+    asked: dict[int, list[tuple[str, int]]] = {}
+    for name in names:
+        indices = chances.permutation(shown.get(name, [])).tolist()
+        for draw in range(1 if photo else draws) if indices else ():
+            asked.setdefault(int(indices[draw % len(indices)]), []).append((name, draw))
+    places = []
+    for index, wanted in asked.items():
+        view, file = _train_view(photos, truth, index), photos.files("train")[index]
+        assert view is not None
+        for name, draw in wanted:
+            row, col = deepest_pixel(view.masks[name])
+            places.append(ExamplePlace(name, draw, index, Region(file.name, col + 0.5, row + 0.5)))
+    return sorted(places, key=lambda place: (place.draw, names.index(place.name)))
+
+
+def exemplar_queries(
+    photos: Photos,
+    head: QueryHead,
+    places: Sequence[ExamplePlace],
+    negatives: Negatives,
+    temperature: float = DEFAULT_TEMPERATURE,
+    load: Callable[[int], FeatureMap] | None = None,
+) -> list[list[Query]]:
+    """Builds a query for each place, by the feature there.
+
+    Args:
+        load: returns the features of a training photo; by default those of the scene, seen from there.
+
+    Returns:
+        The queries of each draw.
+
+    Raises:
         UserError: the photo's features are not available.
     """
     scene = photos.scene_clusters(head.name, load)
     load = load or (lambda index: photos.scene_map("train", index, head.name))
-    shown = _find_shown(photos, truth, photo)
-    chances = np.random.default_rng(_SEED)
-    order = {name: chances.permutation(shown[name]).tolist() for name in names if name in shown}
-    count = 1 if photo else draws
-    places: dict[int, list[tuple[str, int]]] = {}
-    for name, indices in order.items():
-        for draw in range(count):
-            places.setdefault(indices[draw % len(indices)], []).append((name, draw))
-    built: dict[tuple[str, int], Query] = {}
-    for index, asked in places.items():
-        view, feature_map = _train_view(photos, truth, index), load(index)
-        assert view is not None
-        for name, draw in asked:
-            row, col = deepest_pixel(view.masks[name])
-            region = Region(photos.files("train")[index].name, col + 0.5, row + 0.5)
-            example = take_example(feature_map, region, scene)
-            common = example.negatives if negatives in ("common", "both") else Embeddings.empty(head.dim)
-            built[name, draw] = Query(name, head.name, example.positives, common, temperature)
-    drawn = [[built[name, draw] for name in order] for draw in range(count)]
+    built: dict[ExamplePlace, Query] = {}
+    for index in dict.fromkeys(place.photo for place in places):
+        feature_map = load(index)
+        for place in places:
+            if place.photo == index:
+                example = take_example(feature_map, place.region, scene)
+                common = example.negatives if negatives in ("common", "both") else Embeddings.empty(head.dim)
+                built[place] = Query(place.name, head.name, example.positives, common, temperature)
+    drawn = [[built[place] for place in places if place.draw == draw] for draw in sorted({p.draw for p in places})]
     return list(map(add_mutual_negatives, drawn)) if negatives in ("others", "both") else drawn
 
 

@@ -35,15 +35,6 @@ _SAME = 1e-5
 """Directions count as the same up to this difference of their cosine from 1."""
 
 
-def embed_region(feature_map: FeatureMap, region: Region) -> Embeddings:
-    """Returns the feature of a region: interpolated at a point, or the mean direction of a box or the whole image.
-
-    The region is in pixels of the image that the map was made from. Raises ConfigError if the feature is zero.
-    """
-    place = _region_direction(append_residual(feature_map), region)
-    return _embeddings(feature_map, place[None], (str(region),))
-
-
 def _region_direction(feature_map: FeatureMap, region: Region) -> Float32[np.ndarray, " feat"]:
     """The mean direction of a region, norm 1; 0 where the region has none."""
     packed = PackedMaps.pack([feature_map])

@@ -19,7 +19,7 @@ from f3rm_ext.engine import ranks
 from f3rm_ext.engine.protocols import CountsLossTerms, ShardsParameters
 from f3rm_ext.errors import UserError
 from f3rm_ext.features.extractors.registry import understands_text
-from f3rm_ext.query.builders import exemplar_queries, text_queries
+from f3rm_ext.query.builders import draw_places, exemplar_queries, text_queries
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.encoders import TextEncoder
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, count_view, split_draws
@@ -189,9 +189,11 @@ def _class_queries(photos: Photos, head: QueryHead, truth: CaptureGroundTruth) -
             how, draws = "text", [text_queries(head, truth.classes, TextEncoder(photos.model.device), "common")]
         else:
             how = "example"
-            draws = exemplar_queries(photos, head, truth, truth.classes, "both", draws=_EXEMPLARS)
+            draws = exemplar_queries(photos, head, draw_places(photos, truth, truth.classes, _EXEMPLARS), "both")
     except (UserError, OSError) as error:
         CONSOLE.log(f"Evaluating {head.name} without queries: {error}", markup=False)
+        return []
+    if not draws:
         return []
     CONSOLE.log(f"Querying {head.name} for {len(draws[0])} classes by {how} (≥ {MIN_VISIBLE_PX} pixels).")
     return [draw for draw in draws if draw]

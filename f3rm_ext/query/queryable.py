@@ -1,12 +1,12 @@
 """What queries need of a model and its features, and the scores of several queries at rays or points."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, Int64
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from torch import Tensor
@@ -83,6 +83,31 @@ class Queryable(Protocol):
 
     def render_points(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points hidden"]]:
         """Returns the values of each head at points of the scene frame."""
+        ...
+
+
+@dataclass(frozen=True)
+class GroupedPoints:
+    """Points of a model with a feature, in groups (:mod:`f3rm_ext.query.groups`)."""
+
+    positions: Float[Tensor, "points 3"]
+    """Scene frame."""
+    codes: Float[Tensor, "points feat"]
+    """Their features, in the distilled space."""
+    groups: Int[Tensor, " points"]
+    """Number of each point's group; -1 for none."""
+
+
+@runtime_checkable
+class HasGroups(Protocol):
+    """A model whose parts may be grouped."""
+
+    def grouped_points(self, name: str) -> GroupedPoints | None:
+        """Returns the groups by the feature of this name; None where they are not known."""
+        ...
+
+    def group_map(self, camera: Cameras, name: str, obb_box: OrientedBox | None = None) -> Int64[np.ndarray, "h w"]:
+        """Returns the group that most of each pixel shows; -1 for none."""
         ...
 
 

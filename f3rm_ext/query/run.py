@@ -155,6 +155,8 @@ class Photos:
         # Those of the model, which splats may have got after training.
         codes = [0 if spec.code_basis is None else len(spec.code_basis) for spec in specs]
         options = replace(options, extractors=tuple(spec.extractor for spec in specs), codes=max(codes))
+        if specs[0].cache_dir and Path(specs[0].cache_dir).is_dir():
+            options = replace(options, cache_dir=Path(specs[0].cache_dir))
         sources = open_features(datasets, specs, options.cache_dir)
         if sources is None:
             sources = prepare_features(datasets, options, device=self.model.device)

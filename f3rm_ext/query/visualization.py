@@ -1,7 +1,7 @@
 """Pictures of results: labels in colours, their legend, and a sheet with an overview of the views."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -52,6 +52,15 @@ def add_legend(
             draw.rectangle((x + 3, y + 2, x + 3 + size, y + 2 + size), fill=color)
             draw.text((x + 8 + size, y), name, fill=_INK, font=_font(size))
     return np.concatenate([picture, np.asarray(strip)])
+
+
+def write_at(picture: UInt8[np.ndarray, "h w 3"], places: Mapping[str, tuple[int, int]]) -> UInt8[np.ndarray, "h w 3"]:
+    """Writes short texts into a picture, each with its middle at a place (row, column)."""
+    image = Image.fromarray(picture)
+    draw, font = ImageDraw.Draw(image), _font(int(np.clip(picture.shape[1] // 30, 10, 22)))
+    for text, (row, col) in places.items():
+        draw.text((col, row), text, fill=_PAPER, font=font, anchor="mm", stroke_width=2, stroke_fill=_INK)
+    return np.asarray(image)
 
 
 def resize(picture: UInt8[np.ndarray, "h w 3"], height_px: int, width_px: int) -> UInt8[np.ndarray, "_ _ 3"]:

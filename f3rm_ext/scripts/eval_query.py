@@ -1,6 +1,6 @@
 """``f3rm-ext eval query``: how well queries find the labelled objects of a capture."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,6 @@ from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
     from f3rm_ext.capture.ground_truth import LabelSource
-    from f3rm_ext.features.base import FeatureMap
     from f3rm_ext.query.builders import Negatives
     from f3rm_ext.query.embeddings import Query
     from f3rm_ext.query.metrics import QueryMetrics
@@ -117,10 +116,7 @@ class EvalQuery(QueryTarget):
         negatives = self.negatives
         if negatives == "auto":
             negatives = "common" if by == "text" else "both"
-        draws = self._queries(run, head, truth, by, negatives)
-        map_draws = draws
-        if by == "example":
-            map_draws = self._queries(run, head, truth, by, negatives, lambda i: run.feature_map("train", i, head.name))
+        draws, map_draws = self._queries(run, head, truth, by, negatives)
         results = self._evaluate(run, head, truth, draws, map_draws)
         record = {
             **run.describe(),
@@ -216,27 +212,25 @@ class EvalQuery(QueryTarget):
         truth: "LabelSource",
         by: str,
         negatives: "Negatives",
-        load: "Callable[[int], FeatureMap] | None" = None,
-    ) -> "list[list[Query]]":
-        """Returns the queries of each draw of examples, of the scene unless others are loaded; texts are one draw."""
-        from f3rm_ext.query.builders import exemplar_queries, text_queries
+    ) -> "tuple[list[list[Query]], list[list[Query]]]":
+        """Returns the queries of each draw, for the scene and for the 2D features; texts are one draw, and the same."""
+        from f3rm_ext.query.builders import draw_places, exemplar_queries, text_queries
         from f3rm_ext.query.encoders import TextEncoder
 
         names = self._classes(truth)
         if by == "text":
-            encoder = TextEncoder(run.model.device)
-            return [text_queries(head, names, encoder, negatives, self.temperature)]
-        draws = exemplar_queries(
-            *(run, head, truth, names, negatives, self.temperature),
-            photo=self.example_photo,
-            draws=self.exemplars,
-            load=load,
-        )
-        if not draws[0]:
+            texts = [text_queries(head, names, TextEncoder(run.model.device), negatives, self.temperature)]
+            return texts, texts
+        places = draw_places(run, truth, names, self.exemplars, self.example_photo)
+        if not places:
             raise ConfigError(
                 "The photo to take examples from shows none of the classes: name another --example-photo."
             )
-        return draws
+        by_scene, by_photo = (
+            exemplar_queries(run, head, places, negatives, self.temperature, load)
+            for load in (None, lambda index: run.feature_map("train", index, head.name))
+        )
+        return by_scene, by_photo
 
     def _classes(self, truth: "LabelSource") -> list[str]:
         unknown = [name for name in self.skip if name not in truth.classes]

@@ -114,7 +114,7 @@ class Lift:
     """Number of PCA codes to lift instead of the full features, 8 to 512.
     0 lifts the full features, which take 2 bytes per Gaussian and dimension."""
     cache_dir: Path | None = None
-    """Folder of the feature store; by default that of the run."""
+    """Folder of the feature store, which the checkpoint remembers; by default that of the run."""
 
     def main(self) -> int:
         """Lifts the features and returns the exit code."""
@@ -144,6 +144,8 @@ class Lift:
         model, manager = cast(GaussianModel, opened.pipeline.model), cast(ImageDataManager, opened.pipeline.datamanager)
         source = cast("FeatureSource", manager.prepare_features(with_train=True)[0])
         model.lift_features(manager.train_dataset, source, required=True)
+        for head in model.query_heads().values():
+            head.cache_dir = "" if self.cache_dir is None else str(self.cache_dir.resolve())
         save_lifted(model.lifted, opened.checkpoint)
         for name, head in model.query_heads().items():
             say(

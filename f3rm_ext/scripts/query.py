@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import tyro
+
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryOptions, parse_queries
 from f3rm_ext.utils.ranges import Range
@@ -31,8 +33,12 @@ class Query(QueryOptions):
       f3rm-ext query --load-config .../config.yml --text fox --views camera-path.json --out fox
       f3rm-ext query --load-config .../config.yml --vector query/face.npy --views all --negative none
       f3rm-ext query --mesh room.ply --text "blue mug"
+      f3rm-ext query --load-config .../config.yml --list
     """
 
+    list_groups: Annotated[bool, tyro.conf.arg(name="list")] = False
+    """List the groups that the Gaussians of a run form, things and parts of things, instead of a query: a table and
+    groups.png. --text gives texts to name them after, if the feature understands text."""
     views: str = "test"
     """Views to score: the test, train or all photos, the name of one photo, or a camera path of the viewer (.json),
     which also gives videos."""
@@ -50,7 +56,9 @@ class Query(QueryOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.text or self.exemplar or self.vector):
+        if self.list_groups and (self.exemplar or self.vector or self.views.endswith(".json")):
+            raise ConfigError("--list only takes texts and views of photos: leave out --exemplar, --vector and paths.")
+        if not (self.list_groups or self.text or self.exemplar or self.vector):
             raise ConfigError("There is no query: give --text, --exemplar or --vector.")
 
     def main(self) -> int:
@@ -61,6 +69,8 @@ class Query(QueryOptions):
         from f3rm_ext.query.run import read_camera_path
         from f3rm_ext.utils.console import console, say
 
+        if self.list_groups:
+            return self._list_groups()
         path = read_camera_path(Path(self.views)) if self.views.endswith(".json") else None
         specs = parse_queries(self)
         run = open_run_or_mesh(self.load_config, self.mesh, self.data)
@@ -79,6 +89,18 @@ class Query(QueryOptions):
         console().print(self._table(result.summary))
         overview = result.folder / "overview.png"
         console().print(f"The results are in {result.folder}; begin with {overview}.", soft_wrap=True)
+        return 0
+
+    def _list_groups(self) -> int:
+        """Lists the groups of a run."""
+        from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
+        from f3rm_ext.query.group_list import PICTURE, list_groups, tabulate
+        from f3rm_ext.utils.console import console, say
+
+        run, out = open_run_or_mesh(self.load_config, self.mesh, self.data), self.out or self.target_folder() / "groups"
+        groups = list_groups(run, self._views(run, None), self.feature, self.text, out)
+        console().print(tabulate(groups).text(), markup=False, highlight=False, soft_wrap=True)
+        say(f"{len(groups)} groups; {out / PICTURE} shows them.")
         return 0
 
     def _views(self, run: "Photos", path: "CameraPath | None") -> "list[View]":

@@ -16,6 +16,8 @@ from f3rm_ext.viewer.picking import SOLID
 from f3rm_ext.viewer.state import QueryState
 
 RELEVANCY, OVERLAY, LABELS, FEATURE_COLORS = "relevancy", "relevancy_overlay", "labels", "feature_pca"
+GROUP = "group"
+"""The output of models with groups that lights the one that was clicked."""
 
 
 def extra_outputs(model: Queryable, state: QueryState, guard: OutputGuard) -> dict[str, ExtraOutput]:

@@ -21,14 +21,14 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.extractors.registry import extractor_name
 from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.model_components.output_guard import OutputGuard
-from f3rm_ext.query.builders import mean_of_photos
+from f3rm_ext.query.builders import query_example
 from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Embeddings, Query
 from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, TextEncoder
 from f3rm_ext.query.options import ALTERNATIVES, split_prompts
-from f3rm_ext.query.queryable import Queryable, QueryHead, get_head
+from f3rm_ext.query.queryable import GroupedPoints, HasGroups, Queryable, QueryHead, get_head
 from f3rm_ext.viewer import outputs, status
 from f3rm_ext.viewer.first_view import FirstViewControl
-from f3rm_ext.viewer.picking import Ray, Viewpoint, fit_displays, pick_feature, pick_thing
+from f3rm_ext.viewer.picking import Ray, Viewpoint, camera_along, fit_displays, not_training, pick_feature, pick_thing
 from f3rm_ext.viewer.state import DEFAULT_THRESHOLD, QueryStateStore
 from f3rm_ext.viewer.worker import LatestJob
 
@@ -58,7 +58,8 @@ class QueryPanel(nn.Module):
         self._guard = OutputGuard(self._output_failed)
         self._viewpoint: Viewpoint | None = None
         self._text_seen = ""
-        self._clicks, self._waits_for_click = 0, False
+        self._clicks = 0
+        self._clicked: Callable[[Ray], None] | None = None
         self._feature_line, self._activity, self._problem = "", "", ""
 
         self.ask_01_text = ViewerText(
@@ -88,7 +89,12 @@ class QueryPanel(nn.Module):
             cb_hook=self._act(self._threshold_changed),
             hint="Lowest relevancy that the overlay and the labels show",
         )
-        self.ask_07_click = ViewerButton("Click to query", cb_hook=self._act(self._await_click))
+        self.ask_07_click = ViewerButton(
+            "Click to query", cb_hook=self._act(lambda: self._await_click(self._query_click))
+        )
+        self.ask_07_group = ViewerButton(
+            "Click a group", cb_hook=self._act(lambda: self._await_click(self._light_click)), visible=False
+        )
         self.ask_08_name = ViewerButton("Add to named queries", cb_hook=self._act(self._add_to_named))
         self.ask_09_clear = ViewerButton("Clear queries", cb_hook=self._act(self._clear))
         self.ask_10_refit = ViewerButton("Refit PCA", cb_hook=self._act(self._refit))
@@ -122,6 +128,15 @@ class QueryPanel(nn.Module):
             self._guard.report(outputs.RELEVANCY, error)
             return {}
 
+    def lit_group(self) -> tuple[str, int | None] | None:
+        """Returns the feature whose groups are shown and the one that is lit, if any; None where there is nothing to
+        show: the model has no groups, or this is not the viewer and none was clicked."""
+        state = self.store.state
+        if not (state.group or compat.is_viewer_thread()) or self._groups() is None:
+            return None
+        head = self.ask_04_feature.value
+        return head, state.group[1] if state.group is not None and state.group[0] == head else None
+
     def sync(self) -> None:
         """Offers the model's heads for choice; called when a viewer starts and after a checkpoint is loaded."""
         names = list(self._heads()) or [_NO_FEATURE]
@@ -130,8 +145,10 @@ class QueryPanel(nn.Module):
             element.default_value = names[0]
         element.visible = len(names) > 1
         element.set_options(names)
-        if element.gui_handle is not None:
-            element.set_visible(element.visible)
+        self.ask_07_group.visible = self._groups() is not None
+        for shown in (element, self.ask_07_group):
+            if shown.gui_handle is not None:
+                shown.set_visible(shown.visible)
         self._describe_feature()
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -195,42 +212,72 @@ class QueryPanel(nn.Module):
         if self.store.resolve(request_id, lambda state: state.set_live(query)):
             self._say(problem=problem)
             if query is not None:
-                compat.viewer_show_output(self.viewer_control, outputs.OVERLAY, instead_of="rgb")
+                self._show_output(outputs.OVERLAY)
             compat.viewer_redraw(self.viewer_control)
 
-    def _await_click(self) -> None:
-        if self._waits_for_click:
-            self._stop_waiting()
+    def _show_output(self, name: str) -> None:
+        """Shows an output, unless one was chosen that is none of the panel's."""
+        for other in ("rgb", outputs.OVERLAY, outputs.GROUP):
+            if other != name:
+                compat.viewer_show_output(self.viewer_control, name, instead_of=other)
+
+    def _await_click(self, clicked: Callable[[Ray], None]) -> None:
+        was_waiting_for = self._clicked
+        self._stop_waiting()
+        if was_waiting_for == clicked:
             self._say()
             return
         self._head()
-        self._waits_for_click = True
+        self._clicked = clicked
         self.viewer_control.register_pointer_cb("click", self._handle_click)
         self._say(activity="Click on the scene.")
 
     def _stop_waiting(self) -> None:
-        if self._waits_for_click:
-            self._waits_for_click = False
+        if self._clicked is not None:
+            self._clicked = None
             self.viewer_control.unregister_pointer_cb()
 
     def _handle_click(self, click: ViewerClick) -> None:
         """Runs in a thread of the viewer, without the training lock."""
-        if not self._waits_for_click:
+        if (clicked := self._clicked) is None:
             return
         self._stop_waiting()
-        request_id = self.store.new_request()
         self._say(activity="Rendering the feature where you clicked …")
         # Otherwise a picture that is being rendered at high resolution would keep the lock for seconds.
         compat.viewer_redraw(self.viewer_control)
-        problem, query = "", None
+        clicked(Ray.from_click(click.origin, click.direction))
+
+    def _query_click(self, ray: Ray) -> None:
+        request_id, problem, query = self.store.new_request(), "", None
         try:
             with compat.viewer_lock(self.viewer_control):
-                query = self._query_by_click(Ray.from_click(click.origin, click.direction))
+                query = self._query_by_click(ray)
             self._text_seen = ""
             self.ask_01_text.value = ""
         except Exception as error:
             problem = status.sentence(error)
         self._show_query(request_id, query, problem)
+
+    def _light_click(self, ray: Ray) -> None:
+        problem = ""
+        try:
+            with compat.viewer_lock(self.viewer_control):
+                group = self._find_group(ray)
+            self.store.change(lambda state: replace(state, group=group))
+            self._show_output(outputs.GROUP)
+        except Exception as error:
+            problem = status.sentence(error)
+        self._say(problem=problem)
+        compat.viewer_redraw(self.viewer_control)
+
+    def _find_group(self, ray: Ray) -> tuple[str, int]:
+        model, head = self._get_model(), self._head()
+        box = None if self._viewpoint is None else self._viewpoint.obb_box
+        with not_training(model):
+            number = int(cast(HasGroups, model).group_map(camera_along(ray), head.name, box)[0, 0])
+        if number < 0:
+            raise ConfigError("There is no group where you clicked: click on something solid.")
+        return head.name, number
 
     def _query_by_click(self, ray: Ray) -> Query:
         head = self._head()
@@ -240,7 +287,7 @@ class QueryPanel(nn.Module):
         thing = pick_thing(self._get_model(), head, ray, name, box)
         place = Embeddings(clicked.values, (f"{name} at {x:.2f}, {y:.2f}, {z:.2f}",))
         positives = Embeddings.join([place, thing.positives])
-        query = Query(name, head.name, positives, thing.negatives if len(thing.negatives) else mean_of_photos(head))
+        query = query_example(name, head, replace(thing, positives=positives))
         self._clicks += 1
         return query
 
@@ -265,6 +312,7 @@ class QueryPanel(nn.Module):
     def _threshold_changed(self) -> None:
         threshold = float(self.ask_06_threshold.value)
         self.store.change(lambda state: replace(state, threshold=threshold))
+        self._show_status()
 
     def _add_to_named(self) -> None:
         query = self.store.state.live
@@ -277,7 +325,7 @@ class QueryPanel(nn.Module):
         self._stop_waiting()
         self._text_seen = ""
         self.ask_01_text.value = ""
-        self.store.resolve(self.store.new_request(), lambda state: replace(state, live=None, named=()))
+        self.store.resolve(self.store.new_request(), lambda state: replace(state, live=None, named=(), group=None))
         self._say()
 
     def _refit(self) -> None:
@@ -293,6 +341,11 @@ class QueryPanel(nn.Module):
         model = self._model()
         assert model is not None, "the panel outlived its model"
         return cast(Queryable, model)
+
+    def _groups(self) -> GroupedPoints | None:
+        """The groups by the chosen feature; None where there are none."""
+        model, name = self._get_model(), self.ask_04_feature.value
+        return model.grouped_points(name) if isinstance(model, HasGroups) and name in self._heads() else None
 
     def _heads(self) -> Mapping[str, QueryHead]:
         return self._get_model().query_heads()
@@ -331,7 +384,8 @@ class QueryPanel(nn.Module):
         lines = [
             f"**Problem** {status.plain(self._problem)}" if self._problem else "",
             status.plain(self._activity),
-            status.describe_query(state.live),
+            status.describe_query(state.live, state.threshold),
+            status.describe_group(state.group, self._groups()),
             status.describe_labels(state.named),
             self._feature_line,
         ]

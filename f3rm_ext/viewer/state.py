@@ -28,6 +28,8 @@ class QueryState:
     """Lowest score that counts as found, 0 to 1."""
     temperature: float = DEFAULT_TEMPERATURE
     """Temperature of all queries, above 0."""
+    group: tuple[str, int] | None = None
+    """The group that is lit: name of the feature, and number."""
     displays: Mapping[str, DisplayBasis] = field(default_factory=dict)
     """Refitted projections to colours by head, in place of the stored ones. Never changed in place."""
 

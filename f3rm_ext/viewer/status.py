@@ -13,7 +13,7 @@ from f3rm_ext.errors import UserError, reason_of
 from f3rm_ext.features.extractors.registry import understands_text, weights_status
 from f3rm_ext.profiling.memory import describe_use
 from f3rm_ext.query.embeddings import Query
-from f3rm_ext.query.queryable import QueryHead
+from f3rm_ext.query.queryable import GroupedPoints, QueryHead
 from f3rm_ext.utils.colormaps import label_hex
 
 _LONGEST, _LONGEST_WORD = 400, 24
@@ -112,13 +112,22 @@ def _strip_folders(extractor: str) -> str:
     return re.sub(r"[^=,+]*[/\\]", "", extractor)
 
 
-def describe_query(query: Query | None) -> str:
-    """Lists the positives and negatives of a query; empty without a query."""
+def describe_query(query: Query | None, threshold: float) -> str:
+    """Lists the positives and negatives of a query, and from which score on it finds; empty without a query."""
     if query is None:
         return ""
+    found = f"found from {threshold:.2f}"
     if not query.is_relevancy:
-        return f"**Query** {_names(query.positives.sources)} (plain cosine: no negatives)"
-    return f"**Query** {_names(query.positives.sources)} against {_names(query.negatives.sources)}"
+        return f"**Query** {_names(query.positives.sources)} (plain cosine: no negatives), {found}"
+    return f"**Query** {_names(query.positives.sources)} against {_names(query.negatives.sources)}, {found}"
+
+
+def describe_group(group: tuple[str, int] | None, points: GroupedPoints | None) -> str:
+    """Says which group is lit and how large it is; empty without one."""
+    if group is None or points is None:
+        return ""
+    count = int((points.groups == group[1]).sum())
+    return f"**Group** {group[1]} of {int(points.groups.max()) + 1}: {count:,} Gaussians"
 
 
 def describe_labels(queries: Iterable[Query]) -> str:

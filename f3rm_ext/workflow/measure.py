@@ -25,10 +25,11 @@ from f3rm_ext.data.eval_dataloaders import NOTHING_KEPT
 from f3rm_ext.errors import CaptureError, ConfigError, install_excepthook
 from f3rm_ext.model_components.masks import LEFT_OUT_GREY
 from f3rm_ext.model_components.visualization import display_map
-from f3rm_ext.query.embeddings import Embeddings, Query
+from f3rm_ext.query.builders import query_example
+from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, only_kept
-from f3rm_ext.query.exemplar import deepest_pixel, distinctive_patch, embed_region, sharpness
-from f3rm_ext.query.metrics import QueryMetrics
+from f3rm_ext.query.exemplar import deepest_pixel, distinctive_patch, sharpness, take_example
+from f3rm_ext.query.metrics import PINNED_THRESHOLD, QueryMetrics
 from f3rm_ext.query.options import Region
 from f3rm_ext.query.queryable import score_image
 from f3rm_ext.query.run import Run, load_run
@@ -36,15 +37,10 @@ from f3rm_ext.utils import pictures
 from f3rm_ext.utils.atomic_files import write_atomic
 from f3rm_ext.utils.colormaps import depth_colors_bytes, heat_overlay_bytes
 
-MASK_COSINE = 0.93
-"""Cosine above which a pixel counts as part of an object, for all objects and scenes: the value at which the 2D
-dense-daisy features of another room (seed 7) overlap best with its objects."""
 FAVOURITES = ("plant", "lamp", "doughnut", "mug")
 """Objects to show in the report if the capture has them, best first."""
 MIN_EXEMPLAR_PX = 60
 """Objects with fewer pixels in every training photo are not queried."""
-HEAT_FROM = 0.8
-"""Quantile of all scores at which heat maps begin."""
 _SHARPEST_OF = 24
 
 
@@ -212,12 +208,12 @@ class Measure:
         return [self._example_query(index, Region(files[index].name, x_px, y_px), None)]
 
     def _example_query(self, index: int, region: Region, thing: LabelledObject | None) -> ExampleQuery:
-        vectors = embed_region(self.run.feature_map("train", index, self.head), region)
-        nothing = Embeddings.empty(vectors.values.shape[1])
+        seen, scene = self.run.scene_map("train", index, self.head), self.run.scene_clusters(self.head)
         name = str(region) if thing is None else thing.name
+        query = query_example(name, self.run.model.query_heads()[self.head], take_example(seen, region, scene))
         height_px, width_px = self.run.photo("train", index).shape[:2]
         middle_px = region.middle_px(width_px, height_px)
-        return ExampleQuery(Query(name, self.head, vectors, nothing), index, region, middle_px, thing)
+        return ExampleQuery(query, index, region, middle_px, thing)
 
     def _chosen_query(self, names: list[str]) -> ExampleQuery:
         """Returns the query for the image and position that the user chose.
@@ -284,13 +280,14 @@ class Measure:
         """Saves the heat maps of the first query and scores how well every labelled object was found."""
         thing = examples[0].thing
         flat = torch.cat([view.scores[..., 0][torch.from_numpy(view.kept)] for view in views])
-        low, high = float(np.quantile(flat.numpy(), HEAT_FROM)), float(flat.max())
+        high = float(flat.max())
+        low = min(PINNED_THRESHOLD, high)
         shown = []
         for number, view in enumerate(views):
             score = view.score(0)
             row, col = divmod(int(score.argmax()), score.shape[1])
             picture = view.masked(heat_overlay_bytes(pictures.to_bytes(view.rgb), score.numpy(), low, high))
-            result = {"view": number, "row": row, "col": col, "cosine": float(score[row, col])}
+            result = {"view": number, "row": row, "col": col, "score": float(score[row, col])}
             mask = None if thing is None else self._mask(view, thing)
             if mask is not None:
                 result["visible"] = int(mask.sum()) >= MIN_VISIBLE_PX
@@ -308,7 +305,7 @@ class Measure:
             "low": low,
             "high": high,
             "views": shown,
-            "mask_cosine": MASK_COSINE,
+            "threshold": PINNED_THRESHOLD,
             "objects": objects,
         }
 
@@ -324,7 +321,7 @@ class Measure:
     def _score(self, number: int, example: ExampleQuery, views: list[View]) -> dict[str, Any]:
         """Counts how often the best pixel lies on the object, and averages the IoU, over the views that show it."""
         assert example.thing is not None
-        metrics = QueryMetrics(MASK_COSINE)
+        metrics = QueryMetrics()
         for view in views:
             mask = self._mask(view, example.thing)
             if mask is not None and int(mask.sum()) >= MIN_VISIBLE_PX:

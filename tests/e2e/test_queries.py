@@ -138,6 +138,7 @@ def test_a_threshold_of_one_finds_next_to_nothing(
     page.view.write("Query", things[0].name)
     wait_until(lambda: page.heat(things[0].label) > FOUND, WAIT_S, "heat")
     try:
+        assert "found from 0.50" in page.view.status()
         page.view.write("Threshold", "1")
         wait_until(lambda: page.heat(things[0].label) < FOUND / 2, WAIT_S, "no heat")
     finally:
@@ -158,6 +159,20 @@ def test_a_click_lights_up_what_was_clicked(
         page.view.click_at(float(x[thing.row, thing.col]), float(y[thing.row, thing.col]))
         wait_until(lambda thing=thing: page.heat(thing.label) > FOUND, WAIT_S, f"heat on {thing.name}")
         assert "cluster 1" in page.view.status()
+    assert page.heat(things[0].label) < FOUND / 2
+
+
+@pytest.mark.parametrize("page", ["labelled_splat_viewer"], indirect=True)
+def test_a_click_lights_up_the_group(
+    page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
+) -> None:
+    x, y = page.places()
+    for thing in things[:2]:
+        page.view.press("Click a group")
+        wait_until(lambda: "Click on the scene" in page.view.status(), WAIT_S, "being asked to click")
+        page.view.click_at(float(x[thing.row, thing.col]), float(y[thing.row, thing.col]))
+        wait_until(lambda thing=thing: page.heat(thing.label) > FOUND, WAIT_S, f"heat on {thing.name}")
+        assert "Group" in page.view.status() and page.view.output() == "group"
     assert page.heat(things[0].label) < FOUND / 2
 
 

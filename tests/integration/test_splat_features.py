@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from f3rm_ext.features import source
+from f3rm_ext.query.run import load_run
 from f3rm_ext.splat.files import read_splats
 
 METHOD, STEPS = "sugar-ext-lite", 60
@@ -52,6 +55,23 @@ def test_queries_by_text_and_by_example(splats: Path, f3rm_ext: Typed, tmp_path:
     assert len(list((tmp_path / "text").glob("overlay/table/*.png"))) == 3
     vectors = np.load(tmp_path / "example" / "it.npy")
     assert len(vectors) > 1 and np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-3)
+
+
+def test_groups_are_listed_with_names_and_a_picture(splats: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
+    names = ("mug", "lamp", "rug", "table")
+    typed = ("query", "--load-config", splats / "config.yml", "--list", "--out", tmp_path, "--text", *names)
+    done = f3rm_ext(*typed)
+    assert done.code == 0, done.err
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    groups = summary["groups"]
+    shares = [group["share"] for group in groups]
+    assert len(groups) > 3 and 0.5 < sum(shares) <= 1 and shares[0] > shares[-1]
+    assert all({name for name, _ in group["names"]} <= set(names) for group in groups)
+    assert any(group["names"][0][1] > 0.8 for group in groups), "one is called after what it is"
+    lines = [line.split() for line in done.out.splitlines()]
+    assert all(any(line[:2] == [str(group["number"]), group["names"][0][0]] for line in lines) for group in groups)
+    with Image.open(tmp_path / "groups.png") as picture:
+        assert len(np.unique(np.asarray(picture).reshape(-1, 3), axis=0)) > 1000
 
 
 def test_eval_query(splats: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
@@ -111,10 +131,13 @@ def test_training_on_drops_them(splats: Path, train_splats: Any, tmp_path: Path)
     assert not [name for name in state(tmp_path / "e" / METHOD / "t", STEPS) if "lifted" in name]
 
 
-def test_lifting_afterwards(splats: Path, f3rm_ext: Typed, tiny_capture: Path, tmp_path: Path) -> None:
+def test_lifting_afterwards(
+    splats: Path, f3rm_ext: Typed, tiny_capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(splats, tmp_path / "t", copy_function=os.link)
     typed = ("features", "lift", "--load-config", tmp_path / "t" / "config.yml")
-    done = f3rm_ext(*typed, "--extractor", f"labels:data={tiny_capture}", "dense-daisy", "--codes", 8)
+    cache = ("--cache-dir", tmp_path / "cache")
+    done = f3rm_ext(*typed, "--extractor", f"labels:data={tiny_capture}", "dense-daisy", "--codes", 8, *cache)
     assert done.code == 0, done.err
     photos = len(json.loads((tiny_capture / "transforms.json").read_text())["frames"])
     trained = int(re.findall(r"of (\d+) photos", " ".join(done.out.split()))[0])
@@ -126,6 +149,9 @@ def test_lifting_afterwards(splats: Path, f3rm_ext: Typed, tiny_capture: Path, t
     others = [name for name in before if "lifted" not in name and isinstance(before[name], torch.Tensor)]
     assert others and all(torch.equal(before[name], after[name]) for name in others)
     # The photos' features are found again, by what the checkpoint says of them.
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "build_extractor", None)
+        assert load_run(tmp_path / "t" / "config.yml").feature_map("test", 0, "dense-daisy").values.shape[2] == 8
     done = f3rm_ext(
         *("query", "--load-config", tmp_path / "t" / "config.yml", "--feature", "dense-daisy"),
         *("--exemplar", f"{EXAMPLE}:20,14", "--views", "frame_00003.png", "--out", tmp_path / "out"),

@@ -172,7 +172,7 @@ def make_content(tmp_path: Path) -> Callable[..., ReportContent]:
 
     def make(**fields: Any) -> ReportContent:
         save("exemplar_photo"), save("exemplar_crop")
-        found = [{"view": 0, "row": 1, "col": 2, "cosine": 0.97, "visible": True, "inside": True, "file": save("h0")}]
+        found = [{"view": 0, "row": 1, "col": 2, "score": 0.97, "visible": True, "inside": True, "file": save("h0")}]
         found.append({**found[0], "view": 1, "inside": False, "file": save("h1")})
         objects = [
             {"name": "duck", "image": "a.png", "x": 3.0, "y": 4.0, "views": 2, "hits": 1, "iou": 0.25},
@@ -196,7 +196,7 @@ def make_content(tmp_path: Path) -> Callable[..., ReportContent]:
                 "low": 0.5,
                 "high": 0.97,
                 "views": found,
-                "mask_cosine": 0.93,
+                "threshold": 0.5,
                 "objects": objects,
             },
         }

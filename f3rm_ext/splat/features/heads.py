@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float, Float16
+from jaxtyping import Bool, Float, Float16, Int32
 from torch import Tensor, nn
 
 from f3rm_ext.features.head import BaseFeatureHead, describe_heads, specs_from_checkpoint
@@ -19,13 +19,25 @@ class LiftedHead(BaseFeatureHead, QueryHead):
 
     Args:
         codes: one row per Gaussian; 0 for Gaussians that no training view sees.
+        groups: number of each Gaussian's group, see :mod:`f3rm_ext.query.groups`; None where they are not known.
     """
 
     codes: Tensor
+    groups: Tensor | None
 
-    def __init__(self, spec: FeatureSpec, codes: Float16[Tensor, "gaussians feat"]) -> None:
+    def __init__(
+        self,
+        spec: FeatureSpec,
+        codes: Float16[Tensor, "gaussians feat"],
+        groups: Int32[Tensor, " gaussians"] | None = None,
+    ) -> None:
         super().__init__(spec)
         self.register_buffer("codes", codes)
+        self.register_buffer("groups", groups)
+
+    def select(self, kept: Bool[Tensor, " gaussians"]) -> "LiftedHead":
+        """Returns the feature of some of the Gaussians."""
+        return LiftedHead(self.spec, self.codes[kept], None if self.groups is None else self.groups[kept])
 
     def space(self) -> FeatureSpace:
         """Returns the coordinates in which composited codes are compared with queries: the codes themselves."""
@@ -64,7 +76,9 @@ class LiftedHeads(nn.Module):
         self.clear()
         at = f"{prefix}heads."
         for spec in specs_from_checkpoint(described, state_dict, at):
-            self.add(LiftedHead(spec, state_dict[f"{at}{spec.name}.codes"].clone()))
+            codes, groups = (state_dict.get(f"{at}{spec.name}.{part}") for part in ("codes", "groups"))
+            assert codes is not None
+            self.add(LiftedHead(spec, codes.clone(), None if groups is None else groups.clone()))
 
 
 def save_lifted(heads: LiftedHeads, path: Path) -> None:

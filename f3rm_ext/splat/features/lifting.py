@@ -3,14 +3,16 @@
 Each Gaussian gets the mean of the features at the pixels it covers, weighted by its contribution to each pixel. With
 the compositing weights wᵢ(p) and the feature f(p) of a pixel, its code is cᵢ = Σ wᵢ(p) f(p) / Σ wᵢ(p) over all pixels
 of all views. A rendered image is Σᵢ wᵢ(p) cᵢ, linear in the colours, so both sums are vector-Jacobian products of
-rendering with respect to the colours. They are exact, and use the weights of rendering on every backend.
+rendering with respect to the colours. They are exact, and use the weights of rendering on every backend. The weights
+also tell which Gaussians are seen together, by which :mod:`f3rm_ext.query.groups` groups them.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
 import torch
-from jaxtyping import Float, Float16
+from jaxtyping import Float, Float16, Int32
 from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
@@ -18,9 +20,15 @@ from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.source import FeatureSource
+from f3rm_ext.query.groups import group_points
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.rendering import SplatScene, composite
+from f3rm_ext.utils.pictures import pick_evenly
 
+SOLID = 0.05
+"""Opacity from which on a Gaussian belongs to a group."""
+SEEN_VIEWS = 64
+"""Views that tell which Gaussians are seen together, at most."""
 CHANNELS = 64
 """Channels lifted at a time. Beyond the codes, memory holds a few slices of this width, whatever the dimension."""
 
@@ -44,7 +52,9 @@ def lift(
         def load(index: int, name: str = spec.name) -> FeatureMap:
             return source.load(index)[name]
 
-        yield LiftedHead(spec, lift_maps(scene, views, spec.dim, load, shares, on_view))
+        seen = Seen(scene, len(views.viewmats))
+        codes = lift_maps(scene, views, spec.dim, load, shares, on_view, seen.add)
+        yield LiftedHead(spec, codes, None if scene.sharded else seen.group(codes))
 
 
 def count_lifting_steps(dataset: PinholeDataset, source: FeatureSource) -> int:
@@ -74,6 +84,28 @@ class Shares:
         return share
 
 
+class Seen:
+    """How much each of up to 64 views sees of each Gaussian."""
+
+    def __init__(self, scene: SplatScene, views: int) -> None:
+        self._scene = scene
+        self._columns = {view: column for column, view in enumerate(pick_evenly(views, SEEN_VIEWS))}
+        self._roots = torch.zeros(len(scene.gaussians), len(self._columns), dtype=torch.float16)
+
+    def add(self, view: int, weights: Float[Tensor, " gaussians"]) -> None:
+        """Takes the sums of compositing weights in a view."""
+        if view in self._columns:
+            self._roots[:, self._columns[view]] = weights.sqrt().half().cpu()
+
+    @torch.no_grad()
+    def group(self, codes: Float16[Tensor, "gaussians feat"]) -> Int32[Tensor, " gaussians"]:
+        """Groups the Gaussians by their codes, by where they are and by which views see them; -1 for none."""
+        shapes = self._scene.shapes()
+        solid = (shapes.alphas.flatten() >= SOLID).cpu().numpy()
+        groups = group_points(shapes.means.cpu().numpy(), codes.cpu().numpy(), self._roots.numpy(), solid)
+        return torch.from_numpy(groups.astype(np.int32)).to(codes.device)
+
+
 @torch.no_grad()
 def lift_maps(
     scene: SplatScene,
@@ -82,12 +114,14 @@ def lift_maps(
     load: Callable[[int], FeatureMap],
     shares: Callable[[int], Float[Tensor, "h w"] | None] = lambda index: None,
     on_view: Callable[[], None] = lambda: None,
+    on_weights: Callable[[int, Float[Tensor, " gaussians"]], None] = lambda view, weights: None,
 ) -> Float16[Tensor, "gaussians feat"]:
     """Lifts one feature.
 
     Args:
         shares: returns the weights of a view's pixels, 0 to 1; None for 1 everywhere.
         on_view: called after each pass over a view.
+        on_weights: called with the index of each view and Σ wᵢ(p) over its pixels.
     """
     means = scene.gaussians.means
     codes = torch.zeros(len(means), dim, dtype=torch.float16, device=means.device)
@@ -103,7 +137,10 @@ def lift_maps(
             share = shares(index)
             if share is not None:
                 wanted = wanted * share.to(wanted.device)[..., None]
-            sums += accumulate_pixels(scene, view, wanted)
+            added = accumulate_pixels(scene, view, wanted)
+            sums += added
+            if weight is None:
+                on_weights(index, added[:, -1])
             on_view()
         if weight is None:
             weight, sums = sums[:, -1:].clone(), sums[:, :-1]

@@ -4,8 +4,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.models.base_model import Model
@@ -20,14 +21,20 @@ from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.features.space import ExtraOutput
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.output_guard import OutputGuard
+from f3rm_ext.query.queryable import GroupedPoints
+from f3rm_ext.query.relevancy import OTHER
 from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 from f3rm_ext.splat.features.lifting import count_lifting_steps, lift
-from f3rm_ext.splat.features.rendering import FeatureRender
+from f3rm_ext.splat.features.rendering import CHANNELS, FeatureRender
 from f3rm_ext.splat.knn import NearestGaussians
-from f3rm_ext.splat.rendering import SplatScene, composite, render_outputs
+from f3rm_ext.splat.rendering import SplatScene, composite, prepare_view, render_outputs
+from f3rm_ext.utils.colormaps import heat_overlay
 from f3rm_ext.utils.console import image_progress
+from f3rm_ext.viewer.outputs import GROUP
 from f3rm_ext.viewer.panel import QueryPanel
 
+_LEAST_SHARE, _LIT = 0.2, 0.5
+"""Shares of a pixel from which it shows a group, and from which it is lit."""
 NEIGHBOURS = 16
 """Gaussians that contribute to the features at a point."""
 
@@ -52,12 +59,40 @@ class QueryableSplats(Model):
         """Returns the features of the Gaussians by name, the primary one first."""
         return self.lifted.to_dict()
 
+    def grouped_points(self, name: str) -> GroupedPoints | None:
+        """Returns the Gaussians in groups by the feature of this name; None where they are not known."""
+        head = self.lifted.to_dict().get(name)
+        if head is None or head.groups is None:
+            return None
+        return GroupedPoints(self._scene().gaussians.means.detach(), head.codes, head.groups)
+
+    @torch.no_grad()
+    def group_map(self, camera: Cameras, name: str, obb_box: OrientedBox | None = None) -> Int64[np.ndarray, "h w"]:
+        """Returns the group that most of each pixel shows, by the feature of this name; -1 for none."""
+        scene, head = self._scene(), self.lifted.to_dict()[name]
+        if obb_box is not None:
+            within = obb_box.within(scene.gaussians.means)
+            scene, head = scene.inside(obb_box), head.select(within)
+        assert head.groups is not None
+        draw = prepare_view(scene, view := PinholeCameras.to_render(camera, self.device))
+        image, groups = draw((0, int(view.heights[0]))), head.groups.long()
+        best = torch.full((int(view.heights[0]), int(view.widths[0])), OTHER, device=groups.device)
+        most = torch.full(best.shape, _LEAST_SHARE, device=groups.device)
+        for first in range(0, int(groups.max()) + 1, CHANNELS):
+            own = (groups >= first) & (groups < first + CHANNELS)
+            marks = torch.zeros(len(groups), CHANNELS, device=groups.device)
+            marks[own, groups[own] - first] = 1.0
+            share, number = image(marks).max(dim=-1)
+            best = torch.where(share > most, number + first, best)
+            most = torch.maximum(share, most)
+        return best.cpu().numpy()
+
     def render_features(self, camera: Cameras, obb_box: OrientedBox | None = None) -> FeatureRender:
         """Prepares images of the features."""
         scene, heads = self._scene(), self.query_heads()
         if obb_box is not None:
             within = obb_box.within(scene.gaussians.means)
-            heads = {name: LiftedHead(head.spec, head.codes[within]) for name, head in heads.items()}
+            heads = {name: head.select(within) for name, head in heads.items()}
             scene = scene.inside(obb_box)
         return FeatureRender(scene, heads, PinholeCameras.to_render(camera, self.device))
 
@@ -78,9 +113,25 @@ class QueryableSplats(Model):
             inside = scene if obb_box is None else scene.inside(obb_box)
             values = confidence if obb_box is None else confidence[obb_box.within(scene.gaussians.means)]
             self.guard.add(outputs, "confidence", lambda: composite(inside, view, values[:, None]))
+        if (lit := self.queries.lit_group()) is not None:
+            self.guard.add(outputs, GROUP, lambda: self._light_group(outputs["rgb"], camera, obb_box, *lit))
         if not (self.query_heads() or extra):
             return outputs
         return self.render_features(camera, obb_box).add_outputs(outputs, extra, self.guard)
+
+    def _light_group(
+        self, rgb: Float[Tensor, "h w 3"], camera: Cameras, obb_box: OrientedBox | None, name: str, group: int | None
+    ) -> Float[Tensor, "h w 3"]:
+        """Lights the pixels that show mostly a group of Gaussians; without a group, none."""
+        if group is None:
+            return rgb
+        scene, head = self._scene(), self.lifted.to_dict()[name]
+        assert head.groups is not None
+        own = head.groups == group
+        if obb_box is not None:
+            own, scene = own[obb_box.within(scene.gaussians.means)], scene.inside(obb_box)
+        share = composite(scene, PinholeCameras.to_render(camera, self.device), own[:, None].float())
+        return heat_overlay(rgb, share[..., 0], _LIT, 1.0)
 
     @torch.no_grad()
     def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:

@@ -12,7 +12,14 @@ from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledView
 from f3rm_ext.errors import ConfigError, ExtractorError
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.query import builders
-from f3rm_ext.query.builders import Negatives, encode_queries, exemplar_queries, mean_of_photos, text_queries
+from f3rm_ext.query.builders import (
+    Negatives,
+    draw_places,
+    encode_queries,
+    exemplar_queries,
+    mean_of_photos,
+    text_queries,
+)
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncoder
 from f3rm_ext.query.exemplar import Example
@@ -71,7 +78,7 @@ def test_queries_by_example_are_one_pixel_of_each_class_in_drawn_photos(
     def load(index: int) -> FeatureMap:
         return run.feature_map("train", index, head.name)
 
-    draws = exemplar_queries(run, head, truth, truth.classes, negatives, 0.3, draws=3, load=load)
+    draws = exemplar_queries(run, head, draw_places(run, truth, truth.classes, 3), negatives, 0.3, load)
     assert len(draws) == 3 and len(draws[0]) > 3
     for queries in draws:
         for query in queries:
@@ -92,14 +99,14 @@ def test_queries_by_example_are_one_pixel_of_each_class_in_drawn_photos(
     assert all([query.name for query in queries] == names for queries in draws)
     places = [{queries[column].positives.sources for queries in draws} for column in range(len(names))]
     assert max(map(len, places)) == 3, "each draw takes another photo"
-    again = exemplar_queries(run, head, truth, truth.classes, negatives, 0.3, load=load)
+    again = exemplar_queries(run, head, draw_places(run, truth, truth.classes), negatives, 0.3, load)
     assert [query.positives.sources for query in again[0]] == [query.positives.sources for query in draws[0]]
 
 
 def test_a_photo_may_be_named(run: Run, head: Any) -> None:
     truth = CaptureGroundTruth(run.data)
     for file in run.files("train")[:2]:
-        (queries,) = exemplar_queries(run, head, truth, truth.classes, "none", photo=file.name, draws=2)
+        (queries,) = exemplar_queries(run, head, draw_places(run, truth, truth.classes, 2, file.name), "none")
         assert {query.positives.sources[0].split(":")[0] for query in queries} == {file.name}
 
 
@@ -107,7 +114,7 @@ def test_a_photo_may_be_named(run: Run, head: Any) -> None:
 def test_only_training_photos_give_examples(run: Run, head: Any, photo: str) -> None:
     truth = CaptureGroundTruth(run.data)
     with pytest.raises(ConfigError, match=photo):
-        exemplar_queries(run, head, truth, truth.classes, "none", photo=photo)
+        draw_places(run, truth, truth.classes, photo=photo)
 
 
 def test_only_named_classes_that_are_seen_well_enough(run: Run, head: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,11 +127,10 @@ def test_only_named_classes_that_are_seen_well_enough(run: Run, head: Any, monke
         def view(self, image: Path, height_px: int, width_px: int) -> LabelledView:
             return LabelledView(masks, {})
 
-    (queries,) = exemplar_queries(run, head, Labels(), ["large", "small", "absent"], "none")
-    assert [query.name for query in queries] == ["large"]
+    assert [place.name for place in draw_places(run, Labels(), ["large", "small", "absent"])] == ["large"]
     monkeypatch.setattr(Labels, "view", lambda *_: None)
     with pytest.raises(ConfigError, match="no training photo"):
-        exemplar_queries(run, head, Labels(), ["large"], "none")
+        draw_places(run, Labels(), ["large"])
 
 
 # --- from what is typed -----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from f3rm_ext.features.base import ExtractorIdentity, FeatureMap, PatchGrid
 from f3rm_ext.features.extractors import registry
 from f3rm_ext.features.extractors.registry import understands_text
 from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncoder
-from f3rm_ext.query.exemplar import Example, embed_region, scene_clusters
+from f3rm_ext.query.exemplar import Example, scene_clusters, take_example
 from f3rm_ext.query.options import Region
 from f3rm_ext.query.run import Photos
 
@@ -251,7 +251,9 @@ def encode(photos: Any, head: Any, monkeypatch: pytest.MonkeyPatch) -> Encode:
 
 def test_a_photo_by_name_is_in_pixels_of_the_file_the_run_reads(encode, photos) -> None:
     found = encode(Region("a.png", 15.0, 3.0)).positives
-    torch.testing.assert_close(found.values[:1], embed_region(photos.map, Region("a.png", 15.0, 3.0)).values)
+    torch.testing.assert_close(
+        found.values[:1], take_example(photos.map, Region("a.png", 15.0, 3.0)).positives.values[:1]
+    )
     assert found.sources[0] == "a.png:15,3"
 
 
@@ -265,8 +267,8 @@ def test_a_file_of_the_same_name_elsewhere_is_not_meant(encode, tmp_path, monkey
 def test_the_original_of_a_smaller_copy_is_in_its_own_pixels(encode, photos) -> None:
     path = str(photos.data / "images" / "a.png")
     found = encode(Region(path, 30.0, 6.0, 4.0, 4.0)).positives
-    wanted = embed_region(photos.map, Region("a.png", 15.0, 3.0, 2.0, 2.0))
-    torch.testing.assert_close(found.values[:1], wanted.values)
+    wanted = take_example(photos.map, Region("a.png", 15.0, 3.0, 2.0, 2.0)).positives
+    torch.testing.assert_close(found.values[:1], wanted.values[:1])
     assert found.sources[0] == f"{path}:30,6,4,4"
 
 

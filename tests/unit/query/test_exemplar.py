@@ -6,12 +6,12 @@ import torch
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
+from f3rm_ext.query.embeddings import Embeddings
 from f3rm_ext.query.exemplar import (
     REST,
     SCENE,
     deepest_pixel,
     distinctive_patch,
-    embed_region,
     join_examples,
     scene_clusters,
     sharpness,
@@ -34,13 +34,18 @@ def code_map(feature_map: FeatureMap) -> FeatureMap:
     return FeatureMap(values=feature_map.values, grid=GRID, residual_norm=residual)
 
 
+def embed_place(feature_map: FeatureMap, region: Region) -> Embeddings:
+    positives = take_example(feature_map, region).positives
+    return Embeddings(positives.values[:1], positives.sources[:1])
+
+
 def unit(values: np.ndarray) -> torch.Tensor:
     flat = torch.from_numpy(values.astype(np.float64))
     return flat / flat.norm(dim=-1, keepdim=True)
 
 
 def test_an_exemplar_between_patches_is_interpolated(feature_map: FeatureMap) -> None:
-    found = embed_region(feature_map, Region("a", 7.5, 20.0))  # half-way down, a quarter to the right
+    found = embed_place(feature_map, Region("a", 7.5, 20.0))  # half-way down, a quarter to the right
     values = feature_map.values.astype(np.float64)
     mixed = 0.5 * (0.75 * values[1, 0] + 0.25 * values[1, 1]) + 0.5 * (0.75 * values[2, 0] + 0.25 * values[2, 1])
     torch.testing.assert_close(found.values.double(), unit(mixed)[None], atol=1e-6, rtol=0)
@@ -48,27 +53,27 @@ def test_an_exemplar_between_patches_is_interpolated(feature_map: FeatureMap) ->
 
 def test_a_box_is_the_mean_direction_of_the_patches_in_it(feature_map: FeatureMap) -> None:
     # Centres at x = 5, 15, 25, 35 and y = 5, 15, 25: those at the edges of the box count.
-    found = embed_region(feature_map, Region("a", 10.0, 0.0, 15.0, 15.0))
+    found = embed_place(feature_map, Region("a", 10.0, 0.0, 15.0, 15.0))
     expected = unit(feature_map.values[:2, 1:3].reshape(-1, 5)).mean(dim=0)
     torch.testing.assert_close(found.values.double(), (expected / expected.norm())[None], atol=1e-6, rtol=0)
 
 
 def test_a_box_between_patches_is_its_middle(feature_map: FeatureMap) -> None:
-    between = embed_region(feature_map, Region("a", 18.0, 16.0, 4.0, 6.0))
-    middle = embed_region(feature_map, Region("a", 20.0, 19.0))
+    between = embed_place(feature_map, Region("a", 18.0, 16.0, 4.0, 6.0))
+    middle = embed_place(feature_map, Region("a", 20.0, 19.0))
     torch.testing.assert_close(between.values, middle.values)
 
 
 def test_a_whole_image_is_the_mean_direction_of_all_its_patches(feature_map: FeatureMap) -> None:
     expected = unit(feature_map.values.reshape(-1, 5)).mean(dim=0)
-    found = embed_region(feature_map, Region("a"))
+    found = embed_place(feature_map, Region("a"))
     torch.testing.assert_close(found.values.double(), (expected / expected.norm())[None], atol=1e-6, rtol=0)
     assert found.sources == ("a",)
 
 
 def test_what_codes_leave_out_shortens_the_exemplar(code_map: FeatureMap) -> None:
     assert code_map.residual_norm is not None
-    found = embed_region(code_map, Region("a", 25.0, 15.0)).values[0].double()
+    found = embed_place(code_map, Region("a", 25.0, 15.0)).values[0].double()
     codes = torch.from_numpy(code_map.values[1, 2].astype(np.float64))
     full = (codes.norm() ** 2 + float(code_map.residual_norm[1, 2]) ** 2) ** 0.5
     torch.testing.assert_close(found, codes / full, atol=1e-6, rtol=0)
@@ -79,14 +84,14 @@ def test_what_codes_leave_out_shortens_the_exemplar(code_map: FeatureMap) -> Non
 def test_a_zero_feature_is_no_exemplar(place: str) -> None:
     empty = FeatureMap(values=np.zeros((2, 2, 3), np.float16), grid=PatchGrid.covering(2, 2, 8, 8))
     with pytest.raises(ConfigError, match=r"feature of 'b\.png.* is zero.*query another way"):
-        embed_region(empty, Region.parse(place))
+        embed_place(empty, Region.parse(place))
 
 
 def test_zero_patches_do_not_spoil_a_box() -> None:
     values = np.zeros((1, 2, 3), np.float16)
     values[0, 1] = (0, 3, 4)
     half = FeatureMap(values=values, grid=PatchGrid.covering(1, 2, 4, 8))
-    torch.testing.assert_close(embed_region(half, Region("a")).values, torch.tensor([[0.0, 0.6, 0.8]]))
+    torch.testing.assert_close(embed_place(half, Region("a")).values, torch.tensor([[0.0, 0.6, 0.8]]))
 
 
 # --- things and what to tell them from --------------------------------------------------------------------------------
@@ -128,7 +133,7 @@ def test_a_thing_is_told_from_the_rest(region: Region, own: set[int]) -> None:
     assert directions(found.positives.values) == own
     rest = directions(found.negatives.values)
     assert rest == {0, 1, 2} - own or region.width_px == 15.0, "what sticks out of a box is told from it"
-    torch.testing.assert_close(found.positives.values[:1], embed_region(photo(), region).values)
+    torch.testing.assert_close(found.positives.values[:1], embed_place(photo(), region).values)
     assert found.positives.sources[0] == str(region)
 
 

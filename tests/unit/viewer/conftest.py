@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.encoders import TextEncoder
+from f3rm_ext.query.queryable import GroupedPoints
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.viewer.panel import QueryPanel
 
@@ -35,7 +36,18 @@ class ToyModel(nn.Module):
         self.heads = {name: make_head(name) for name in names or ("toy",)}
         self.was_training: list[bool] = []
         self.boxes: list[Any] = []
+        self.groups: Tensor | None = None
         self.queries = QueryPanel(self)
+
+    def grouped_points(self, name: str) -> GroupedPoints | None:
+        if self.groups is None:
+            return None
+        return GroupedPoints(torch.zeros(len(self.groups), 3), torch.zeros(len(self.groups), 3), self.groups)
+
+    def group_map(self, camera: Cameras, name: str, obb_box: Any = None) -> Any:
+        self.was_training.append(self.training)
+        x, y, _ = camera.generate_rays(camera_indices=0, keep_shape=True).directions.unbind(dim=-1)
+        return torch.where(y <= 0.2, (x > 0).long(), -1).numpy()
 
     @property
     def device(self) -> torch.device:

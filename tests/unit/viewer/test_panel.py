@@ -68,6 +68,7 @@ def test_nerfstudio_finds_the_elements_in_their_order(toy) -> None:
         "Temperature",
         "Threshold",
         "Click to query",
+        "Click a group",
         "Add to named queries",
         "Clear queries",
         "Refit PCA",
@@ -257,6 +258,29 @@ def test_a_click_queries_what_it_hits(panel, toy, server, viewer) -> None:
     assert not viewer.train_lock.locked()
 
 
+def test_a_click_lights_the_group_that_it_hits(panel, toy, server, viewer) -> None:
+    viewer.control_panel._output_render.options.append("group")
+    assert not panel.ask_07_group.visible and panel.lit_group() is None
+    toy.groups = torch.tensor([0, 0, 1, 1, 1, -1])
+    panel.sync()
+    assert panel.ask_07_group.visible and panel.lit_group() is None
+    press(panel.ask_07_click)
+    press(panel.ask_07_group)  # instead
+    toy.train()
+    click(server, (1, 0, -1))
+    assert server.scene.callback is None and panel.store.state.live is None
+    assert panel.lit_group() == ("toy", 1) and "**Group** 1 of 2: 3 Gaussians" in panel.ask_02_status.content
+    assert viewer.control_panel._output_render.value == "group" and viewer.drawn
+    assert set(toy.was_training) == {False} and toy.training
+    press(panel.ask_07_group)
+    click(server, (0, 1, 0))
+    assert "no group where you clicked" in panel.ask_02_status.content and panel.lit_group() == ("toy", 1)
+    write(panel, "mug")
+    assert viewer.control_panel._output_render.value == "relevancy_overlay"
+    press(panel.ask_09_clear)
+    assert panel.lit_group() is None
+
+
 def test_a_click_waits_for_the_model(panel, toy, server, viewer) -> None:
     press(panel.ask_07_click)
     with viewer.train_lock:
@@ -279,6 +303,7 @@ def test_temperature_and_threshold_apply_at_once(panel) -> None:
     press(panel.ask_06_threshold)
     state = panel.store.state
     assert live(panel).temperature == state.named[0].temperature == 0.5 and state.threshold == 0.7
+    assert "found from 0.70" in panel.ask_02_status.content
 
 
 def test_queries_are_named_and_cleared(panel) -> None:

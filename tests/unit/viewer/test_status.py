@@ -59,13 +59,13 @@ def test_the_feature_line_says_what_was_found_or_what_to_do(extractor: str, expe
 def test_queries_are_described_by_what_they_were_made_of() -> None:
     two = Embeddings.from_full(torch.eye(3)[:2], ["blue mug", "cup"])
     query = Query("q", "toy", two, Embeddings.from_full(torch.eye(3)[2:], ["object"]))
-    assert status.describe_query(query) == "**Query** “blue mug”, “cup” against “object”"
-    assert "plain cosine" in status.describe_query(Query("q", "toy", two, Embeddings.empty(3)))
-    assert status.describe_query(None) == ""
+    assert status.describe_query(query, 0.5) == "**Query** “blue mug”, “cup” against “object”, found from 0.50"
+    assert "plain cosine" in status.describe_query(Query("q", "toy", two, Embeddings.empty(3)), 0.5)
+    assert status.describe_query(None, 0.5) == ""
     assert status.describe_labels([query]) == "**Named** `#e69f00` q"
     assert status.describe_labels([]) == ""
     many = Query("q", "toy", Embeddings.from_full(torch.ones(9, 3), [str(i) for i in range(9)]), Embeddings.empty(3))
-    assert "“4”, …" in status.describe_query(many)
+    assert "“4”, …" in status.describe_query(many, 0.5)
 
 
 def test_errors_speak_for_themselves_if_they_are_for_users() -> None:

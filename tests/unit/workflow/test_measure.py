@@ -63,7 +63,7 @@ def test_a_favourite_object_is_queried_first_and_then_all(measured: QuerySpec, r
     query = measured()["query"]
     names = [entry["name"] for entry in query["objects"]]
     assert query["object"] == next(name for name in module.FAVOURITES if name in names)
-    assert query["is_point"] and query["head"] == "labels" and query["mask_cosine"] == module.MASK_COSINE
+    assert query["is_point"] and query["head"] == "labels" and query["threshold"] == module.PINNED_THRESHOLD
     truth = CaptureGroundTruth(run.data)
     for entry in (query, *query["objects"]):
         split, index = run.find_photo(entry["image"]) or ("", 0)
@@ -72,7 +72,7 @@ def test_a_favourite_object_is_queried_first_and_then_all(measured: QuerySpec, r
         name = entry.get("name") or entry["object"]
         assert truth.names[labels[int(entry["y"]), int(entry["x"])]] == name
     (shown,) = query["views"]
-    assert {"inside", "visible"} < set(shown) and query["low"] <= shown["cosine"] == pytest.approx(query["high"])
+    assert {"inside", "visible"} < set(shown) and query["low"] <= shown["score"] == pytest.approx(query["high"])
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
@@ -110,7 +110,7 @@ def test_a_capture_without_labels_is_queried_for_a_patch(measured: QuerySpec) ->
     record = measured()
     query = record["query"]
     assert query["object"] is None and query["objects"] == [] and record["depth"] is None
-    assert set(query["views"][0]) == {"view", "row", "col", "cosine", "file"}
+    assert set(query["views"][0]) == {"view", "row", "col", "score", "file"}
     assert "true_depth" not in record["views"][0]["files"] and "depth_error_m" not in record["views"][0]
     assert 16 <= query["x"] <= 48 and 12 <= query["y"] <= 36, "in the middle half"
 

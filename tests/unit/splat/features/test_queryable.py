@@ -121,7 +121,7 @@ def test_what_lies_outside_the_box_is_not_asked(model: SplatModel, camera: Any) 
     inside = model.gaussians.means[:, 0] > 0
     assert 10 < inside.sum() < 50
     seen = model.render_camera(camera, {"codes": lambda _, of: of("first")}, box)["codes"]
-    heads = {name: LiftedHead(head.spec, head.codes.clone()) for name, head in model.query_heads().items()}
+    heads = {name: head.select(torch.ones(60, dtype=torch.bool)) for name, head in model.query_heads().items()}
     for head in heads.values():
         head.codes[~inside] = 0
         model.lifted.add(head)
@@ -173,13 +173,16 @@ def test_features_are_added_to_a_checkpoint(
     state = {f"_model.{name}": value for name, value in model.state_dict().items()}
     checkpoint.write({"step": 7, "pipeline": state, "optimizers": {"means": {"lr": 0.5}}}, path)
     other = make_splat_model()
-    other.lifted.add(LiftedHead(make_spec("third", 4), torch.ones(60, 4).half()))
+    groups = torch.arange(60, dtype=torch.int32) % 4
+    other.lifted.add(LiftedHead(make_spec("third", 4), torch.ones(60, 4).half(), groups))
     save_lifted(other.lifted, path)
     written = checkpoint.load(path)
     assert written["step"] == 7 and written["optimizers"] == {"means": {"lr": 0.5}}
     fresh = make_splat_model()
     fresh.load_state_dict({name.removeprefix("_model."): value for name, value in written["pipeline"].items()})
     assert list(fresh.query_heads()) == ["third"] and (fresh.query_heads()["third"].codes == 1).all()
+    points = fresh.grouped_points("third")
+    assert points is not None and torch.equal(points.groups, groups) and fresh.grouped_points("first") is None
     about = json.loads(written["pipeline"]["_model._extra_state"]["about"])
     assert about["extent"] == model.extent
     torch.testing.assert_close(fresh.gaussians.means, model.gaussians.means)
@@ -190,6 +193,30 @@ def test_features_are_added_to_a_checkpoint(
     torch.testing.assert_close(whole(fresh, camera, "second"), whole(model, camera, "second"))
     fresh.load_state_dict(make_splat_model().state_dict())
     assert fresh.query_heads() == {}
+
+
+@pytest.mark.parametrize("box", [None, OrientedBox(torch.eye(3), torch.tensor([5.0, 0, 0]), torch.full((3,), 10.0))])
+def test_pictures_of_groups(
+    model: SplatModel, make_spec: Any, camera: Any, box: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queryable, "CHANNELS", 3)
+    inside = torch.ones(60, dtype=torch.bool) if box is None else model.gaussians.means[:, 0] > 0
+    groups = torch.arange(60, dtype=torch.int32) % 8 - 1
+    model.lifted.add(LiftedHead(make_spec("first", DIM), model.query_heads()["first"].codes, groups))
+    marks = torch.nn.functional.one_hot(groups.long() + 1, 8)[:, 1:].float() * inside[:, None]
+    if box is not None:
+        model.gauss_params["opacities"].data[~inside] = -30
+    model.queries.sync()
+    shares = composite(model._scene(), PinholeCameras.of(camera), marks)
+    found, (most, number) = model.group_map(camera, "first", box), shares.max(dim=-1)
+    np.testing.assert_array_equal(found, torch.where(most > 0.2, number, -1).numpy())
+    assert len(np.unique(found)) > 4
+    assert "group" not in model.get_outputs_for_camera(camera, box)
+    model.queries.store.change(lambda state: replace(state, group=("first", 2)))
+    outputs = model.get_outputs_for_camera(camera, box)
+    hot = outputs["group"][..., 0] - outputs["group"][..., 2]
+    lit = shares[..., 2] > 0.6
+    assert lit.any() and float(hot[lit].min()) > float(hot[shares[..., 2] < 0.4].max())
 
 
 def test_metrics_of_features(model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch) -> None:
