@@ -7,11 +7,12 @@ the same pixels. Settings are chosen on the synthetic room; the tabletop is only
 Writes results/query_levers.json; runs that it holds already are replaced, others stay.
 
 Predictions before the first measurement, mIoU at ½ on the tabletop: example read from the scene +.05, negatives from
-the whole scene +.05, the rest of the thing +.05, finer 2D features +.04.
+the whole scene +.05, the rest of the thing +.05, finer 2D features +.04, answers per group +.02 and boundary IoU +.03.
 """
 
 import datetime
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,8 +23,9 @@ import tyro
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledView
 from f3rm_ext.features.base import FeatureMap
+from f3rm_ext.query.builders import draw_places
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, find_labelled_cameras
-from f3rm_ext.query.exemplar import append_residual, cluster_centres, deepest_pixel, take_example
+from f3rm_ext.query.exemplar import append_residual, cluster_centres, take_example
 from f3rm_ext.query.metrics import QueryMetrics
 from f3rm_ext.query.options import Region
 from f3rm_ext.query.queryable import QueryHead, get_head, render_map
@@ -42,6 +44,8 @@ WAYS = {
     "all (now)": ("scene", True, ("scene", "rest")),
 }
 """Where the features of the example are from, whether the thing around it is found, and what is negative."""
+NOW, GROUPS = "all (now)", "all, one answer per group of Gaussians"
+"""Groups: every Gaussian has the mean feature of its group, for the example as for the answer."""
 
 
 @dataclass
@@ -63,6 +67,8 @@ class QueryLevers:
     """config.yml of runs with lifted or distilled features."""
     names: tuple[str, ...]
     """What the rows of each run are called."""
+    ways: tuple[str, ...] = (*WAYS, GROUPS)
+    """Ways of asking to measure; rows of others stay."""
     skip: tuple[str, ...] = ("table",)
     """Classes that are not asked for."""
     exemplars: int = 10
@@ -76,18 +82,28 @@ class QueryLevers:
     def main(self) -> None:
         """Measures all runs."""
         record = json.loads(self.out.read_text()) if self.out.is_file() else {"rows": []}
-        rows = [row for row in record["rows"] if row["run"] not in self.names]
+        old = [row for row in record["rows"] if row["run"] not in self.names or row["way"] not in self.ways]
+        rows = []
         for config, name in zip(self.load_config, self.names, strict=True):
-            for row in self._measure(load_run(config)):
+            run = load_run(config)
+            found = self._measure(run, [way for way in self.ways if way != GROUPS])
+            if GROUPS in self.ways:
+                average_groups(run)
+                found += [{**row, "way": GROUPS} for row in self._measure(run, [NOW])]
+            for row in found:
                 rows.append({"run": name, **row})
                 print(rows[-1], flush=True)
+        order = [*WAYS, GROUPS]
+        rows = sorted(old + rows, key=lambda row: (row["run"] != "tabletop", row["run"], order.index(row["way"])))
         record = {"date": datetime.date.today().isoformat(), "scale": self.scale, "rows": rows}
         self.out.write_text(json.dumps(record, indent=1) + "\n")
 
-    def _measure(self, run: Photos) -> list[dict[str, Any]]:
+    def _measure(self, run: Photos, ways: Sequence[str]) -> list[dict[str, Any]]:
+        if not ways:
+            return []
         truth, head = CaptureGroundTruth(run.data), get_head(run.model.query_heads(), "")
         draws = self._draws(run, head, truth)
-        metrics = {(way, others): QueryMetrics() for way in WAYS for others in (False, True)}
+        metrics = {(way, others): QueryMetrics() for way in ways for others in (False, True)}
         for labelled in find_labelled_cameras(run.files("test"), run.cameras("test"), truth):
             camera = labelled.camera
             camera.rescale_output_resolution(self.scale)
@@ -107,26 +123,17 @@ class QueryLevers:
 
     def _draws(self, run: Photos, head: QueryHead, truth: CaptureGroundTruth) -> list[dict[str, dict[str, Vectors]]]:
         """The vectors of each draw, class and way of asking."""
-        files, cameras = run.files("train"), run.cameras("train")
-        views = [truth.view(f, int(cameras.height[i]), int(cameras.width[i])) for i, f in enumerate(files)]
-        chances, names = np.random.default_rng(0), [name for name in truth.classes if name not in self.skip]
         draws: list[dict[str, dict[str, Vectors]]] = [{} for _ in range(self.exemplars)]
-        places: dict[int, list[tuple[int, str]]] = {}
-        for name in names:
-            shown = [i for i, view in enumerate(views) if view is not None and _size(view, name) >= MIN_VISIBLE_PX]
-            for draw, index in enumerate(chances.permutation(shown)[: self.exemplars].tolist()):
-                places.setdefault(index, []).append((draw, name))
+        names = [name for name in truth.classes if name not in self.skip]
+        places = draw_places(run, truth, names, self.exemplars)
         scene = run.scene_clusters(head.name)
         patches = run.scene_clusters(head.name, lambda i: run.feature_map("train", i, head.name))
-        for index, asked in places.items():
+        for index in sorted({place.photo for place in places}):
             flat, deep = run.feature_map("train", index, head.name), run.scene_map("train", index, head.name)
             olds = [cluster_centres(unit_rows(each), OLD_CLUSTERS) for each in (flat, deep)]
-            for draw, name in asked:
-                view = views[index]
-                assert view is not None
-                row, col = deepest_pixel(view.masks[name])
-                region = Region(files[index].name, col + 0.5, row + 0.5)
-                draws[draw][name] = ask(flat, deep, olds, (patches, scene), region)
+            for place in places:
+                if place.photo == index:
+                    draws[place.draw][place.name] = ask(flat, deep, olds, (patches, scene), place.region)
         return draws
 
 
@@ -164,7 +171,8 @@ def count(
             continue
         mask = torch.from_numpy(view.masks[name])
         unlikes = {source: features @ vectors.negatives.T for source, vectors in sources.items()}
-        for way, (source, thing, kinds) in WAYS.items():
+        for way in {way for way, _ in metrics}:
+            source, thing, kinds = WAYS[way]
             hit = {each: likes[each, source][:, : None if thing else 1].max(axis=1) for each in asked}
             negative = unlikes[source][:, np.isin(sources[source].kinds, kinds)].max(axis=1, initial=-1.0)
             every = np.max([negative, *(hit[other] for other in asked if other != name)], axis=0)
@@ -172,6 +180,18 @@ def count(
                 score = torch.sigmoid(torch.from_numpy((hit[name] - unlike) / TEMPERATURE))
                 score[torch.from_numpy(empty)] = 0.0
                 metrics[way, others].add(name, score.view(size), mask, view.boxes[name], draw=draw)
+
+
+def average_groups(run: Photos) -> None:
+    """Gives every Gaussian the mean direction of its group; those without one keep their own."""
+    head = get_head(run.model.query_heads(), "")
+    points = run.model.grouped_points(head.name)
+    assert points is not None, "lift the features again"
+    unit, known = torch.nn.functional.normalize(points.codes.float(), dim=1), points.groups >= 0
+    sums = torch.zeros(int(points.groups.max()) + 1, unit.shape[1])
+    means = torch.nn.functional.normalize(sums.index_add(0, points.groups[known].long(), unit[known]), dim=1)
+    points.codes[known] = means[points.groups[known].long()].half()
+    run._clusters.clear()
 
 
 def unit_rows(feature_map: FeatureMap) -> np.ndarray:

@@ -1,14 +1,16 @@
-"""How well a field answers queries on held-out views, beside the 2D features it was distilled from.
+"""How well fields and splats answer queries on held-out views, beside the 2D features they have them from.
 
-Three short runs of f3rm-ext-lite on a capture with labels, each asked by `f3rm-ext eval query`:
+Runs on a capture with labels are asked by `f3rm-ext eval query`: a finished run of splats with lifted DINOv2 features
+(--splats), by ten pixels of each class; and three short runs of f3rm-ext-lite:
 
 1. one-hot labels as features: everything but the encoder,
-2. DINOv2 features, asked by one pixel of each class in one training photo,
+2. DINOv2 features, asked by ten pixels of each class, each in another training photo,
 3. text features (the example package `conse`), asked by the names of the classes.
 
     python benchmarks/query_quality.py --data tabletop --weights WEIGHTS
 
-prints a Markdown table and writes results/query_quality.json. Runs that are there already are only asked again.
+prints the figures and writes results/query_quality.json. Runs that are there already are only asked again, and rows of
+runs that are not asked stay.
 """
 
 import datetime
@@ -35,6 +37,10 @@ class QueryQuality:
     """A capture with label images."""
     weights: Path
     """Folder of the weights: dinov2_vits14_saliency_fp16.pth, and those of the package extractor_conse."""
+    splats: Path | None = None
+    """config.yml of splats with lifted DINOv2 features."""
+    fields: bool = True
+    """Train and ask the fields."""
     work: Path = Path("query_quality")
     """Folder of the runs."""
     scale: float = 0.5
@@ -57,8 +63,14 @@ class QueryQuality:
             ("text", f"conse:weights={weights}", 2000, ["--by", "text", *skip]),
         ]
         rows = []
-        for name, extractor, steps, options in runs:
-            config = self._train(name, extractor, steps)
+        made = [
+            (name, self._train(name, extractor, steps), steps, options)
+            for name, extractor, steps, options in (runs if self.fields else [])
+        ]
+        if self.splats is not None:
+            made.append(("splats", self.splats, 0, ["--by", "example", *skip]))
+        self.work.mkdir(parents=True, exist_ok=True)
+        for name, config, steps, options in made:
             answers = self.work / f"{name}.json"
             self._call(["f3rm-ext", "eval", "query", "--load-config", str(config), "--out", str(answers), *options])
             record = json.loads(answers.read_text())
@@ -67,6 +79,9 @@ class QueryQuality:
                 figures.pop("classes")
                 rows.append({"run": name, "steps": steps, "classes": classes, "protocol": protocol, **figures})
                 print(rows[-1], flush=True)
+        asked = {row["run"] for row in rows}
+        old = json.loads(self.out.read_text())["rows"] if self.out.is_file() else []
+        rows = [row for row in old if row["run"] not in asked] + rows
         report = {
             "date": datetime.date.today().isoformat(),
             "machine": platform.machine(),

@@ -96,14 +96,23 @@ def _starts(report: Report) -> str:
 
 def _answers(report: Report) -> str:
     asked = {"labels": "one-hot labels, by name", "example": "DINOv2, by one pixel", "text": "conse, by name"}
+    asked["splats"] = "DINOv2 on splats, by ten pixels"
     where = {"rendered": "rendered views", "image-features": "2D features", "direct-3d": "points in 3D"}
     head = ["features, asked", "protocol", "pairs", "localisation", "mIoU", "mAcc", "mIoU at the best threshold"]
+    head.append("boundary IoU")
+
+    def cell(row: dict[str, Any], key: str) -> str:
+        if key not in row:
+            return "–"
+        low, high = row.get("intervals", {}).get(key, (None, None))
+        return f"{row[key]:.3f}" + ("" if low is None else f" ({low:.3f}-{high:.3f})")
+
     rows = [
         [
             f"{asked[row['run']]}, {row['classes']} classes",
             where[row["protocol"]],
             str(row["pairs"]),
-            *(f"{row[key]:.3f}" for key in ("localisation", "miou", "macc", "best_miou")),
+            *(cell(row, key) for key in ("localisation", "miou", "macc", "best_miou", "boundary_iou")),
         ]
         for row in report["rows"]
     ]

@@ -30,7 +30,7 @@ _PART = 0.3
 """k of Felzenszwalb and Huttenlocher, in typical distances of descriptors."""
 _ALIKE = 0.6
 """Parts are joined up to this distance of their descriptors, as a share of the typical distance of two points."""
-_LARGE = 3e-3
+_LARGE = 1e-3
 """Share of all that photos see from which a part is no longer joined more readily for being small."""
 
 

@@ -113,6 +113,9 @@ class Lift:
     codes: int = 0
     """Number of PCA codes to lift instead of the full features, 8 to 512.
     0 lifts the full features, which take 2 bytes per Gaussian and dimension."""
+    per_group: bool = True
+    """Give each Gaussian the mean feature of its group (`f3rm-ext query --list`), so that a query outlines whole
+    things. Without it, queries can find parts of a group."""
     cache_dir: Path | None = None
     """Folder of the feature store, which the checkpoint remembers; by default that of the run."""
 
@@ -143,7 +146,7 @@ class Lift:
         )
         model, manager = cast(GaussianModel, opened.pipeline.model), cast(ImageDataManager, opened.pipeline.datamanager)
         source = cast("FeatureSource", manager.prepare_features(with_train=True)[0])
-        model.lift_features(manager.train_dataset, source, required=True)
+        model.lift_features(manager.train_dataset, source, required=True, per_group=self.per_group)
         for head in model.query_heads().values():
             head.cache_dir = "" if self.cache_dir is None else str(self.cache_dir.resolve())
         save_lifted(model.lifted, opened.checkpoint)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Int32
+from jaxtyping import Float, Float16, Int, Int32
 from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
@@ -20,6 +20,7 @@ from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.source import FeatureSource
+from f3rm_ext.features.space import MIN_NORM
 from f3rm_ext.query.groups import group_points
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.rendering import SplatScene, composite
@@ -29,6 +30,8 @@ SOLID = 0.05
 """Opacity from which on a Gaussian belongs to a group."""
 SEEN_VIEWS = 64
 """Views that tell which Gaussians are seen together, at most."""
+_CHUNK = 1 << 14
+"""Gaussians whose codes are averaged at a time."""
 CHANNELS = 64
 """Channels lifted at a time. Beyond the codes, memory holds a few slices of this width, whatever the dimension."""
 
@@ -38,12 +41,15 @@ def lift(
     dataset: PinholeDataset,
     source: FeatureSource,
     on_view: Callable[[], None] = lambda: None,
+    *,
+    per_group: bool = True,
 ) -> Iterator[LiftedHead]:
     """Lifts the features of the training views, one feature after another.
 
     Args:
         dataset: the training views; masked pixels do not count, transparent ones count by their alpha.
         on_view: called after each pass over a view, :func:`count_lifting_steps` times in all.
+        per_group: give each Gaussian the mean of its group, see :func:`average_groups`.
     """
     views = PinholeCameras.of(dataset.cameras).to(scene.gaussians.means.device)
     shares = Shares(dataset)
@@ -54,7 +60,10 @@ def lift(
 
         seen = Seen(scene, len(views.viewmats))
         codes = lift_maps(scene, views, spec.dim, load, shares, on_view, seen.add)
-        yield LiftedHead(spec, codes, None if scene.sharded else seen.group(codes))
+        groups = None if scene.sharded else seen.group(codes)
+        if groups is not None and per_group:
+            average_groups(codes, groups)
+        yield LiftedHead(spec, codes, groups)
 
 
 def count_lifting_steps(dataset: PinholeDataset, source: FeatureSource) -> int:
@@ -104,6 +113,32 @@ class Seen:
         solid = (shapes.alphas.flatten() >= SOLID).cpu().numpy()
         groups = group_points(shapes.means.cpu().numpy(), codes.cpu().numpy(), self._roots.numpy(), solid)
         return torch.from_numpy(groups.astype(np.int32)).to(codes.device)
+
+
+@torch.no_grad()
+def average_groups(codes: Float16[Tensor, "gaussians feat"], groups: Int[Tensor, " gaussians"]) -> None:
+    """Gives each Gaussian the mean of its group in place of its own code, so that a query answers for whole groups.
+
+    The mean is that of directions, with the mean length of the group's codes.
+
+    Args:
+        codes: changed in place; those of Gaussians without a group stay.
+        groups: number of each Gaussian's group, -1 for none.
+    """
+    known = torch.nonzero(groups >= 0)[:, 0]
+    if not len(known):
+        return
+    count = int(groups.max()) + 1
+    sums, lengths = (torch.zeros(count, width, device=codes.device) for width in (codes.shape[1], 1))
+    for part in known.split(_CHUNK):
+        rows, own = codes[part].float(), groups[part].long()
+        norms = rows.norm(dim=1, keepdim=True)
+        sums.index_add_(0, own, rows / norms.clamp_min(MIN_NORM))
+        lengths.index_add_(0, own, norms)
+    sizes = torch.bincount(groups[known], minlength=count)[:, None]
+    means = (torch.nn.functional.normalize(sums, dim=1) * lengths / sizes.clamp_min(1)).half()
+    for part in known.split(_CHUNK):
+        codes[part] = means[groups[part].long()]
 
 
 @torch.no_grad()

@@ -181,12 +181,20 @@ class QueryableSplats(Model):
             for name, head in self.query_heads().items()
         }
 
-    def lift_features(self, dataset: PinholeDataset, source: FeatureSource | None, *, required: bool = False) -> None:
+    def lift_features(
+        self,
+        dataset: PinholeDataset,
+        source: FeatureSource | None,
+        *,
+        required: bool = False,
+        per_group: bool = True,
+    ) -> None:
         """Replaces the features of the Gaussians by those of the training views; see
         :mod:`f3rm_ext.splat.features.lifting`.
 
         Args:
             source: their 2D features; None changes nothing.
+            per_group: give each Gaussian the mean feature of its group.
             required: raise errors. Otherwise they are logged, since a failure at the end must not cost the training.
         """
         if source is None:
@@ -195,7 +203,7 @@ class QueryableSplats(Model):
         try:
             with image_progress("views") as progress:
                 task = progress.add_task("Lifting features", total=count_lifting_steps(dataset, source))
-                for head in lift(self._scene(), dataset, source, lambda: progress.advance(task)):
+                for head in lift(self._scene(), dataset, source, lambda: progress.advance(task), per_group=per_group):
                     self.lifted.add(head.to(self.device))
         except (UserError, OSError) as error:
             self.lifted.clear()

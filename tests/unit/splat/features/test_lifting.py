@@ -100,6 +100,30 @@ def test_pixels_count_by_their_share(scene: SplatScene, views: PinholeCameras) -
     assert (plain - codes).abs().max() > 0.05
 
 
+def test_groups_have_the_mean_direction_and_length_of_their_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifting, "_CHUNK", 7)
+    codes = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)).half()
+    groups, before = torch.arange(40, dtype=torch.int32) % 4 - 1, codes.clone().float()
+    lifting.average_groups(codes, groups)
+    for group in range(3):
+        own = before[groups == group]
+        direction = torch.nn.functional.normalize(torch.nn.functional.normalize(own, dim=1).sum(dim=0), dim=0)
+        wanted = direction * own.norm(dim=1).mean()
+        torch.testing.assert_close(codes[groups == group].float(), wanted.expand(10, 5), atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(codes[groups < 0].float(), before[groups < 0])
+    lifting.average_groups(codes[:1], torch.full((1,), -1))
+
+
+def test_gaussians_are_grouped_by_what_views_see_of_them(scene: SplatScene, views: PinholeCameras) -> None:
+    seen = lifting.Seen(scene, 3)
+    codes = lifting.lift_maps(scene, views, DIM, maps().__getitem__, on_weights=seen.add)
+    for index in range(3):
+        sums = weights_of(scene, views, index).sum(dim=(0, 1))
+        torch.testing.assert_close(seen._roots[:, index].float().square(), sums, atol=1e-2, rtol=1e-2)
+    groups = seen.group(codes)
+    assert groups.dtype == torch.int32 and groups[-1] == -1 and set(groups[:-1].tolist()) >= {0}
+
+
 def test_masks_and_alpha_make_shares_and_plain_images_are_read_once() -> None:
     asked: list[int] = []
     rgba = torch.zeros(4, 5, 4, dtype=torch.uint8)
