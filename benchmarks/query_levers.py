@@ -2,9 +2,10 @@
 
     python benchmarks/query_levers.py --load-config fine/config.yml ... --names stride-14 ...
 
-Each class is asked by several pixels, each the innermost one in another training photo, and every way of asking takes
-the same pixels. Settings are chosen on the synthetic room; the tabletop is only judged. Views are rendered at `scale`.
-Writes results/query_levers.json; runs that it holds already are replaced, others stay.
+The features are lifted with --no-per-group. Each class is asked by several pixels, each the innermost one in another
+training photo, and every way of asking takes the same pixels. Settings are chosen on the synthetic room; the tabletop
+is only judged. Views are rendered at `scale`. Writes results/query_levers.json; runs that it holds already are
+replaced, others stay.
 
 Predictions before the first measurement, mIoU at ½ on the tabletop: example read from the scene +.05, negatives from
 the whole scene +.05, the rest of the thing +.05, finer 2D features +.04, answers per group +.02 and boundary IoU +.03.
