@@ -42,10 +42,10 @@ WAYS = {
     "example from the photo, thing, scene and rest": ("photo", True, ("scene", "rest")),
     "example from the scene, whole scene": ("scene", False, ("scene",)),
     "example from the scene, whole scene and rest": ("scene", False, ("scene", "rest")),
-    "all (now)": ("scene", True, ("scene", "rest")),
+    "all, one answer per Gaussian": ("scene", True, ("scene", "rest")),
 }
 """Where the features of the example are from, whether the thing around it is found, and what is negative."""
-NOW, GROUPS = "all (now)", "all, one answer per group of Gaussians"
+NOW, GROUPS = "all, one answer per Gaussian", "all, one answer per group (now)"
 """Groups: every Gaussian has the mean feature of its group, for the example as for the answer."""
 
 
