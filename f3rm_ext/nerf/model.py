@@ -226,7 +226,7 @@ class F3rmModel(QueryableField):
         self.camera_optimizer: CameraOptimizer = config.camera_optimizer.setup(
             num_cameras=self.num_train_data, device="cpu"
         )
-        self.exposures = make_exposures(config.exposure, self.num_train_data, metadata.get("exif_stops"))
+        self.exposures = make_exposures(config.exposure, self.num_train_data, metadata)
         self.choices = choices(config.exposure, self.exposures)
         self.density_fns = [cast(ProposalField, network).density for network in self.proposal_networks]
         self.proposal_sampler = ProposalNetworkSampler(
@@ -270,7 +270,8 @@ class F3rmModel(QueryableField):
     def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
         """Returns callbacks that anneal the proposal weights (mip-NeRF 360, eq. 18) and measure each step's cost."""
         if self.exposures is not None and attributes.pipeline is not None:
-            self.exposures.start(cast(Any, attributes.pipeline.datamanager).train_dataset.image_filenames)
+            dataset = cast(Any, attributes.pipeline.datamanager).train_dataset
+            self.exposures.start(dataset.metadata.get("measure_stops"))
 
         def begin_step(step: int) -> None:
             self.cost.step_pre_backward(self.device)
