@@ -32,12 +32,9 @@ RESULT = Path(__file__).parent / "results" / "exposure.json"
 METHODS = ("f3rm-ext-lite", "sugar-ext-lite")
 RUNS: tuple[tuple[str, ExposureOption], ...] = (
     ("constant", "off"),
-    ("constant", "on"),
     ("varied", "off"),
     ("varied", "auto"),
     ("varied, no EXIF", "auto"),
-    ("colours", "off"),
-    ("colours", "auto"),
 )
 CAPTURES = ("constant", "varied", "varied, no EXIF", "colours")
 STOPS = (-1.5, -0.75, 0.0, 0.75, 1.5)

@@ -106,6 +106,11 @@ class ExposureModel(nn.Module):
         return apply_stops(rgb - behind, self.stops[image]) + behind
 
     @torch.no_grad()
+    def undo(self, photo: Float[Tensor, "*batch 3"], image: int) -> tuple[Tensor, Bool[Tensor, "*batch 1"]]:
+        """Returns the colours of a training photo at the mean exposure, and where they are known: not saturated."""
+        return apply_stops(photo, -self.stops[image]), (photo < _SATURATED).all(dim=-1, keepdim=True)
+
+    @torch.no_grad()
     def start(self, measure: MeasureStops | None) -> None:
         """Starts a training without EXIF with what its photos show; does nothing in one that resumes."""
         if measure is not None and not bool(self.exif_stops.isfinite().any() or self.stops.any()):

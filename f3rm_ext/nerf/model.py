@@ -86,7 +86,8 @@ class F3rmModelConfig(OwnModelConfig):
     """Width of the colour network, 1 or more."""
     exposure: ExposureOption = "off"
     """Gains of the three colours of each training photo, for captures whose exposure or white balance varies; scene and
-    exports have their mean. auto models them if EXIF tells that exposures vary, on always, off never."""
+    exports have their mean. auto models them if exposures vary, by EXIF or by what photos show of the same places, on
+    always, off never."""
     appearance_dim: int = 0
     """Length of a per-image code from which the colour network learns how a photo differs from others, as in nerfacto;
     0 for none. Renderings take the mean code, which costs quality in short runs: prefer exposure."""

@@ -66,6 +66,14 @@ def test_gradients_are_those_of_differences() -> None:
         torch.testing.assert_close(given[index].grad, expected, atol=2e-3, rtol=5e-3)
 
 
+def test_a_photo_is_brought_to_the_mean_exposure_where_it_is_not_saturated(picture: torch.Tensor) -> None:
+    model = exposures(-1.5, 1.5)
+    photo = model(picture, 1).detach().clamp(max=1)
+    shown, known = model.undo(photo, 1)
+    assert (photo == 1).any() and known.any() and not known[(photo == 1).any(dim=-1)].any()
+    torch.testing.assert_close(shown[known[..., 0]], picture[known[..., 0]])
+
+
 def test_seeds_come_from_exif_and_have_mean_zero() -> None:
     model = exposures(-6.0, None, -3.0)
     torch.testing.assert_close(model.stops.detach(), torch.tensor([-1.5, 0.0, 1.5])[:, None].repeat(1, 3))
