@@ -356,8 +356,9 @@ def _exposure(report: Report) -> str:
         middle = {name: statistics.median(row[name] for row in rows) for name in names}
         fitted = sorted(row["psnr_fitted"] for row in rows)
         judged = {1.0: "EXIF", 0.0: "fit", None: "as rendered"}[rows[0].get("exposure_from_exif")]
-        spread = f"{middle['psnr_fitted']:.2f} ({fitted[0]:.2f}–{fitted[-1]:.2f})"
-        body.append([*case, spread, f"{middle['psnr_by_matrix']:.2f}", *quality(middle), judged])
+        spread = f" ({fitted[0]:.2f}–{fitted[-1]:.2f})" if len(rows) > 1 else ""
+        by_fit = f"{middle['psnr_fitted']:.2f}{spread}"
+        body.append([*case, by_fit, f"{middle['psnr_by_matrix']:.2f}", *quality(middle), judged])
     head = ["capture", "method", "photos", "exposure", "PSNR by fit", "by matrix", "PSNR", "SSIM", "LPIPS", "judged"]
     return table(head, body)
 
