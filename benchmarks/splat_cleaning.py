@@ -14,6 +14,7 @@ import datetime
 import json
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,15 +115,19 @@ class Measure:
             name, _, config = given.partition("=")
             run = load_splat_run(Path(config))
             own, views = run.splats(), PinholeCameras.of(run.manager.train_dataset.cameras)
-            rows = [{"capture": name, "planted": False, **clean(run, own, torch.zeros(len(own)))}]
+            first = {"capture": name, "planted": False}
+            _write_row(first | clean(run, own, torch.zeros(len(own))), lambda row, name=name: row["capture"] != name)
             for seed in range(self.seeds):
-                rows.append({"capture": name, "planted": True, "seed": seed, **clean(run, *plant(own, views, seed))})
-            report = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-            kept = [row for row in report.get("rows", ()) if row["capture"] != name]
-            report = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "rows": [*kept, *rows]}
-            RESULT.write_text(json.dumps(report, indent=1) + "\n")
-            for row in rows:
-                print(row, flush=True)
+                _write_row({"capture": name, "planted": True, "seed": seed, **clean(run, *plant(own, views, seed))})
+
+
+def _write_row(row: dict[str, Any], keep: Callable[[dict[str, Any]], bool] = lambda row: True) -> None:
+    """Adds a row to those of the report that are kept."""
+    report = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    rows = [*filter(keep, report.get("rows", ())), row]
+    report = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "rows": rows}
+    RESULT.write_text(json.dumps(report, indent=1) + "\n")
+    print(row, flush=True)
 
 
 if __name__ == "__main__":
