@@ -2,12 +2,11 @@
 
     python benchmarks/exposure.py --data fox tabletop --shrink 6 5
 
-makes small copies of captures: as they are; with each photo up to 1.5 stops darker or brighter, with and without EXIF;
-and with each photo of another white balance and saturation; all in linear light and clipped. It trains each method on
-them with `--pipeline.model.exposure` off, on and auto, and with three seeds, of the changes and of the training. It
-prints a row for each run and writes results/exposure.json, which keeps the rows of other runs. PSNR of held-out photos
-is that of `ns-eval`; *fitted* that of every run by gains fitted to the other half of the photo, so that runs without
-exposures can compare; *by matrix* that by a colour matrix fitted to it.
+makes small copies of captures: as they are, and with each photo up to 1.5 stops darker or brighter, with and without
+EXIF, in linear light and clipped. It trains each method on them with `--pipeline.model.exposure` off and auto, and with
+three seeds, of the changes and of the training. It prints a row for each run and writes results/exposure.json, which
+keeps the rows of other runs, so that it goes on where it was stopped. PSNR of held-out photos is that of `ns-eval`, and
+*fitted* that of every run by gains fitted to the other half of the photo, so that runs without exposures can compare.
 """
 
 import datetime
@@ -36,7 +35,7 @@ RUNS: tuple[tuple[str, ExposureOption], ...] = (
     ("varied", "auto"),
     ("varied, no EXIF", "auto"),
 )
-CAPTURES = ("constant", "varied", "varied, no EXIF", "colours")
+CAPTURES = ("constant", "varied", "varied, no EXIF")
 STOPS = (-1.5, -0.75, 0.0, 0.75, 1.5)
 MAKE, EXIF, TIME_S, ISO = 0x010F, 0x8769, 0x829A, 0x8827
 
@@ -44,13 +43,6 @@ MAKE, EXIF, TIME_S, ISO = 0x010F, 0x8769, 0x829A, 0x8827
 def vary_exposure(dice: np.random.Generator, count: int) -> np.ndarray:
     """Returns matrices that scale the light of photos, (photos, 3, 3)."""
     return np.exp2(dice.choice(STOPS, count))[:, None, None] * np.eye(3)
-
-
-def vary_colors(dice: np.random.Generator, count: int) -> np.ndarray:
-    """Returns matrices of a white balance, red and blue by half a stop or less, and of a saturation from ½ to 3/2."""
-    balance = np.exp2(dice.uniform(-0.5, 0.5, (count, 3)) * [1, 0, 1])
-    saturation = dice.uniform(0.5, 1.5, (count, 1, 1))
-    return (saturation * np.eye(3) + (1 - saturation) * np.full((3, 3), 1 / 3)) * balance[:, :, None]
 
 
 def make_capture(data: Path, out: Path, shrink: int, changes: np.ndarray, *, exif: bool) -> None:
@@ -108,9 +100,8 @@ class Exposure:
     def _make_captures(data: Path, folder: Path, shrink: int, seed: int) -> None:
         count = len(json.loads((data / "transforms.json").read_text())["frames"])
         varied = vary_exposure(np.random.default_rng(seed), count)
-        colors = vary_colors(np.random.default_rng(seed), count)
         constant = np.tile(np.eye(3), (count, 1, 1))
-        for name, changes in zip(CAPTURES, (constant, varied, varied, colors), strict=True):
+        for name, changes in zip(CAPTURES, (constant, varied, varied), strict=True):
             if not (folder / name / "transforms.json").exists():
                 make_capture(data, folder / name, shrink, changes, exif=name == "varied")
 
@@ -142,19 +133,6 @@ class Exposure:
         return {"train_cpu_s": seconds, **_metrics(trainer.pipeline)}
 
 
-def fit_matrix(rgb: np.ndarray, photo: np.ndarray) -> np.ndarray:
-    """Returns each half of an image with the colour matrix that fits the other half to the photo, least squares."""
-    middle = rgb.shape[1] // 2
-    halves = (slice(None, middle), slice(middle, None))
-    shown = np.empty_like(rgb)
-    for half, other in zip(halves, reversed(halves), strict=True):
-        own, wanted = (to_linear(image[:, other].reshape(-1, 3).astype(float)) for image in (rgb, photo))
-        kept = (photo[:, other].reshape(-1, 3) < 254 / 255).all(axis=1)
-        matrix = np.linalg.lstsq(own[kept], wanted[kept], rcond=None)[0]
-        shown[:, half] = to_srgb(to_linear(rgb[:, half]) @ matrix)
-    return shown.clip(0, 1)
-
-
 @torch.no_grad()
 def _metrics(pipeline: Any) -> dict[str, float]:
     pipeline.eval()
@@ -164,10 +142,8 @@ def _metrics(pipeline: Any) -> dict[str, float]:
         metrics, _ = pipeline.model.get_image_metrics_and_images(outputs, batch)
         photo = batch["image"].to(outputs["rgb"])
         fitted = fit_halves(outputs["rgb"], photo).clamp(0, 1)
-        by_matrix = torch.from_numpy(fit_matrix(outputs["rgb"].numpy(), photo.numpy()))
-        found = {"psnr_fitted": float(masks.psnr(fitted, photo)), "psnr_by_matrix": float(masks.psnr(by_matrix, photo))}
-        rows.append({**metrics, **found})
-    names = ("psnr", "ssim", "lpips", "psnr_fitted", "psnr_by_matrix", "psnr_at_mean_exposure", "exposure_from_exif")
+        rows.append({**metrics, "psnr_fitted": float(masks.psnr(fitted, photo))})
+    names = ("psnr", "ssim", "lpips", "psnr_fitted", "psnr_at_mean_exposure", "exposure_from_exif")
     return {name: float(np.mean([row[name] for row in rows])) for name in names if name in rows[0]}
 
 

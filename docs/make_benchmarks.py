@@ -352,14 +352,13 @@ def _exposure(report: Report) -> str:
         cases.setdefault(tuple(row[name] for name in ("data", "method", "capture", "exposure")), []).append(row)
     body = []
     for case, rows in cases.items():
-        names = ("psnr", "ssim", "lpips", "psnr_fitted", "psnr_by_matrix")
+        names = ("psnr", "ssim", "lpips", "psnr_fitted")
         middle = {name: statistics.median(row[name] for row in rows) for name in names}
         fitted = sorted(row["psnr_fitted"] for row in rows)
         judged = {1.0: "EXIF", 0.0: "fit", None: "as rendered"}[rows[0].get("exposure_from_exif")]
         spread = f" ({fitted[0]:.2f}–{fitted[-1]:.2f})" if len(rows) > 1 else ""
-        by_fit = f"{middle['psnr_fitted']:.2f}{spread}"
-        body.append([*case, by_fit, f"{middle['psnr_by_matrix']:.2f}", *quality(middle), judged])
-    head = ["capture", "method", "photos", "exposure", "PSNR by fit", "by matrix", "PSNR", "SSIM", "LPIPS", "judged"]
+        body.append([*case, f"{middle['psnr_fitted']:.2f}{spread}", *quality(middle), judged])
+    head = ["capture", "method", "photos", "exposure", "PSNR by fit", "PSNR", "SSIM", "LPIPS", "judged"]
     return table(head, body)
 
 

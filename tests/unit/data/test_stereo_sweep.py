@@ -10,7 +10,7 @@ from torch import Tensor
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.data.stereo.agreement import DepthMaps
-from f3rm_ext.data.stereo.exposures import fit_stops, look_up
+from f3rm_ext.data.stereo.exposures import compare, fit_stops, light_of, look_up
 from f3rm_ext.data.stereo.points import BACKDROP_SHARE, dense_points, thin
 from f3rm_ext.data.stereo.sweep import (
     PhotoStereo,
@@ -161,6 +161,10 @@ def test_exposures_are_found_in_what_photos_show(cameras: PinholeCameras, stops:
     found = fit_stops(look_up(stereo, maps))
     np.testing.assert_allclose(found.stops, np.repeat(np.array(stops)[:, None], 3, axis=1), atol=0.05)
     assert found.vary is any(stops)
+    few, truth = slice(0, 4), np.repeat(np.array(stops)[:, None], 3, axis=1)
+    known = PhotoStereo(stereo.photo, cameras.take(few), StereoOptions(neighbours=4))
+    some = DepthMaps(known.cameras, [maps.depth(index) for index in range(4)])
+    np.testing.assert_allclose(compare(light_of(stereo.photo(4)), cameras, known, some, truth), truth[4], atol=0.05)
 
 
 def test_nothing_is_said_of_photos_that_share_no_place(cameras: PinholeCameras) -> None:
