@@ -1,10 +1,11 @@
 """Photos whose exposure varies: with and without exposures modelled, for fields and splats.
 
-    python benchmarks/exposure.py --data fox
+    python benchmarks/exposure.py --data fox tabletop --shrink 6 5
 
-makes copies of a capture at a sixth of its size: as it is, and with each photo up to 1.5 stops darker or brighter,
-in linear light and clipped, with and without EXIF. It trains each method on them with `--pipeline.model.exposure` off
-and on, prints a row for each run and writes results/exposure.json. PSNR of held-out photos is that of `ns-eval`, and
+makes small copies of captures: as they are, and with each photo up to 1.5 stops darker or brighter, with and without
+EXIF, in linear light and clipped. It trains each method on them with `--pipeline.model.exposure` off and auto, and with
+three seeds, of the changes and of the training. It prints a row for each run and writes results/exposure.json, which
+keeps the rows of other runs, so that it goes on where it was stopped. PSNR of held-out photos is that of `ns-eval`, and
 *fitted* that of every run by gains fitted to the other half of the photo, so that runs without exposures can compare.
 """
 
@@ -23,34 +24,46 @@ from PIL import Image
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.model_components import masks
-from f3rm_ext.model_components.exposure import ExposureOption, apply_stops, fit_halves
+from f3rm_ext.model_components.exposure import ExposureOption, fit_halves
+from f3rm_ext.utils.pictures import to_bytes, to_linear, to_srgb
 
-HERE = Path(__file__).parent
+RESULT = Path(__file__).parent / "results" / "exposure.json"
 METHODS = ("f3rm-ext-lite", "sugar-ext-lite")
 RUNS: tuple[tuple[str, ExposureOption], ...] = (
     ("constant", "off"),
     ("varied", "off"),
     ("varied", "auto"),
-    ("varied, no EXIF", "on"),
-    ("constant", "on"),
+    ("varied, no EXIF", "auto"),
 )
+CAPTURES = ("constant", "varied", "varied, no EXIF")
 STOPS = (-1.5, -0.75, 0.0, 0.75, 1.5)
-EXIF, TIME_S, ISO = 0x8769, 0x829A, 0x8827
+MAKE, EXIF, TIME_S, ISO = 0x010F, 0x8769, 0x829A, 0x8827
 
 
-def make_capture(data: Path, out: Path, shrink: int, stops: np.ndarray, *, exif: bool) -> None:
-    """Copies a capture in nerfstudio's format with smaller photos, each some stops brighter, and EXIF or not."""
+def vary_exposure(dice: np.random.Generator, count: int) -> np.ndarray:
+    """Returns matrices that scale the light of photos, (photos, 3, 3)."""
+    return np.exp2(dice.choice(STOPS, count))[:, None, None] * np.eye(3)
+
+
+def make_capture(data: Path, out: Path, shrink: int, changes: np.ndarray, *, exif: bool) -> None:
+    """Copies a capture in nerfstudio's format with smaller photos, the light of each changed by a matrix.
+
+    EXIF tells the first element of each matrix, or nothing.
+    """
     meta = json.loads((data / "transforms.json").read_text())
+    meta.pop("ply_file_path", None)
     (out / "images").mkdir(parents=True)
-    meta |= {key: meta[key] / shrink for key in ("fl_x", "fl_y", "cx", "cy")}
+    for lens in (meta, *meta["frames"]):
+        lens |= {key: lens[key] / shrink for key in ("fl_x", "fl_y", "cx", "cy") if key in lens}
     meta |= {key: meta[key] // shrink for key in ("w", "h")}
-    for frame, change in zip(meta["frames"], stops.tolist(), strict=True):
+    for frame, change in zip(meta["frames"], changes, strict=True):
         photo = Image.open(data / frame["file_path"]).convert("RGB").reduce(shrink)
-        colors = apply_stops(torch.from_numpy(np.asarray(photo) / 255.0), torch.tensor(change))
         tags = Image.Exif()
         if exif:
-            tags.get_ifd(EXIF).update({TIME_S: 2**change / 60, ISO: 100})
-        pixels = Image.fromarray((colors.clamp(0, 1) * 255).round().byte().numpy())
+            tags[MAKE] = "Maker"  # Pillow writes no EXIF of details alone into PNG
+            tags.get_ifd(EXIF).update({TIME_S: float(change[0, 0]) / 60, ISO: 100})
+        colors = to_srgb(to_linear(np.asarray(photo) / 255.0) @ change.T)
+        pixels = Image.fromarray(to_bytes(colors))
         pixels.save(out / frame["file_path"], quality=95, subsampling=0, exif=tags)
     (out / "transforms.json").write_text(json.dumps(meta))
 
@@ -59,49 +72,65 @@ def make_capture(data: Path, out: Path, shrink: int, stops: np.ndarray, *, exif:
 class Exposure:
     """Trains on photos of constant and of varied exposure and measures held-out photos."""
 
-    data: Path
-    """A capture in nerfstudio's format."""
+    data: tuple[Path, ...]
+    """Captures in nerfstudio's format."""
+    shrink: tuple[int, ...]
+    """By which the sides of the photos of each are divided."""
     work: Path = Path("exposure")
     """Folder of the captures and the runs."""
-    shrink: int = 6
-    """By which the sides of the photos are divided."""
+    seeds: int = 3
+    """Runs of each kind."""
     rays: int = 384
     """Rays of a step of fields."""
     steps: int = 400
     """Steps of each run."""
-    out: Path = HERE / "results" / "exposure.json"
-    """Where the figures are written."""
 
     def main(self) -> None:
-        """Runs everything."""
-        count = len(json.loads((self.data / "transforms.json").read_text())["frames"])
-        varied = np.random.default_rng(0).choice(STOPS, count)
-        for name, stops in (("constant", 0 * varied), ("varied", varied), ("varied, no EXIF", varied)):
-            if not (self.work / name / "transforms.json").exists():
-                make_capture(self.data, self.work / name, self.shrink, stops, exif=name == "varied")
-        rows = [self._run(method, *run) for method in METHODS for run in RUNS]
-        report = {"date": datetime.date.today().isoformat(), "capture": self.data.name}
-        options = {"shrink": self.shrink, "rays": self.rays, "steps": self.steps}
-        self.out.write_text(json.dumps(report | {"options": options, "rows": rows}, indent=1) + "\n")
+        """Runs everything that has no row yet."""
+        for seed in range(self.seeds):
+            for data, shrink in zip(self.data, self.shrink, strict=True):
+                folder = self.work / data.name / str(seed)
+                self._make_captures(data, folder, shrink, seed)
+                for method in METHODS:
+                    for capture, option in RUNS:
+                        case = {"data": data.name, "method": method, "capture": capture, "exposure": option}
+                        self._add_row({**case, "seed": seed, "shrink": shrink, "steps": self.steps}, folder)
 
-    def _run(self, method: str, capture: str, option: ExposureOption) -> dict[str, Any]:
+    @staticmethod
+    def _make_captures(data: Path, folder: Path, shrink: int, seed: int) -> None:
+        count = len(json.loads((data / "transforms.json").read_text())["frames"])
+        varied = vary_exposure(np.random.default_rng(seed), count)
+        constant = np.tile(np.eye(3), (count, 1, 1))
+        for name, changes in zip(CAPTURES, (constant, varied, varied), strict=True):
+            if not (folder / name / "transforms.json").exists():
+                make_capture(data, folder / name, shrink, changes, exif=name == "varied")
+
+    def _add_row(self, case: dict[str, Any], folder: Path) -> None:
+        report = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+        rows = report.get("rows", [])
+        if any(case.items() <= row.items() for row in rows):
+            return
+        row = case | self._run(case["method"], folder, case["capture"], case["exposure"], case["seed"])
+        print(row, flush=True)
+        report = {"date": datetime.date.today().isoformat(), "options": {"rays": self.rays}, "rows": [*rows, row]}
+        RESULT.write_text(json.dumps(report, indent=1) + "\n")
+
+    def _run(self, method: str, folder: Path, capture: str, option: ExposureOption, seed: int) -> dict[str, Any]:
         config: Any = (make_config if method.startswith("f3rm") else make_splat_config)(method)
-        config.data = config.pipeline.datamanager.data = self.work / capture
-        config.output_dir, config.experiment_name, config.timestamp = self.work / "out", capture, option
+        config.data = config.pipeline.datamanager.data = folder / capture
+        config.output_dir, config.experiment_name, config.timestamp = folder / "out", capture, option
         config.vis, config.max_num_iterations, config.pipeline.model.exposure = "tensorboard", self.steps, option
         if method.startswith("f3rm"):
             config.pipeline.datamanager.features.extractors = ()
             config.pipeline.datamanager.train_num_rays_per_batch = self.rays
         config.save_config()
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         trainer = config.setup()
         trainer.setup()
         started = time.process_time()
         trainer.train()
         seconds = time.process_time() - started
-        row = {"method": method, "capture": capture, "exposure": option, "train_cpu_s": seconds}
-        print(row := row | _metrics(trainer.pipeline), flush=True)
-        return row
+        return {"train_cpu_s": seconds, **_metrics(trainer.pipeline)}
 
 
 @torch.no_grad()

@@ -355,19 +355,20 @@ def _image_parts(report: Report) -> str:
 
 
 def _exposure(report: Report) -> str:
-    rows = [
-        [
-            row["method"],
-            row["capture"],
-            row["exposure"],
-            *quality(row),
-            f"{row['psnr_fitted']:.2f}",
-            {1.0: "EXIF", 0.0: "fit", None: "as rendered"}[row.get("exposure_from_exif")],
-            f"{row['train_cpu_s']:.0f}",
-        ]
-        for row in report["rows"]
-    ]
-    return table(["method", "photos", "exposure", "PSNR", "SSIM", "LPIPS", "PSNR by fit", "judged", "CPU s"], rows)
+    """Medians of the seeds; the spread is that of PSNR by fit."""
+    cases: dict[tuple[str, ...], list[Report]] = {}
+    for row in report["rows"]:
+        cases.setdefault(tuple(row[name] for name in ("data", "method", "capture", "exposure")), []).append(row)
+    body = []
+    for case, rows in cases.items():
+        names = ("psnr", "ssim", "lpips", "psnr_fitted")
+        middle = {name: statistics.median(row[name] for row in rows) for name in names}
+        fitted = sorted(row["psnr_fitted"] for row in rows)
+        judged = {1.0: "EXIF", 0.0: "fit", None: "as rendered"}[rows[0].get("exposure_from_exif")]
+        spread = f" ({fitted[0]:.2f}–{fitted[-1]:.2f})" if len(rows) > 1 else ""
+        body.append([*case, f"{middle['psnr_fitted']:.2f}{spread}", *quality(middle), judged])
+    head = ["capture", "method", "photos", "exposure", "PSNR by fit", "PSNR", "SSIM", "LPIPS", "judged"]
+    return table(head, body)
 
 
 def _defaults(report: Report) -> str:
@@ -433,33 +434,26 @@ def _splat_budget(report: Report) -> str:
 
 
 def _splat_cleaning(report: Report) -> str:
-    body = [
-        [
-            f"{row['capture']}: {row['gaussians']:,}",
-            *(
-                [f"{row[kind]:.0%}" for kind in ("near_share", "haze_share", "far_share")]
-                if row["planted"]
-                else ["–"] * 3
-            ),
-            f"{row['other_share']:.1%}",
-            f"{row['psnr_before']:.2f}",
-            f"**{row['psnr_after']:.2f}**",
-            f"{row['psnr_by_opacity']:.2f}",
-            ", ".join(f"`{name}`" for name in row["withdrawn"]) or "–",
-        ]
-        for row in report["rows"]
-    ]
-    head = [
-        "Gaussians",
-        "near gone",
-        "haze gone",
-        "far gone",
-        "others gone",
-        "before, dB",
-        "after, dB",
-        "by opacity, dB",
-    ]
-    return table([*head, "withdrawn"], body)
+    """Plantings of all seeds in one row: counts are added, PSNR are medians."""
+    cases: dict[tuple[str, bool], list[Report]] = {}
+    for row in report["rows"]:
+        cases.setdefault((row["capture"], row["planted"]), []).append(row)
+    body = []
+    for (capture, planted), rows in cases.items():
+        gone = ["–"] * 3
+        if planted:
+            counts = [[sum(row[kind][i] for row in rows) for i in range(2)] for kind in ("near", "haze", "far")]
+            gone = [f"{removed} of {given} ({removed / given:.0%})" for removed, given in counts]
+        after = sorted(row["psnr_after"] for row in rows)
+        spread = f" ({after[0]:.2f}–{after[-1]:.2f})" if planted else ""
+        before, by_opacity, other = (
+            statistics.median(row[name] for row in rows) for name in ("psnr_before", "psnr_by_opacity", "other_share")
+        )
+        name = f"{capture}, {len(rows)} plantings" if planted else f"{capture}: {rows[0]['gaussians']:,} Gaussians"
+        psnr = [f"{before:.2f}", f"**{statistics.median(after):.2f}**{spread}", f"{by_opacity:.2f}"]
+        body.append([name, *gone, f"{other:.1%}", *psnr])
+    head = ["run", "near gone", "haze gone", "far gone", "others gone", "before, dB", "after, dB", "by opacity, dB"]
+    return table(head, body)
 
 
 def _confidence(report: Report) -> str:

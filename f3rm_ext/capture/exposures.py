@@ -1,17 +1,30 @@
-"""Exposures of photos: as their cameras recorded them in EXIF, or guessed from their brightness."""
+"""Exposures of photos: as their cameras recorded them in EXIF, or as found in what they show."""
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float32
 from PIL import Image
 
-from f3rm_ext.utils.pictures import UNREADABLE, to_linear
+from f3rm_ext.utils.pictures import UNREADABLE
 
+MIN_RANGE_STOPS = 0.25
+"""Difference of exposures below which they count as constant; cameras step by 1/3."""
 _EXIF, _EXPOSURE_TIME_S, _F_NUMBER, _ISO = 0x8769, 0x829A, 0x829D, 0x8827
-_THUMBNAIL_PX = 64
+
+
+class MeasuredStops(NamedTuple):
+    """Exposures found in what photos show."""
+
+    stops: Float32[np.ndarray, "photos 3"]
+    """Of red, green and blue, with mean 0; 0 for photos of which nothing is known."""
+    range_stops: float
+    """By how much they vary."""
+    vary: bool
+    """Whether that is much, and much more than what the photos show without it."""
 
 
 def exposure_stops(paths: Sequence[Path]) -> list[float | None]:
@@ -48,26 +61,6 @@ def _read_tags(path: Path) -> tuple[float | None, float | None, float | None]:
         return _number(tags.get(_EXPOSURE_TIME_S)), _number(tags.get(_F_NUMBER)), _number(tags.get(_ISO))
     except (*UNREADABLE, LookupError, TypeError):  # damaged EXIF says nothing
         return None, None, None
-
-
-def brightness_stops(paths: Sequence[Path]) -> list[float | None]:
-    """Returns log2 of the median linear light of each photo; None where it cannot be read or is black.
-
-    Of photos with much the same content it differs as their exposures do.
-    """
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(_brightness, paths))
-
-
-def _brightness(path: Path) -> float | None:
-    try:
-        with Image.open(path) as image:
-            image.draft("RGB", (_THUMBNAIL_PX, _THUMBNAIL_PX))  # JPEG decodes a reduced picture much faster
-            grey = np.asarray(image.convert("L"))
-    except UNREADABLE:
-        return None
-    light = float(to_linear(np.asarray(np.median(grey) / 255.0)))
-    return math.log2(light) if light > 0 else None
 
 
 def _number(value: object) -> float | None:

@@ -4,6 +4,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -24,6 +25,7 @@ from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
 from f3rm_ext.data.pixel_sampler import CHANNELS
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.silhouettes import are_silhouettes
+from f3rm_ext.data.stereo.exposures import measure_stops
 from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError, UserError
 from f3rm_ext.features.source import FeatureSource
@@ -169,9 +171,12 @@ class CyclingDataManager(ABC):
         self.masked_pixels = dataset.metadata["masked_pixels"] = wanted
 
     def note_exposures(self, dataset: InputDataset) -> None:
-        """Tells the model the exposures of the training photos: ``exif_stops`` in the data set's metadata."""
+        """Tells the model the exposures of the training photos: ``exif_stops`` in the data set's metadata and, in
+        training, ``measure_stops``, which finds them in the photos."""
         if self.test_mode != "inference":  # photos may be absent
             dataset.metadata["exif_stops"] = exposure_stops(self.train_dataparser_outputs.image_filenames)
+        if self.test_mode == "val":
+            dataset.metadata["measure_stops"] = partial(measure_stops, self.train_dataparser_outputs)
 
     def eval_outputs(self) -> DataparserOutputs | None:
         """Cameras and files of the evaluation images, or None if the capture has none.

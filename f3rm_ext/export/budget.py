@@ -17,6 +17,7 @@ from torch import Tensor
 from f3rm_ext.data.image_stream import picture_batch
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.export.splats import SplatRun
+from f3rm_ext.model_components.exposure import fit_halves
 from f3rm_ext.splat.files.checks import BadValues, check_values
 from f3rm_ext.splat.files.formats import WRITE_ONLY, format_to_write, read_splats, write_splats
 from f3rm_ext.splat.files.info import SplatInfo
@@ -138,14 +139,17 @@ class SplatBudget:
 
     @torch.no_grad()
     def psnr(self, gaussians: Gaussians) -> float:
-        """Returns the mean PSNR over at most eight photos, dB."""
+        """Returns the mean PSNR over at most eight photos, dB; if exposures are modelled, at that of each photo."""
         model, losses = self.run.model, []
         step = math.ceil(len(self._photos) / _MAX_VIEWS)
         for index in range(0, len(self._photos), step):
             batch = picture_batch(self._photos.picture(index), index, model.device)
             view = PinholeCameras.to_render(self._photos.cameras[index : index + 1], model.device)
-            output = render(self.run.scene(gaussians), view)
-            metrics = model.get_metrics_dict(output.outputs(), batch)
+            outputs = render(self.run.scene(gaussians), view).outputs()
+            if model.exposures is not None:
+                photo = model.true_colors(batch, model.background)
+                outputs["rgb"] = fit_halves(outputs["rgb"], photo, batch.get("mask"))
+            metrics = model.get_metrics_dict(outputs, batch)
             losses += [float(metrics["psnr"])] if "psnr" in metrics else []
         return sum(losses) / len(losses)
 

@@ -86,10 +86,13 @@ def clean_splats(run: SplatRun) -> Cleaning:
 
 
 def read_photo(run: SplatRun, dataset: "PinholeDataset", index: int) -> Photo:
-    """Returns a photo as the run draws it, over its background, and which of its pixels count."""
+    """Returns a photo as the run draws it, over its background and at the mean exposure, and which pixels count."""
     batch = picture_batch(dataset.picture(index), index, run.model.device)
-    mask = batch.get("mask")
-    return run.model.true_colors(batch, run.model.background), None if mask is None else mask.float()
+    colors, mask = run.model.true_colors(batch, run.model.background), batch.get("mask")
+    if run.model.exposures is not None:
+        colors, known = run.model.exposures.undo(colors, index)
+        mask = known if mask is None else known & mask.to(known.device)
+    return colors, None if mask is None else mask.float()
 
 
 def write_cleaned(run: SplatRun, load_config: Path, out: Path, cleaning: Cleaning) -> None:

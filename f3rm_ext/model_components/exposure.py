@@ -1,8 +1,7 @@
 """Exposure and white balance of each photo, kept out of the scene."""
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,14 +9,12 @@ from jaxtyping import Bool, Float, Int
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
-from f3rm_ext.capture.exposures import brightness_stops
+from f3rm_ext.capture.exposures import MIN_RANGE_STOPS, MeasuredStops
 from f3rm_ext.model_components import masks
 
 ExposureOption = Literal["auto", "on", "off"]
-MIN_RANGE_STOPS = 0.25
-"""Difference of exposures in EXIF below which they count as constant; cameras step by 1/3."""
-CONTENT_STOPS = 0.5
-"""Standard deviation of the brightness of photos that have one exposure, because they show different parts."""
+MeasureStops = Callable[[], MeasuredStops]
+"""Finds exposures in what photos show."""
 _SATURATED = 254 / 255
 """Colour from which on a photo only says that the scene is at least as bright."""
 
@@ -32,26 +29,43 @@ def varies(stops: Sequence[float | None]) -> bool:
     return bool(told) and max(told) - min(told) >= MIN_RANGE_STOPS
 
 
-def make_exposures(
-    option: ExposureOption, num_images: int, stops: Sequence[float | None] | None
-) -> "ExposureModel | None":
+def make_exposures(option: ExposureOption, num_images: int, metadata: Mapping[str, Any]) -> "ExposureModel | None":
     """Returns the exposures of the training photos, or None if they are constant.
 
     Args:
-        option: auto models them if EXIF tells that they vary.
+        option: auto models them if they vary, by EXIF or, where it tells nothing, by what the photos show; it says so.
         num_images: number of training photos.
-        stops: exposure of each, see :func:`~f3rm_ext.capture.exposures.exposure_stops`; None if nothing was read.
+        metadata: of the data set: ``exif_stops`` of the photos (:func:`~f3rm_ext.capture.exposures.exposure_stops`) and
+            ``measure_stops``, which finds them without EXIF; either may be missing.
     """
-    if option == "off" or (option == "auto" and not varies(stops or ())):
+    stops: Sequence[float | None] = metadata.get("exif_stops") or [None] * num_images
+    if option == "off":
         return None
-    if option == "auto":
-        told = [value for value in stops or () if value is not None]
+    exposures = ExposureModel(stops)
+    if option == "on":
+        return exposures
+    told = [value for value in stops if value is not None]
+    measure: MeasureStops | None = metadata.get("measure_stops")
+    if told:
+        vary, range_stops, source = varies(stops), max(told) - min(told), "EXIF"
+    elif measure is not None:
+        measured = measure()
+        vary, range_stops, source = measured.vary, measured.range_stops, "what the photos show of the same places"
+        exposures.start(lambda: measured)
+    else:
+        return None
+    if vary:
         CONSOLE.log(
-            f"Exposure by EXIF varies by {max(told) - min(told):.1f} stops: each photo has gains of its own, which the "
-            "scene does not take in. With --pipeline.model.exposure off there are none.",
+            f"Exposure by {source} varies by {range_stops:.1f} stops: each photo has gains of its own, which the scene "
+            "does not take in. With --pipeline.model.exposure off there are none.",
             markup=False,
         )
-    return ExposureModel(stops or [None] * num_images)
+    elif not told:
+        CONSOLE.log(
+            f"Exposure by {source} is constant. With --pipeline.model.exposure on each photo has gains of its own.",
+            markup=False,
+        )
+    return exposures if vary else None
 
 
 def choices(option: ExposureOption, exposures: "ExposureModel | None") -> dict[str, str]:
@@ -92,15 +106,15 @@ class ExposureModel(nn.Module):
         return apply_stops(rgb - behind, self.stops[image]) + behind
 
     @torch.no_grad()
-    def start(self, photos: Sequence[Path]) -> None:
-        """Starts a training without EXIF with the brightness of the photos; does nothing in one that resumes.
+    def undo(self, photo: Float[Tensor, "*batch 3"], image: int) -> tuple[Tensor, Bool[Tensor, "*batch 1"]]:
+        """Returns the colours of a training photo at the mean exposure, and where they are known: not saturated."""
+        return apply_stops(photo, -self.stops[image]), (photo < _SATURATED).all(dim=-1, keepdim=True)
 
-        Of the variance of brightness, only what content alone does not explain counts. A plan has no photos.
-        """
-        if photos and not bool(self.exif_stops.isfinite().any() or self.stops.any()):
-            deviations = _deviations(_tensor(brightness_stops(photos)))
-            share = 1 - CONTENT_STOPS**2 / deviations.square().mean().clamp(min=CONTENT_STOPS**2)
-            self.stops += (share * deviations)[:, None].to(self.stops)
+    @torch.no_grad()
+    def start(self, measure: MeasureStops | None) -> None:
+        """Starts a training without EXIF with what its photos show; does nothing in one that resumes."""
+        if measure is not None and not bool(self.exif_stops.isfinite().any() or self.stops.any()):
+            self.stops += torch.from_numpy(measure().stops).to(self.stops)
 
     @torch.no_grad()
     def project(self) -> None:

@@ -86,7 +86,8 @@ class F3rmModelConfig(OwnModelConfig):
     """Width of the colour network, 1 or more."""
     exposure: ExposureOption = "off"
     """Gains of the three colours of each training photo, for captures whose exposure or white balance varies; scene and
-    exports have their mean. auto models them if EXIF tells that exposures vary, on always, off never."""
+    exports have their mean. auto models them if exposures vary, by EXIF or by what photos show of the same places, on
+    always, off never."""
     appearance_dim: int = 0
     """Length of a per-image code from which the colour network learns how a photo differs from others, as in nerfacto;
     0 for none. Renderings take the mean code, which costs quality in short runs: prefer exposure."""
@@ -226,7 +227,7 @@ class F3rmModel(QueryableField):
         self.camera_optimizer: CameraOptimizer = config.camera_optimizer.setup(
             num_cameras=self.num_train_data, device="cpu"
         )
-        self.exposures = make_exposures(config.exposure, self.num_train_data, metadata.get("exif_stops"))
+        self.exposures = make_exposures(config.exposure, self.num_train_data, metadata)
         self.choices = choices(config.exposure, self.exposures)
         self.density_fns = [cast(ProposalField, network).density for network in self.proposal_networks]
         self.proposal_sampler = ProposalNetworkSampler(
@@ -270,7 +271,8 @@ class F3rmModel(QueryableField):
     def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
         """Returns callbacks that anneal the proposal weights (mip-NeRF 360, eq. 18) and measure each step's cost."""
         if self.exposures is not None and attributes.pipeline is not None:
-            self.exposures.start(cast(Any, attributes.pipeline.datamanager).train_dataset.image_filenames)
+            dataset = cast(Any, attributes.pipeline.datamanager).train_dataset
+            self.exposures.start(dataset.metadata.get("measure_stops"))
 
         def begin_step(step: int) -> None:
             self.cost.step_pre_backward(self.device)

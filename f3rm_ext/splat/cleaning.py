@@ -3,7 +3,7 @@
 What the photos lose without a Gaussian is measured against what they lose without a usual one, per unit of its
 contribution. Sizes and distances are measured against the medians of the scene. Evidence that is weak alone (a place in
 free space, a large size, few views) counts only for Gaussians that the photos are better off without. Of Gaussians that
-overlap, each may spoil the photos only because the others are there; so only the worst of them goes for that alone.
+overlap, each may spoil the photos only because the others are there; so only the worst of them goes at a time.
 """
 
 from collections.abc import Callable
@@ -68,21 +68,22 @@ def decide(evidence: Evidence, strictness: float = 1.0) -> Int8[Tensor, " gaussi
         strictness: how many times as much the photos must gain without a Gaussian before it goes. Above 1, floaters
             may hide others, so nothing goes for not being seen.
     """
-    seen = evidence.views > 0
-    worth = torch.where(seen, evidence.gain / evidence.contribution.clamp_min(1e-12), 0)
+    seen, shown = evidence.views > 0, evidence.peak >= _FAINT
+    worth = torch.where(shown, evidence.gain / evidence.contribution.clamp_min(1e-12), 0)
     usual, usual_gain = (
         value[seen].abs().median() if bool(seen.any()) else value.new_zeros(()) for value in (worth, evidence.gain)
     )
-    slight, strong = (worth < -strictness * harm * usual for harm in (_SLIGHT_HARM, _HARM))
+    worst = evidence.gain <= evidence.least_gain_near
+    slight, strong = (worst & (worth < -strictness * harm * usual) for harm in (_SLIGHT_HARM, _HARM))
     in_sight = torch.full_like(seen, strictness <= 1)  # nothing is left that may hide it
     lone = (evidence.views < 2) & (evidence.isolation > _ISOLATED * evidence.isolation.median())
     tests = {
         Reason.OVERSIZED: slight & (evidence.size > _OVERSIZED * evidence.size.median()),
         Reason.FREE_SPACE: slight & (evidence.free_views >= 2) & (evidence.free_views > evidence.surface_views),
-        Reason.FEW_VIEWS: slight & (evidence.spread_rad < _NARROW_RAD),
+        Reason.FEW_VIEWS: slight & seen & (evidence.spread_rad < _NARROW_RAD),
         Reason.ISOLATED: in_sight & lone & (evidence.gain <= _NEEDLESS * usual_gain),
         Reason.FAINT: in_sight & (evidence.peak < _FAINT),
-        Reason.AGAINST_PHOTOS: strong & (evidence.gain <= evidence.least_gain_near),
+        Reason.AGAINST_PHOTOS: strong,
     }
     reasons = torch.full((len(evidence),), KEPT, dtype=torch.int8)
     for number, reason in reversed(list(enumerate(Reason))):

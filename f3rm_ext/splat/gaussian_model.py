@@ -93,8 +93,7 @@ class GaussianModel(QueryableSplats):
         self.register_buffer("confidence", None)
         self.register_buffer("background", torch.tensor(1.0 if config.background_color == "white" else 0.0).repeat(3))
         option = "off" if self.sharded and config.exposure == "auto" else config.exposure
-        stops = (self.kwargs.get("metadata") or {}).get("exif_stops")
-        self.exposures = make_exposures(option, self.num_train_data, stops)
+        self.exposures = make_exposures(option, self.num_train_data, self.kwargs.get("metadata") or {})
         self.choices = choices(config.exposure, self.exposures)
         self.collider = None
         self.image_metrics = ImageMetrics(config.lpips_weights)
@@ -158,7 +157,7 @@ class GaussianModel(QueryableSplats):
         if not self.loaded:
             CONSOLE.log(self._start(manager, views), markup=False)
         if self.exposures is not None:
-            self.exposures.start(manager.train_dataset.image_filenames)
+            self.exposures.start(manager.train_dataset.metadata.get("measure_stops"))
         self.lifted.clear()  # Neither features nor confidence follow the Gaussians through training.
         self.confidence = None
         cleaner = CacheCleaner(config.memory.clear_every)

@@ -52,7 +52,8 @@ class GaussianOptions(OwnModelConfig):
     """Weight of 1 − SSIM in the photometric loss, 0 to 1; the mean absolute error has the remaining weight."""
     exposure: ExposureOption = "off"
     """Gains of the three colours of each training photo, for captures whose exposure or white balance varies; scene and
-    exports have their mean. auto models them if EXIF tells that exposures vary, on always, off never."""
+    exports have their mean. auto models them if exposures vary, by EXIF or by what photos show of the same places, on
+    always, off never."""
     near_plane: Positive = 0.01
     """Gaussians whose centres are nearer to the camera are not rendered, scene units, > 0."""
     backend: Backend = "auto"

@@ -76,7 +76,7 @@ def agreeing_depth(maps: DepthMaps, index: int, min_views: int, tolerance: float
         return depth
     points, pixels = maps.points(index)
     agree, object_ = torch.ones(len(points), dtype=torch.int16), torch.zeros(len(points), dtype=torch.int16)
-    for other in _neighbours(maps, index, points):
+    for other in neighbours(maps, index, points):
         place, z, inside = project(maps.cameras, other, points)
         seen = torch.from_numpy(np.array(maps.depth(other))).flatten()[place].double()
         inside &= seen > 0
@@ -88,7 +88,7 @@ def agreeing_depth(maps: DepthMaps, index: int, min_views: int, tolerance: float
     return depth
 
 
-def _neighbours(maps: DepthMaps, index: int, points: Tensor) -> list[int]:
+def neighbours(maps: DepthMaps, index: int, points: Tensor) -> list[int]:
     """The views that see most of a view's points."""
     probes = points[torch.linspace(0, len(points) - 1, _PROBES).long()] if len(points) > _PROBES else points
     counts = []

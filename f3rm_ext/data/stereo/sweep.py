@@ -100,7 +100,7 @@ class PhotoStereo:
         self.cameras = cameras
         self._options = options or StereoOptions()
         self._radius = cameras.radius()
-        self._photo = lru_cache(PHOTOS_IN_MEMORY)(photo)
+        self.photo = lru_cache(PHOTOS_IN_MEMORY)(photo)
 
     def __len__(self) -> int:
         return len(self.cameras.widths)
@@ -113,11 +113,11 @@ class PhotoStereo:
 
     def color(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
         """Returns the colours of a photo."""
-        return np.ascontiguousarray(self._photo(index).pixels[..., :3].numpy())
+        return np.ascontiguousarray(self.photo(index).pixels[..., :3].numpy())
 
     def usable(self, index: int) -> Bool[np.ndarray, "h w"]:
         """Returns the pixels of a photo that are neither masked nor transparent."""
-        picture = self._photo(index)
+        picture = self.photo(index)
         usable = torch.ones(picture.pixels.shape[:2], dtype=torch.bool) if picture.valid is None else picture.valid
         if picture.pixels.shape[-1] == 4:
             usable = usable & (picture.pixels[..., 3] > 127)

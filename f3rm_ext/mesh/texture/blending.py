@@ -7,6 +7,7 @@ import trimesh
 from jaxtyping import Bool, Float
 from scipy.spatial import KDTree
 
+from f3rm_ext.data.gains import fit_log_gains
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.texture.atlas import Texels
 from f3rm_ext.mesh.texture.photos import Photos
@@ -23,11 +24,8 @@ _ANCHORS = 200_000
 _NEAREST = 6
 _DARKEST, _BRIGHTEST = 8.0, 247.0
 """Colours beyond are clipped and say nothing about a gain."""
-_GAIN_PRIOR = 1e-2
-"""Weight, as a share of a photo's own, that draws the gain of a photo to 1."""
 _REFLECTION = 0.1
 """Difference of logarithms above which two photos show a reflection or a wrong surface rather than a gain."""
-_GAIN_ROUNDS = 5
 
 
 @dataclass
@@ -127,8 +125,7 @@ def find_gains(
 ) -> Float[np.ndarray, "photos 3"]:
     """Returns the factor on each photo's colours, per channel, after which photos agree where they see the same place.
 
-    Least squares on logarithms, log color = log place − log gain, reweighted so that reflections count little
-    (Geman-McClure). Gains are 1 in geometric mean.
+    Gains are 1 in geometric mean; see :func:`~f3rm_ext.data.gains.fit_log_gains`.
 
     Args:
         colors: what each photo says about each sample, 0 to 255.
@@ -140,25 +137,5 @@ def find_gains(
         use = (weights > 0) & (values > _DARKEST) & (values < _BRIGHTEST)
         use &= use.sum(axis=0) >= 2
         if use.any():
-            gains[:, channel] = np.exp(_log_gains(np.log(np.where(use, values, 1.0)), weights * use))
+            gains[:, channel] = np.exp(fit_log_gains(np.log(np.where(use, values, 1.0)), weights * use, _REFLECTION))
     return gains
-
-
-def _log_gains(logs: np.ndarray, use: np.ndarray) -> np.ndarray:
-    """Solves for the gains after the colours of the places have been eliminated from the normal equations."""
-    gain = np.zeros(len(logs))
-    weights = use
-    for _ in range(_GAIN_ROUNDS):
-        share = weights / np.maximum(weights.sum(axis=0), 1e-12)
-        mean = (share * logs).sum(axis=0)
-        matrix = np.diag(weights.sum(axis=1)) - weights @ share.T
-        right = -(weights * (logs - mean)).sum(axis=1)
-        own = weights.sum(axis=1)
-        # A photo that shares no place with others keeps its gain of 1.
-        matrix += np.diag(_GAIN_PRIOR * own + 1e-9)
-        gain = np.linalg.solve(matrix, right)
-        gain -= (own * gain).sum() / max(own.sum(), 1e-12) * (own > 0)
-        places = (share * (logs + gain[:, None])).sum(axis=0)
-        residual = logs + gain[:, None] - places
-        weights = use / np.square(1 + np.square(residual / _REFLECTION))
-    return gain

@@ -1,4 +1,4 @@
-"""Exposures from EXIF, with all that cameras write there, and from the brightness of photos."""
+"""Exposures from EXIF, with all that cameras write there."""
 
 import math
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 from PIL.TiffImagePlugin import IFDRational
 
-from f3rm_ext.capture.exposures import brightness_stops, exposure_stops
+from f3rm_ext.capture.exposures import exposure_stops
 
 TIME_S, F_NUMBER, ISO = 0x829A, 0x829D, 0x8827
 
@@ -75,10 +75,4 @@ def test_files_that_cannot_be_read_say_nothing(tmp_path: Path) -> None:
     whole = photo(tmp_path / "c.jpg", time=0.01, iso=100)
     cut.write_bytes(whole.read_bytes()[:60])
     paths = [text, cut, tmp_path / "missing.jpg"]
-    assert exposure_stops(paths) == [None] * 3 == brightness_stops(paths)
-
-
-def test_brightness_is_that_of_linear_light(tmp_path: Path) -> None:
-    # 188 is half of the light of 255, in sRGB.
-    greys = [photo(tmp_path / f"{grey}.png", grey) for grey in (255, 188, 0)]
-    assert brightness_stops(greys) == [pytest.approx(0, abs=1e-6), pytest.approx(-1, abs=0.01), None]
+    assert exposure_stops(paths) == [None] * 3

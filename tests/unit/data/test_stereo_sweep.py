@@ -9,6 +9,8 @@ from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pixel_sampler import ImagePixels
+from f3rm_ext.data.stereo.agreement import DepthMaps
+from f3rm_ext.data.stereo.exposures import compare, fit_stops, light_of, look_up
 from f3rm_ext.data.stereo.points import BACKDROP_SHARE, dense_points, thin
 from f3rm_ext.data.stereo.sweep import (
     PhotoStereo,
@@ -19,6 +21,7 @@ from f3rm_ext.data.stereo.sweep import (
     nearby_views,
     sweeps,
 )
+from f3rm_ext.utils.pictures import to_bytes, to_linear, to_srgb
 
 WIDTH, HEIGHT, FOCAL_PX = 64, 48, 60.0
 TEXELS = 400
@@ -146,6 +149,29 @@ def test_dense_points_lie_on_the_wall(cameras: PinholeCameras) -> None:
 def test_a_blank_wall_has_no_depth_and_no_points(cameras: PinholeCameras) -> None:
     assert (dataset_photos(cameras, WALL, 0.0).depth(2) == 0).all()
     assert len(dense_points(dataset_photos(cameras, WALL, 0.0)).xyz) == 0
+
+
+@pytest.mark.parametrize("stops", [[0.0] * 5, [-1.0, 0.5, 1.0, -0.5, 0.0]])
+def test_exposures_are_found_in_what_photos_show(cameras: PinholeCameras, stops: list[float]) -> None:
+    wall = dataset_photos(cameras, WALL, 40.0)
+    light = [np.exp2(stops[i]) * to_linear(wall.color(i) / 255.0) for i in range(5)]
+    pixels = [torch.from_numpy(to_bytes(to_srgb(values * [1.0, 1.0, 0.9]))) for values in light]
+    stereo = PhotoStereo(lambda index: ImagePixels(pixels[index]), cameras, StereoOptions(neighbours=4))
+    maps = DepthMaps(cameras, [true_depth(cameras, index)[0].astype(np.float32) for index in range(5)])
+    found = fit_stops(look_up(stereo, maps))
+    np.testing.assert_allclose(found.stops, np.repeat(np.array(stops)[:, None], 3, axis=1), atol=0.05)
+    assert found.vary is any(stops)
+    few, truth = slice(0, 4), np.repeat(np.array(stops)[:, None], 3, axis=1)
+    known = PhotoStereo(stereo.photo, cameras.take(few), StereoOptions(neighbours=4))
+    some = DepthMaps(known.cameras, [maps.depth(index) for index in range(4)])
+    np.testing.assert_allclose(compare(light_of(stereo.photo(4)), cameras, known, some, truth), truth[4], atol=0.05)
+
+
+def test_nothing_is_said_of_photos_that_share_no_place(cameras: PinholeCameras) -> None:
+    stereo = dataset_photos(cameras, WALL, 40.0)
+    nothing = DepthMaps(cameras, [np.zeros((HEIGHT, WIDTH), np.float32)] * 5)
+    found = fit_stops(look_up(stereo, nothing))
+    assert not found.vary and not found.stops.any()
 
 
 def test_points_are_thinned_by_the_pixels_that_they_cover() -> None:

@@ -1,17 +1,15 @@
 """Exposures of training photos, and the judging of held-out ones."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
+from f3rm_ext.capture.exposures import MeasuredStops
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.exposure import (
-    CONTENT_STOPS,
     ExposureModel,
     apply_stops,
     fit_halves,
@@ -68,6 +66,14 @@ def test_gradients_are_those_of_differences() -> None:
         torch.testing.assert_close(given[index].grad, expected, atol=2e-3, rtol=5e-3)
 
 
+def test_a_photo_is_brought_to_the_mean_exposure_where_it_is_not_saturated(picture: torch.Tensor) -> None:
+    model = exposures(-1.5, 1.5)
+    photo = model(picture, 1).detach().clamp(max=1)
+    shown, known = model.undo(photo, 1)
+    assert (photo == 1).any() and known.any() and not known[(photo == 1).any(dim=-1)].any()
+    torch.testing.assert_close(shown[known[..., 0]], picture[known[..., 0]])
+
+
 def test_seeds_come_from_exif_and_have_mean_zero() -> None:
     model = exposures(-6.0, None, -3.0)
     torch.testing.assert_close(model.stops.detach(), torch.tensor([-1.5, 0.0, 1.5])[:, None].repeat(1, 3))
@@ -82,42 +88,44 @@ def test_the_projection_takes_the_mean_away_and_nothing_else() -> None:
     torch.testing.assert_close(model.stops.detach(), before - before.mean(dim=0), atol=1e-5, rtol=0)
 
 
+def measured(*stops: float, vary: bool = True) -> MeasuredStops:
+    return MeasuredStops(np.array(stops, np.float32)[:, None].repeat(3, axis=1), 2.0, vary)
+
+
 @pytest.mark.parametrize(
-    ("option", "stops", "made"),
+    ("option", "stops", "found", "made"),
     [
-        ("auto", [-3.0, -2.0], True),
-        ("auto", [-3.0, None, -2.0], True),
-        ("auto", [-3.0, -3.1], False),
-        ("auto", [None, None], False),
-        ("auto", None, False),
-        ("on", None, True),
-        ("on", [-3.0, -3.0], True),
-        ("off", [-3.0, -2.0], False),
+        ("auto", [-3.0, -2.0], None, True),
+        ("auto", [-3.0, None, -2.0], None, True),
+        ("auto", [-3.0, -3.1], measured(1.0, -1.0), False),  # EXIF knows better
+        ("auto", [None, None], None, False),
+        ("auto", [None, None], measured(1.0, -1.0), True),
+        ("auto", [None, None], measured(1.0, -1.0, vary=False), False),
+        ("auto", None, None, False),
+        ("on", None, None, True),
+        ("on", [-3.0, -3.0], None, True),
+        ("off", [-3.0, -2.0], measured(1.0, -1.0), False),
     ],
 )
-def test_auto_goes_by_exif(option: Any, stops: Any, made: bool) -> None:
-    assert (make_exposures(option, 2, stops) is not None) is made
+def test_auto_goes_by_exif_and_without_by_the_photos(option: Any, stops: Any, found: Any, made: bool) -> None:
+    metadata = {"exif_stops": stops} | ({} if found is None else {"measure_stops": lambda: found})
+    model = make_exposures(option, 2, metadata)
+    assert (model is not None) is made
+    if model is not None and found is not None:
+        torch.testing.assert_close(model.stops.detach(), torch.from_numpy(found.stops))
 
 
-def test_without_exif_the_brightness_is_the_start_unless_it_resumes(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{grey}.png" for grey in (255, 137)]  # two stops darker
-    for path in paths:
-        Image.fromarray(np.full((8, 8, 3), int(path.stem), np.uint8)).save(path)
+def test_without_exif_the_photos_are_the_start_unless_it_resumes() -> None:
     model = exposures(None, None)
-    model.start(paths)
-    share = 1 - CONTENT_STOPS**2
-    expected = share * torch.tensor([1.0, -1.0])[:, None].repeat(1, 3)
-    torch.testing.assert_close(model.stops.detach(), expected, atol=0.01, rtol=0)
-    trained = exposures(None, None)
-    trained.stops.data.fill_(0.1)
-    trained.start(paths)
-    assert (trained.stops == 0.1).all()
+    model.start(None)
+    assert not model.stops.any()
+    model.start(lambda: measured(1.0, -1.0))
+    torch.testing.assert_close(model.stops.detach()[:, 0], torch.tensor([1.0, -1.0]))
+    model.start(lambda: measured(2.0, -2.0))
+    assert model.stops.max() == 1
     with_exif = exposures(-3.0, -3.0)
-    with_exif.start(paths)
+    with_exif.start(lambda: measured(1.0, -1.0))
     assert not with_exif.stops.any()
-    similar = exposures(None, None)
-    similar.start([paths[0], paths[0]])
-    assert not similar.stops.any(), "content explains as much"
 
 
 def test_a_photo_is_exposed_as_exif_says_and_as_strongly_as_training_photos_are() -> None:

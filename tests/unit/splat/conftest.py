@@ -81,7 +81,7 @@ def begin_training(ring_cameras: Callable[..., Cameras]) -> Callable[..., Any]:
     from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
 
     def begin(model: SplatModel, steps: int = 100, **run: Any) -> SimpleNamespace:
-        photos = SimpleNamespace(cameras=ring_cameras(), image_filenames=[Path("missing.jpg")] * len(ring_cameras()))
+        photos = SimpleNamespace(cameras=ring_cameras(), metadata={})
         optimizers = {name: torch.optim.Adam(params, 1e-3) for name, params in model.get_param_groups().items()}
         attributes: Any = TrainingCallbackAttributes(
             optimizers=optimizers,  # type: ignore[arg-type]

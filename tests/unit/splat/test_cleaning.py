@@ -37,13 +37,15 @@ def _scene(*strange: dict[str, float]) -> Evidence:
     return Evidence(**columns)
 
 
-SLIGHT, STRONG = {"gain": -20 * 0.03}, {"gain": -20 * 0.2, "least_gain_near": -20 * 0.2}
+SLIGHT, STRONG = ({"gain": -20 * harm, "least_gain_near": -20 * harm} for harm in (0.03, 0.2))
+FAINT_CLOUD = {"size": 0.5, "views": 0, "spread_rad": 0.0, "peak": 0.012, "contribution": 200.0}
 
 
 @pytest.mark.parametrize(
     ("reason", "strange"),
     [
         (Reason.OVERSIZED, {"size": 0.5, **SLIGHT}),
+        (Reason.OVERSIZED, {**FAINT_CLOUD, "gain": -6.0, "least_gain_near": -6.0}),
         (Reason.FREE_SPACE, {"free_views": 4, "surface_views": 1, **SLIGHT}),
         (Reason.FEW_VIEWS, {"views": 3, "spread_rad": 0.01, **SLIGHT}),
         (Reason.ISOLATED, {"views": 1, "isolation": 2.0, "gain": 0.0}),
@@ -68,7 +70,9 @@ def test_each_kind_of_floater_has_its_reason(reason: Reason, strange: dict[str, 
         {"views": 9, "isolation": 5.0, "gain": 0.0},  # far away, and in many photos
         SLIGHT,
         {**STRONG, "least_gain_near": -5.0},  # a worse one overlaps it
-        {"views": 0, "contribution": 0.0, "gain": -1.0, "peak": 0.01},  # nothing is known
+        {"size": 0.5, **SLIGHT, "least_gain_near": -5.0},  # the same: both may be bad only together
+        {**FAINT_CLOUD, "gain": -1.0},  # no worse than others
+        {"views": 0, "spread_rad": 0.0, "peak": 0.01, **SLIGHT},  # no view at all is not one view
     ],
 )
 def test_weak_evidence_alone_removes_nothing(strange: dict[str, float]) -> None:
