@@ -31,6 +31,7 @@ from f3rm_ext.query.metrics import QueryMetrics
 from f3rm_ext.query.options import Region
 from f3rm_ext.query.queryable import QueryHead, get_head, render_map
 from f3rm_ext.query.run import Photos, load_run
+from f3rm_ext.splat.features.lifting import average_groups
 
 HERE = Path(__file__).parent
 TEMPERATURE = 0.1
@@ -45,8 +46,8 @@ WAYS = {
     "all, one answer per Gaussian": ("scene", True, ("scene", "rest")),
 }
 """Where the features of the example are from, whether the thing around it is found, and what is negative."""
-NOW, GROUPS = "all, one answer per Gaussian", "all, one answer per group (now)"
-"""Groups: every Gaussian has the mean feature of its group, for the example as for the answer."""
+NOW, GROUPS = "all, one answer per Gaussian", "all, drawn towards the group (now)"
+"""Groups: the feature of every Gaussian is drawn towards the mean of its group, for the example as for the answer."""
 
 
 @dataclass
@@ -89,7 +90,10 @@ class QueryLevers:
             run = load_run(config)
             found = self._measure(run, [way for way in self.ways if way != GROUPS])
             if GROUPS in self.ways:
-                average_groups(run)
+                points = run.model.grouped_points(get_head(run.model.query_heads(), "").name)
+                assert points is not None, "lift the features again"
+                average_groups(points.codes, points.groups)
+                run._clusters.clear()
                 found += [{**row, "way": GROUPS} for row in self._measure(run, [NOW])]
             for row in found:
                 rows.append({"run": name, **row})
@@ -181,18 +185,6 @@ def count(
                 score = torch.sigmoid(torch.from_numpy((hit[name] - unlike) / TEMPERATURE))
                 score[torch.from_numpy(empty)] = 0.0
                 metrics[way, others].add(name, score.view(size), mask, view.boxes[name], draw=draw)
-
-
-def average_groups(run: Photos) -> None:
-    """Gives every Gaussian the mean direction of its group; those without one keep their own."""
-    head = get_head(run.model.query_heads(), "")
-    points = run.model.grouped_points(head.name)
-    assert points is not None, "lift the features again"
-    unit, known = torch.nn.functional.normalize(points.codes.float(), dim=1), points.groups >= 0
-    sums = torch.zeros(int(points.groups.max()) + 1, unit.shape[1])
-    means = torch.nn.functional.normalize(sums.index_add(0, points.groups[known].long(), unit[known]), dim=1)
-    points.codes[known] = means[points.groups[known].long()].half()
-    run._clusters.clear()
 
 
 def unit_rows(feature_map: FeatureMap) -> np.ndarray:

@@ -114,8 +114,8 @@ class Lift:
     """Number of PCA codes to lift instead of the full features, 8 to 512.
     0 lifts the full features, which take 2 bytes per Gaussian and dimension."""
     per_group: bool = True
-    """Give each Gaussian the mean feature of its group (`f3rm-ext query --list`), so that a query outlines whole
-    things. Without it, queries can find parts of a group."""
+    """Draw the feature of each Gaussian halfway towards the mean of its group (`f3rm-ext query --list`), so that a
+    query outlines whole things. Without it, queries find parts of a group more easily."""
     cache_dir: Path | None = None
     """Folder of the feature store, which the checkpoint remembers; by default that of the run."""
 

@@ -30,6 +30,9 @@ SOLID = 0.05
 """Opacity from which on a Gaussian belongs to a group."""
 SEEN_VIEWS = 64
 """Views that tell which Gaussians are seen together, at most."""
+GROUP_SHARE = 0.5
+"""Share of the group's mean direction in the code of a Gaussian. With all of it small things vanish in groups of larger
+ones, and nothing finds parts of a group."""
 _CHUNK = 1 << 14
 """Gaussians whose codes are averaged at a time."""
 CHANNELS = 64
@@ -49,7 +52,7 @@ def lift(
     Args:
         dataset: the training views; masked pixels do not count, transparent ones count by their alpha.
         on_view: called after each pass over a view, :func:`count_lifting_steps` times in all.
-        per_group: give each Gaussian the mean of its group, see :func:`average_groups`.
+        per_group: draw the code of each Gaussian towards the mean of its group, see :func:`average_groups`.
     """
     views = PinholeCameras.of(dataset.cameras).to(scene.gaussians.means.device)
     shares = Shares(dataset)
@@ -117,9 +120,10 @@ class Seen:
 
 @torch.no_grad()
 def average_groups(codes: Float16[Tensor, "gaussians feat"], groups: Int[Tensor, " gaussians"]) -> None:
-    """Gives each Gaussian the mean of its group in place of its own code, so that a query answers for whole groups.
+    """Draws the code of each Gaussian towards the mean of its group, so that a query outlines whole things.
 
-    The mean is that of directions, with the mean length of the group's codes.
+    The direction is between the own one and the mean one of the group (:data:`GROUP_SHARE`); the length is the group's
+    mean length.
 
     Args:
         codes: changed in place; those of Gaussians without a group stay.
@@ -136,9 +140,10 @@ def average_groups(codes: Float16[Tensor, "gaussians feat"], groups: Int[Tensor,
         sums.index_add_(0, own, rows / norms.clamp_min(MIN_NORM))
         lengths.index_add_(0, own, norms)
     sizes = torch.bincount(groups[known], minlength=count)[:, None]
-    means = (torch.nn.functional.normalize(sums, dim=1) * lengths / sizes.clamp_min(1)).half()
+    means, lengths = torch.nn.functional.normalize(sums, dim=1), lengths / sizes.clamp_min(1)
     for part in known.split(_CHUNK):
-        codes[part] = means[groups[part].long()]
+        rows, own = torch.nn.functional.normalize(codes[part].float(), dim=1), groups[part].long()
+        codes[part] = (lengths[own] * rows.lerp(means[own], GROUP_SHARE)).half()
 
 
 @torch.no_grad()
