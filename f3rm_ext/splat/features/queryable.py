@@ -33,8 +33,8 @@ from f3rm_ext.utils.console import image_progress
 from f3rm_ext.viewer.outputs import GROUP
 from f3rm_ext.viewer.panel import QueryPanel
 
-_LEAST_SHARE, _LIT = 0.2, 0.5
-"""Shares of a pixel from which it shows a group, and from which it is lit."""
+_LEAST_SHARE = 0.2
+"""Share of a pixel from which it shows a group: what is clicked is lit."""
 NEIGHBOURS = 16
 """Gaussians that contribute to the features at a point."""
 
@@ -122,7 +122,7 @@ class QueryableSplats(Model):
     def _light_group(
         self, rgb: Float[Tensor, "h w 3"], camera: Cameras, obb_box: OrientedBox | None, name: str, group: int | None
     ) -> Float[Tensor, "h w 3"]:
-        """Lights the pixels that show mostly a group of Gaussians; without a group, none."""
+        """Lights the pixels that show a group of Gaussians; without a group, none."""
         if group is None:
             return rgb
         scene, head = self._scene(), self.lifted.to_dict()[name]
@@ -131,7 +131,7 @@ class QueryableSplats(Model):
         if obb_box is not None:
             own, scene = own[obb_box.within(scene.gaussians.means)], scene.inside(obb_box)
         share = composite(scene, PinholeCameras.to_render(camera, self.device), own[:, None].float())
-        return heat_overlay(rgb, share[..., 0], _LIT, 1.0)
+        return heat_overlay(rgb, share[..., 0], _LEAST_SHARE, 1.0)
 
     @torch.no_grad()
     def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
