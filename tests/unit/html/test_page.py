@@ -109,7 +109,7 @@ def test_every_object_that_was_tried_counts(make_content: MakeContent) -> None:
     assert "all 3 labelled objects" in text and "Found in 3 of 4 tries (75%)" in text
     assert "Mean IoU 0.50" in text and "1 more object could not be judged" in text
     assert text.index("vase") < text.index("duck", text.index("All objects")), "best objects come first"
-    assert "view 1: best 0.970, on the object" in text and "view 2: best 0.970, not on the object" in text
+    assert "view 1: best 0.97, on the object" in text and "view 2: best 0.97, not on the object" in text
 
 
 def test_missing_lpips_is_explained(make_content: MakeContent) -> None:
