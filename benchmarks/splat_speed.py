@@ -1,7 +1,8 @@
 """Steps per second and peak memory of sugar-ext beside splatfacto: the same Gaussians, images and number of steps.
 
 python benchmarks/splat_speed.py --data CAPTURE     # needs CUDA; writes results/splat_speed.json
-python benchmarks/splat_speed.py --data CAPTURE --count 2000 --steps 30 --only sugar-ext --out /dev/null  # on the CPU
+python benchmarks/splat_speed.py --data CAPTURE --count 20000 --steps 40 --scale 0.2 --only "sugar-ext, planar" \
+    "sugar-ext without reg" --out benchmarks/results/splat_steps.json  # on the CPU
 
 Every run is a process of its own, and the variants take turns. Nothing is added or removed (the count stays what it
 is), all images are at full size from the first step, colours have degree 3 from the third. Steps include what the
@@ -34,6 +35,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "sugar-ext, density": {"regularization": "density"},
     "sugar-ext, dn-consistency": {"regularization": "dn-consistency"},
     "sugar-ext, planar": {"regularization": "planar"},
+    "sugar-ext, planar, losses in torch": {"regularization": "planar", "torch": True},
 }
 """Regularisation is at work from the first step, unlike in a real run, where it begins after 60 % of the steps."""
 WARM_UP = 0.2
@@ -87,6 +89,8 @@ def start_run(name: str, options: argparse.Namespace, folder: Path, **changes: A
     from f3rm_ext.data.pinhole_cameras import PinholeCameras
     from f3rm_ext.splat.initialization import initial_gaussians, random_points
 
+    if VARIANTS[name].get("torch"):
+        turn_off_kernels()
     config = make_config(VARIANTS[name], options, folder)
     for key, value in changes.items():
         setattr(config.pipeline.datamanager, key, value)
@@ -105,6 +109,15 @@ def start_run(name: str, options: argparse.Namespace, folder: Path, **changes: A
     if hasattr(model, "filter_3d"):
         model.filter_3d = torch.zeros(len(means), device=model.device)
     return trainer
+
+
+def turn_off_kernels() -> None:
+    """Has losses computed by their definitions in torch for the rest of this process."""
+    from f3rm_ext.splat import losses
+    from f3rm_ext.splat.regularization import multiview, normals, patches, planar
+
+    for module in (losses, multiview, normals, patches, planar):
+        module.takes_cpu_kernels = lambda *tensors: False  # type: ignore[attr-defined]
 
 
 def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -166,7 +179,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--scale", type=float, default=1.0, help="ratio of the images' sides to those of the files")
     parser.add_argument("--samples", type=int, default=1_000_000, help="points of the regularisation per step")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", default="", help="variants whose names begin so")
+    parser.add_argument("--only", nargs="*", default=[""], help="variants whose names begin so")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=RESULTS / "splat_speed.json")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
@@ -180,7 +193,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             report_result(run_one(options.one, options, Path(folder)))
         return
-    names = [name for name in VARIANTS if name.startswith(options.only)]
+    names = [name for name in VARIANTS if name.startswith(tuple(options.only))]
     if options.device == "cpu" and "splatfacto" in names:
         raise SystemExit("splatfacto draws on CUDA only: give --only sugar-ext for a try on the CPU.")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}

@@ -290,6 +290,18 @@ def _splats(report: Report) -> str:
     return f"{table(head, rows)}\n\n{lifting}"
 
 
+def _splat_steps(report: Report) -> str:
+    """Time of a step by variant, range over runs, and its ratio to that without regularisation."""
+    speeds = {row["variant"].removeprefix("sugar-ext").strip(", "): row["steps_per_s_all"] for row in report["rows"]}
+    plain = statistics.median(speeds["without regularisation"])
+    rows = [
+        [name, f"{1e3 / statistics.median(all_):.0f} ({1e3 / max(all_):.0f}–{1e3 / min(all_):.0f})",
+         f"{plain / statistics.median(all_):.2f}"]
+        for name, all_ in speeds.items()
+    ]  # fmt: skip
+    return table(["step", "ms (range)", "ratio"], rows)
+
+
 def _shared(report: Report) -> str:
     companies = list(report["rows"][0]["companies"])
     speeds: dict[tuple[str, str], dict[str, list[float]]] = {}
@@ -496,6 +508,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "query_quality": _answers,
     "query_levers": _levers,
     "rasterize_cpu": _splats,
+    "splat_steps": _splat_steps,
     "splat_surfaces": mesh_tables.surfaces,
     "mesh_extraction": mesh_tables.meshes,
     "refinement": mesh_tables.refinement,

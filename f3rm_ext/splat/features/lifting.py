@@ -20,7 +20,6 @@ from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.source import FeatureSource
-from f3rm_ext.features.space import MIN_NORM
 from f3rm_ext.query.groups import group_points
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.rendering import SplatScene, composite
@@ -31,7 +30,7 @@ SOLID = 0.05
 SEEN_VIEWS = 64
 """Views that tell which Gaussians are seen together, at most."""
 GROUP_SHARE = 0.5
-"""Share of the group's mean direction in the code of a Gaussian. With all of it small things vanish in groups of larger
+"""Share of the group's mean in the code of a Gaussian. With all of it small things vanish in groups of larger
 ones, and nothing finds parts of a group."""
 _CHUNK = 1 << 14
 """Gaussians whose codes are averaged at a time."""
@@ -120,10 +119,8 @@ class Seen:
 
 @torch.no_grad()
 def average_groups(codes: Float16[Tensor, "gaussians feat"], groups: Int[Tensor, " gaussians"]) -> None:
-    """Draws the code of each Gaussian towards the mean of its group, so that a query outlines whole things.
-
-    The direction is between the own one and the mean one of the group (:data:`GROUP_SHARE`); the length is the group's
-    mean length.
+    """Draws the code of each Gaussian towards the mean of its group (:data:`GROUP_SHARE`), so that a query outlines
+    whole things.
 
     Args:
         codes: changed in place; those of Gaussians without a group stay.
@@ -133,17 +130,12 @@ def average_groups(codes: Float16[Tensor, "gaussians feat"], groups: Int[Tensor,
     if not len(known):
         return
     count = int(groups.max()) + 1
-    sums, lengths = (torch.zeros(count, width, device=codes.device) for width in (codes.shape[1], 1))
+    sums = torch.zeros(count, codes.shape[1], device=codes.device)
     for part in known.split(_CHUNK):
-        rows, own = codes[part].float(), groups[part].long()
-        norms = rows.norm(dim=1, keepdim=True)
-        sums.index_add_(0, own, rows / norms.clamp_min(MIN_NORM))
-        lengths.index_add_(0, own, norms)
-    sizes = torch.bincount(groups[known], minlength=count)[:, None]
-    means, lengths = torch.nn.functional.normalize(sums, dim=1), lengths / sizes.clamp_min(1)
+        sums.index_add_(0, groups[part].long(), codes[part].float())
+    means = sums / torch.bincount(groups[known], minlength=count).clamp_min(1)[:, None]
     for part in known.split(_CHUNK):
-        rows, own = torch.nn.functional.normalize(codes[part].float(), dim=1), groups[part].long()
-        codes[part] = (lengths[own] * rows.lerp(means[own], GROUP_SHARE)).half()
+        codes[part] = codes[part].float().lerp(means[groups[part].long()], GROUP_SHARE).half()
 
 
 @torch.no_grad()
