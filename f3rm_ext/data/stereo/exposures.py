@@ -65,11 +65,10 @@ def measure_stops(outputs: DataparserOutputs) -> MeasuredStops:
             depths = [stereo.depth(index) for index in progress.track(range(len(stereo)), description="Exposures")]
         maps = DepthMaps(stereo.cameras, depths)
         measured = fit_stops(look_up(stereo, maps))
-        if not measured.vary or len(chosen) == len(dataset):
-            return measured
         stops = np.zeros((len(dataset), 3), np.float32)
         stops[chosen] = measured.stops
-        rest = sorted(set(range(len(dataset))) - set(chosen))
+        # Where exposures are alike, the others have the mean.
+        rest = sorted(set(range(len(dataset))) - set(chosen)) if measured.vary else []
         for index, picture in zip(rest, pool.map(dataset.picture, rest), strict=True):
             camera = cameras.take(torch.tensor([*chosen, index]))
             stops[index] = compare(light_of(picture), camera, stereo, maps, measured.stops)
