@@ -22,9 +22,9 @@ class MeasuredStops(NamedTuple):
     stops: Float32[np.ndarray, "photos 3"]
     """Of red, green and blue, with mean 0; 0 for photos of which nothing is known."""
     range_stops: float
-    """By how much they vary."""
+    """Difference between the darkest and the brightest photos, without the outermost 5 % on either side, stops."""
     vary: bool
-    """Whether that is much, and much more than what the photos show without it."""
+    """Whether they differ by :data:`MIN_RANGE_STOPS` or more, and this explains what photos of the same places show."""
 
 
 def exposure_stops(paths: Sequence[Path]) -> list[float | None]:

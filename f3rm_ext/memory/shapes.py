@@ -103,7 +103,7 @@ class _LargestCase(DispatchMode):
 
 
 class _Planned:
-    """What :func:`shapes_only` was entered with."""
+    """The arguments of the innermost :func:`shapes_only`."""
 
     device_type = "cpu"
     arrays = True

@@ -34,7 +34,7 @@ class Score:
 
 @dataclass(frozen=True)
 class SurfaceMetrics:
-    """How well a surface fits the truth."""
+    """Distances between a surface and the true one, and shares of each that are near the other."""
 
     accuracy: float
     """Mean distance from the surface to the truth."""

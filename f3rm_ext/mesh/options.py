@@ -15,7 +15,7 @@ class ExtractionOptions:
     """How to extract a mesh. Lengths are in the units of --frame on the command line, in scene units elsewhere."""
 
     method: Literal["tsdf", "level-set", "poisson-centres"] = "tsdf"
-    """How to find the surface."""
+    """Algorithm that finds the surface."""
     voxel: Length = 0.0
     """Side of the voxels in units of --frame; tsdf. 0 takes the width of a pixel on the surface."""
     unbounded: bool = False
@@ -57,7 +57,7 @@ class ExtractionOptions:
 
 @dataclass(frozen=True)
 class TextureOptions:
-    """How to colour a mesh from photos."""
+    """Options of the texture that a mesh gets from the photos."""
 
     texture_size: Annotated[int, Range(64, 8192)] | None = None
     """Side of the texture in pixels, 64 to 8192. By default the power of two that fits the photos."""

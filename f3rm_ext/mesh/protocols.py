@@ -42,7 +42,7 @@ _MOST_SAMPLES = 40_000_000
 
 @dataclass(frozen=True)
 class DtuMasks:
-    """Where a DTU scan can be judged."""
+    """Parts of space in which a reconstruction of a DTU scan is judged."""
 
     observed: Bool[np.ndarray, "nx ny nz"]
     """Voxels that the scanner saw."""

@@ -32,13 +32,13 @@ class SurfaceScene:
     """A trained scene, ready for extraction."""
 
     views: SceneViews
-    """Its training views."""
+    """Training views of the scene."""
     gaussians: Gaussians | None
     """Its Gaussians as optimised, without the 3D filter, float32, on the CPU; None for a field."""
     frame: CaptureFrame
     """The map to the frame of the capture."""
     origin: dict[str, object]
-    """Where it comes from, as JSON."""
+    """Run and checkpoint of the scene, as JSON."""
     stereo: SceneViews | None = None
     """The views with the depth of stereo, which tsdf takes where it is sure; None leaves rendered depth."""
 

@@ -51,7 +51,8 @@ def make_exposures(option: ExposureOption, num_images: int, metadata: Mapping[st
     elif measure is not None:
         measured = measure()
         vary, range_stops, source = measured.vary, measured.range_stops, "what the photos show of the same places"
-        exposures.start(lambda: measured)
+        if vary:
+            exposures.start(lambda: measured)
     else:
         return None
     if vary:

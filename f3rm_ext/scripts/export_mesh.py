@@ -58,7 +58,7 @@ class Mesh(FrameOption, MeshOutput):
     resolution_scale: Positive = 1.0
     """Factor on the width and height of the rendered views, above 0; tsdf and level-set."""
     extraction: Annotated[ExtractionOptions, tyro.conf.arg(name="")] = field(default_factory=ExtractionOptions)
-    """How to find the surface."""
+    """Options of the algorithm that finds the surface."""
     crop_min: Vector | None = None
     """Lowest x, y and z of the mesh, in the coordinates of --frame."""
     crop_max: Vector | None = None

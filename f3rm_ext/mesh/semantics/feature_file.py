@@ -48,7 +48,7 @@ class MeshFeatures:
     maps: dict[str, CodeMap]
     """Code maps in texture space by the feature's name; empty without them."""
     provenance: dict[str, Any]
-    """Where they come from, as JSON."""
+    """Capture, frame and extractors, and how the features were made, as JSON."""
 
 
 def features_path(mesh: Path) -> Path:

@@ -28,7 +28,7 @@ class MeshRun(Photos):
     """A mesh with features and the capture they were lifted from."""
 
     mesh: Path
-    """Its file."""
+    """File of the mesh."""
     features: Path
     """The file of its features."""
 

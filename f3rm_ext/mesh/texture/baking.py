@@ -49,7 +49,7 @@ class BakedMesh:
     gains: Float[np.ndarray, "photos 3"]
     """Factors on the colours of the photos by which their exposures were balanced."""
     facts: dict[str, object]
-    """What was chosen automatically, as JSON."""
+    """Size of the texture and number of its charts, as JSON."""
 
 
 def bake_texture(

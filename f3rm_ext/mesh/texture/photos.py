@@ -34,7 +34,7 @@ class Photos:
     """Photos of a capture with their cameras."""
 
     cameras: list[Camera]
-    """In the frame of the mesh."""
+    """Cameras in the frame of the mesh."""
     read: Callable[[int], Photo]
     """Reads a photo by its index."""
 

@@ -149,7 +149,7 @@ def trusted_errors(seen: DepthView, other: DepthView) -> tuple[Float[Tensor, "h 
         other: view that it is compared with; no gradient flows to its depth.
     """
     if takes_cpu_kernels(seen.depth, other.depth):
-        from f3rm_ext.splat.regularization.pixel_kernels import TrustedErrors
+        from f3rm_ext.splat.regularization.view_kernels import TrustedErrors
 
         return TrustedErrors.apply(seen.depth, seen, other, MOST_ERROR_PX)  # type: ignore[return-value]
     errors, known = reprojection_errors(seen, other._replace(depth=other.depth.detach()))

@@ -127,7 +127,7 @@ def dn_consistency(
         min_alpha: accumulation that a pixel must exceed, 0 to 1.
     """
     if not rebuild_z and takes_cpu_kernels(depth, alpha, normals):
-        from f3rm_ext.splat.regularization.pixel_kernels import DnConsistency
+        from f3rm_ext.splat.regularization.plane_kernels import DnConsistency
 
         weights = torch.ones_like(depth) if weights is None else weights
         weights = weights if mask is None else weights * mask
@@ -162,7 +162,7 @@ def plane_distances(
 def facing_planes(gaussians: Gaussians, viewmat: Float[Tensor, "4 4"]) -> Float[Tensor, "gaussians 4"]:
     """Returns normals by :func:`facing_normals`, and as the last column distances by :func:`plane_distances`."""
     if takes_cpu_kernels(gaussians.means, gaussians.quats, viewmat):
-        from f3rm_ext.splat.regularization.pixel_kernels import FacingPlanes
+        from f3rm_ext.splat.regularization.plane_kernels import FacingPlanes
 
         return FacingPlanes.apply(gaussians.means, gaussians.quats, gaussians.scales, viewmat)  # type: ignore[return-value]
     facing = facing_normals(gaussians.normals(), gaussians.means, viewmat)
@@ -193,7 +193,7 @@ def plane_depth(
         distances: D = Σ w d over 0, scene units.
     """
     if takes_cpu_kernels(normals, distances):
-        from f3rm_ext.splat.regularization.pixel_kernels import PlaneDepth
+        from f3rm_ext.splat.regularization.plane_kernels import PlaneDepth
 
         return PlaneDepth.apply(normals, distances, K, MIN_COSINE)  # type: ignore[return-value]
     h, w = distances.shape

@@ -58,7 +58,7 @@ def patch_disagreement(
     place = (pixels * (inner[0] * inner[1])).long()
     rows, columns = place // inner[1] + RADIUS_PX, place % inner[1] + RADIUS_PX
     if takes_cpu_kernels(seen.depth, normals, photo, picture, trust):
-        from f3rm_ext.splat.regularization.pixel_kernels import PatchDisagreement
+        from f3rm_ext.splat.regularization.view_kernels import PatchDisagreement
 
         limits = RADIUS_PX, LEAST_CONTRAST**2, MOST_DISAGREEMENT
         pictures = seen.depth, normals, photo, picture, trust

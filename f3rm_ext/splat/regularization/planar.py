@@ -42,9 +42,9 @@ def thickness(
 def edge_weights(photo: Float[Tensor, "h w 3"]) -> Float[Tensor, "h w"]:
     """Returns (1 − g / max g)², where g is the length of the photo's gradient: surfaces may bend where colours do."""
     if takes_cpu_kernels(photo):
-        from f3rm_ext.splat.regularization import pixel_kernels
+        from f3rm_ext.splat.regularization import plane_kernels
 
-        return pixel_kernels.edge_weights(photo)
+        return plane_kernels.edge_weights(photo)
     down = torch.zeros_like(photo)
     across = torch.zeros_like(photo)
     down[1:-1], across[:, 1:-1] = photo[2:] - photo[:-2], photo[:, 2:] - photo[:, :-2]

@@ -1,5 +1,8 @@
 """Depth and points from photos of a wall."""
 
+from collections.abc import Callable
+from typing import Any
+
 import cv2
 import numpy as np
 import pytest
@@ -9,6 +12,7 @@ from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pixel_sampler import ImagePixels
+from f3rm_ext.data.stereo import exposures
 from f3rm_ext.data.stereo.agreement import DepthMaps
 from f3rm_ext.data.stereo.exposures import compare, fit_stops, light_of, look_up
 from f3rm_ext.data.stereo.points import BACKDROP_SHARE, dense_points, thin
@@ -165,6 +169,16 @@ def test_exposures_are_found_in_what_photos_show(cameras: PinholeCameras, stops:
     known = PhotoStereo(stereo.photo, cameras.take(few), StereoOptions(neighbours=4))
     some = DepthMaps(known.cameras, [maps.depth(index) for index in range(4)])
     np.testing.assert_allclose(compare(light_of(stereo.photo(4)), cameras, known, some, truth), truth[4], atol=0.05)
+
+
+@pytest.mark.parametrize("vary", [False, True])
+def test_every_photo_has_an_exposure_also_where_some_are_compared(
+    make_outputs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, vary: bool
+) -> None:
+    monkeypatch.setattr(exposures, "MOST_VIEWS", 4)
+    monkeypatch.setattr(exposures, "fit_stops", lambda lights: fit_stops(lights)._replace(vary=vary))
+    measured = exposures.measure_stops(make_outputs(7))
+    assert measured.vary is vary and measured.stops.shape == (7, 3) and np.isfinite(measured.stops).all()
 
 
 def test_nothing_is_said_of_photos_that_share_no_place(cameras: PinholeCameras) -> None:

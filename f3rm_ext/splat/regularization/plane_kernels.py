@@ -1,9 +1,9 @@
-"""The losses of planes over pixels, patches and Gaussians on the CPU: numba kernels with analytic gradients.
+"""Planes of Gaussians, their depth and the loss of normals on the CPU: numba kernels with analytic gradients.
 
 Each computes in one pass what takes dozens of operators of torch, and its gradient with it where the result is a loss.
-They must agree with the definitions in :mod:`~f3rm_ext.splat.regularization.normals`,
-:mod:`~f3rm_ext.splat.regularization.multiview` and :mod:`~f3rm_ext.splat.regularization.patches`. Without values
-(:func:`~f3rm_ext.memory.shapes.lacks_values`) they only allocate.
+They must agree with the definitions in :mod:`~f3rm_ext.splat.regularization.normals` and
+:mod:`~f3rm_ext.splat.regularization.planar`. Without values (:func:`~f3rm_ext.memory.shapes.lacks_values`) they only
+allocate.
 """
 
 import math
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.memory.shapes import lacks_values, run_kernel
+from f3rm_ext.memory.shapes import run_kernel
 from f3rm_ext.splat.regularization.frames import pixel_rays
 from f3rm_ext.splat.regularization.kernels import FLAGS
 
@@ -25,25 +25,16 @@ ZERO, ONE = np.float32(0.0), np.float32(1.0)
 LEAST_SQUARED = np.float32(1e-12)
 
 
-def _rays(picture: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
+def picture_rays(picture: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns :func:`~f3rm_ext.splat.regularization.frames.pixel_rays` of a picture, (h, w)."""
     h, w = picture.shape
     return pixel_rays(h, w, K)
 
 
-def _between(seen: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Rotation and shift from the frame of one camera to that of another."""
-    first, second = (view.viewmat.detach().numpy().astype(np.float64) for view in (seen, other))
-    turn = second[:3, :3] @ first[:3, :3].T
-    return turn.astype(np.float32), (second[:3, 3] - turn @ first[:3, 3]).astype(np.float32)
-
-
-def _intrinsics(K: Tensor) -> np.ndarray:
-    return K.detach().numpy()[[0, 1, 0, 1], [0, 1, 2, 2]].astype(np.float32)
-
-
 @no_type_check
 @numba.njit(inline="always")
-def _turn(matrix, x, y, z):
+def rotate(matrix, x, y, z):
+    """Multiplies a vector by a matrix."""
     return (
         matrix[0, 0] * x + matrix[0, 1] * y + matrix[0, 2] * z,
         matrix[1, 0] * x + matrix[1, 1] * y + matrix[1, 2] * z,
@@ -53,7 +44,8 @@ def _turn(matrix, x, y, z):
 
 @no_type_check
 @numba.njit(inline="always")
-def _turn_back(matrix, x, y, z):
+def rotate_back(matrix, x, y, z):
+    """Multiplies a vector by a transposed matrix."""
     return (
         matrix[0, 0] * x + matrix[1, 0] * y + matrix[2, 0] * z,
         matrix[0, 1] * x + matrix[1, 1] * y + matrix[2, 1] * z,
@@ -89,8 +81,8 @@ def _axis(quats, scales, i):
 def _facing_planes(means, quats, scales, viewmat, planes):
     for i in numba.prange(means.shape[0]):
         _, _, _, _, _, a, b, c, _ = _axis(quats, scales, i)
-        a, b, c = _turn(viewmat, a, b, c)
-        px, py, pz = _turn(viewmat, means[i, 0], means[i, 1], means[i, 2])
+        a, b, c = rotate(viewmat, a, b, c)
+        px, py, pz = rotate(viewmat, means[i, 0], means[i, 1], means[i, 2])
         distance = a * (px + viewmat[0, 3]) + b * (py + viewmat[1, 3]) + c * (pz + viewmat[2, 3])
         sign = -ONE if distance > 0 else ONE
         planes[i, 0], planes[i, 1], planes[i, 2], planes[i, 3] = sign * a, sign * b, sign * c, sign * distance
@@ -101,13 +93,13 @@ def _facing_planes(means, quats, scales, viewmat, planes):
 def _facing_planes_backward(means, quats, scales, viewmat, grads, grad_means, grad_quats):
     for i in numba.prange(means.shape[0]):
         w, x, y, z, length, a, b, c, k = _axis(quats, scales, i)
-        la, lb, lc = _turn(viewmat, a, b, c)
-        px, py, pz = _turn(viewmat, means[i, 0], means[i, 1], means[i, 2])
+        la, lb, lc = rotate(viewmat, a, b, c)
+        px, py, pz = rotate(viewmat, means[i, 0], means[i, 1], means[i, 2])
         px, py, pz = px + viewmat[0, 3], py + viewmat[1, 3], pz + viewmat[2, 3]
         sign = -ONE if la * px + lb * py + lc * pz > 0 else ONE
         along = sign * grads[i, 3]
-        grad_means[i, 0], grad_means[i, 1], grad_means[i, 2] = _turn_back(viewmat, along * la, along * lb, along * lc)
-        ga, gb, gc = _turn_back(
+        grad_means[i, 0], grad_means[i, 1], grad_means[i, 2] = rotate_back(viewmat, along * la, along * lb, along * lc)
+        ga, gb, gc = rotate_back(
             viewmat,
             sign * grads[i, 0] + along * px,
             sign * grads[i, 1] + along * py,
@@ -178,7 +170,7 @@ class PlaneDepth(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, normals: Tensor, distances: Tensor, K: Tensor, least_cosine: float) -> Tensor:
-        rays = _rays(distances, K)
+        rays = picture_rays(distances, K)
         depth, slopes = torch.empty_like(distances), torch.empty_like(distances)
         run_kernel(_plane_depth, normals, distances, *rays, np.float32(least_cosine), depth, slopes)
         ctx.save_for_backward(depth, slopes, *rays)
@@ -276,7 +268,7 @@ class DnConsistency(torch.autograd.Function):
         grads = torch.zeros_like(depth), torch.zeros_like(depth) if divide else depth.new_empty(0, 0)
         grads = *grads, torch.zeros_like(normals)
         sums = torch.zeros(depth.shape[0], dtype=torch.float64)
-        rays = _rays(depth, K)
+        rays = picture_rays(depth, K)
         run_kernel(_dn_consistency, depth, alpha, normals, weights, *rays, divide, np.float32(least), *grads, sums)
         ctx.save_for_backward(*grads)
         return (sums.sum() / max(1, depth.numel())).float()
@@ -315,223 +307,3 @@ def edge_weights(photo: Tensor) -> Tensor:
     weights = photo.new_empty(photo.shape[:2])
     run_kernel(_edge_weights, photo, weights, photo.new_empty(photo.shape[0]))
     return weights
-
-
-# --- between views ---------------------------------------------------------------------------------------------------
-
-
-@no_type_check
-@numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
-def _trusted_errors(seen, other, x, y, focal, camera, turn, shift, most, errors, trust, slopes):
-    h, w = seen.shape
-    h2, w2 = other.shape
-    far = np.float32(1e-3)
-    for i in numba.prange(h):
-        for j in range(w):
-            errors[i, j] = trust[i, j] = slopes[i, j] = ZERO
-            z = seen[i, j]
-            if not z > 0:
-                continue
-            ax, ay, az = _turn(turn, x[j], y[i], ONE)
-            px, py, pz = ax * z + shift[0], ay * z + shift[1], az * z + shift[2]
-            if not pz > far * z:
-                continue
-            rx, ry = px / pz, py / pz
-            u, v = rx * camera[0] + camera[2] - np.float32(0.5), ry * camera[1] + camera[3] - np.float32(0.5)
-            if not (0 <= u <= w2 - 1 and 0 <= v <= h2 - 1):
-                continue
-            j0, i0 = int(u), int(v)
-            j1, i1 = min(j0 + 1, w2 - 1), min(i0 + 1, h2 - 1)
-            u, v = u - np.float32(j0), v - np.float32(i0)
-            d00, d01, d10, d11 = other[i0, j0], other[i0, j1], other[i1, j0], other[i1, j1]
-            known = ZERO
-            if d00 > 0:
-                known += (ONE - u) * (ONE - v)
-            if d01 > 0:
-                known += u * (ONE - v)
-            if d10 > 0:
-                known += (ONE - u) * v
-            if d11 > 0:
-                known += u * v
-            if not known > ONE - np.float32(1e-3):
-                continue
-            d00, d01 = ONE / d00 if d00 > 0 else ONE, ONE / d01 if d01 > 0 else ONE
-            d10, d11 = ONE / d10 if d10 > 0 else ONE, ONE / d11 if d11 > 0 else ONE
-            there = ONE / ((d00 * (ONE - u) + d01 * u) * (ONE - v) + (d10 * (ONE - u) + d11 * u) * v)
-            bx, by, bz = _turn_back(turn, rx * there - shift[0], ry * there - shift[1], there - shift[2])
-            if not bz > far * z:
-                continue
-            bx, by = bx / bz, by / bz
-            miss_x, miss_y = (bx - x[j]) * focal[0], (by - y[i]) * focal[1]
-            error = math.sqrt(miss_x * miss_x + miss_y * miss_y + LEAST_SQUARED)
-            errors[i, j] = error
-            trust[i, j] = math.exp(-error) if error < most else ZERO
-            # The same round trip for a small change of depth.
-            rx_z, ry_z = (ax - rx * az) / pz, (ay - ry * az) / pz
-            u_z, v_z = rx_z * camera[0], ry_z * camera[1]
-            inverse_z = ((d01 - d00) * (ONE - v) + (d11 - d10) * v) * u_z
-            inverse_z += ((d10 - d00) * (ONE - u) + (d11 - d01) * u) * v_z
-            there_z = -inverse_z * there * there
-            bx_z, by_z, bz_z = _turn_back(turn, rx_z * there + rx * there_z, ry_z * there + ry * there_z, there_z)
-            slope = miss_x * focal[0] * (bx_z - bx * bz_z) + miss_y * focal[1] * (by_z - by * bz_z)
-            slopes[i, j] = slope / (bz * error)
-
-
-class TrustedErrors(torch.autograd.Function):
-    """See :func:`~f3rm_ext.splat.regularization.multiview.trusted_errors`."""
-
-    @staticmethod
-    def forward(ctx: Any, depth: Tensor, seen: Any, other: Any, most: float) -> tuple[Tensor, Tensor]:
-        errors, trust, slopes = (torch.empty_like(depth) for _ in range(3))
-        if not lacks_values(depth):
-            rays, cameras = _rays(depth, seen.K), (_intrinsics(seen.K), _intrinsics(other.K))
-            between = _between(seen, other)
-            results = errors, trust, slopes
-            run_kernel(_trusted_errors, depth, other.depth, *rays, *cameras, *between, np.float32(most), *results)
-        ctx.save_for_backward(slopes)
-        ctx.mark_non_differentiable(trust)
-        return errors, trust
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return grads[0] * ctx.saved_tensors[0], None, None, None
-
-
-@no_type_check
-@numba.njit(inline="always")
-def _grey(picture, i, j):
-    """Returns the brightness of a pixel, after ITU-R BT.601."""
-    return (
-        np.float32(0.299) * picture[i, j, 0]
-        + np.float32(0.587) * picture[i, j, 1]
-        + np.float32(0.114) * picture[i, j, 2]
-    )
-
-
-@no_type_check
-@numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
-def _patch_disagreement(
-    depth, normals, photo, picture, trust, places, x, y, camera, turn, shift, radius, least, most,
-    grad_depth, grad_normals, losses,
-):  # fmt: skip
-    w = depth.shape[1]
-    h2, w2 = picture.shape[0], picture.shape[1]
-    side = 2 * radius + 1
-    size = side * side
-    for patch in numba.prange(places.shape[0]):
-        losses[patch] = grad_depth[patch] = ZERO
-        grad_normals[patch, 0] = grad_normals[patch, 1] = grad_normals[patch, 2] = ZERO
-        i, j = places[patch] // w, places[patch] % w
-        weight = trust[i, j]
-        fx, fy, fz = normals[i, j, 0], normals[i, j, 1], normals[i, j, 2]
-        length = max(math.sqrt(fx * fx + fy * fy + fz * fz), LEAST_SQUARED)
-        fx, fy, fz = fx / length, fy / length, fz / length
-        towards = fx * x[j] + fy * y[i] + fz
-        if not (weight > 0 and towards < 0):
-            continue
-        ours, theirs = np.empty(size, np.float32), np.empty(size, np.float32)
-        slopes = np.empty(size, np.float32)  # of the other picture's grey, by depth
-        slants = np.empty(size, np.float32)
-        mean, mean_there, inside = ZERO, ZERO, True
-        for s in range(size):
-            row, column = i + s // side - radius, j + s % side - radius
-            slants[s] = fx * x[column] + fy * y[row] + fz
-            if not slants[s] < np.float32(0.2) * towards:
-                inside = False
-                break
-            z = depth[i, j] * towards / slants[s]
-            ax, ay, az = _turn(turn, x[column], y[row], ONE)
-            px, py, pz = ax * z + shift[0], ay * z + shift[1], az * z + shift[2]
-            if not pz > np.float32(1e-3) * abs(z):
-                inside = False
-                break
-            u, v = px / pz * camera[0] + camera[2], py / pz * camera[1] + camera[3]
-            if not (0 < u < w2 and 0 < v < h2):
-                inside = False
-                break
-            u, v = u - np.float32(0.5), v - np.float32(0.5)
-            u_z, v_z = camera[0] * (ax - px / pz * az) / pz, camera[1] * (ay - py / pz * az) / pz
-            # At the border the outermost pixels go on.
-            if not 0 < u < w2 - 1:
-                u, u_z = min(max(u, ZERO), np.float32(w2 - 1)), ZERO
-            if not 0 < v < h2 - 1:
-                v, v_z = min(max(v, ZERO), np.float32(h2 - 1)), ZERO
-            j0, i0 = int(u), int(v)
-            j1, i1 = min(j0 + 1, w2 - 1), min(i0 + 1, h2 - 1)
-            u, v = u - np.float32(j0), v - np.float32(i0)
-            g00, g01 = _grey(picture, i0, j0), _grey(picture, i0, j1)
-            g10, g11 = _grey(picture, i1, j0), _grey(picture, i1, j1)
-            theirs[s] = (g00 * (ONE - u) + g01 * u) * (ONE - v) + (g10 * (ONE - u) + g11 * u) * v
-            slopes[s] = ((g01 - g00) * (ONE - v) + (g11 - g10) * v) * u_z
-            slopes[s] += ((g10 - g00) * (ONE - u) + (g11 - g01) * u) * v_z
-            ours[s] = _grey(photo, row, column)
-            mean += ours[s]
-            mean_there += theirs[s]
-        if not inside:
-            continue
-        mean, mean_there = mean / np.float32(size), mean_there / np.float32(size)
-        power, power_there, common = ZERO, ZERO, ZERO
-        for s in range(size):
-            ours[s] -= mean
-            theirs[s] -= mean_there
-            power += ours[s] * ours[s]
-            power_there += theirs[s] * theirs[s]
-            common += ours[s] * theirs[s]
-        power, power_there, common = power / np.float32(size), power_there / np.float32(size), common / np.float32(size)
-        if not (power > least and power_there > least):
-            continue
-        norm = math.sqrt(power * power_there)
-        wrong = ONE - common / norm
-        if not wrong < most:
-            continue
-        losses[patch] = weight * wrong
-        gx, gy, gz, g_towards, g_depth = ZERO, ZERO, ZERO, ZERO, ZERO
-        factor = -weight / (norm * np.float32(size))
-        for s in range(size):
-            row, column = i + s // side - radius, j + s % side - radius
-            # By the depth at which the ray of this pixel meets the plane, D (n · middle) / (n · ray).
-            share = factor * (ours[s] - common / power_there * theirs[s]) * slopes[s] / slants[s]
-            g_depth += share * towards
-            g_towards += share * depth[i, j]
-            slant = -share * depth[i, j] * towards / slants[s]
-            gx += slant * x[column]
-            gy += slant * y[row]
-            gz += slant
-        gx, gy, gz = gx + g_towards * x[j], gy + g_towards * y[i], gz + g_towards
-        along = gx * fx + gy * fy + gz * fz
-        grad_depth[patch] = g_depth
-        grad_normals[patch, 0] = (gx - along * fx) / length
-        grad_normals[patch, 1] = (gy - along * fy) / length
-        grad_normals[patch, 2] = (gz - along * fz) / length
-
-
-class PatchDisagreement(torch.autograd.Function):
-    """See :func:`~f3rm_ext.splat.regularization.patches.patch_disagreement`; the middles are given as flat indices."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, depth: Tensor, normals: Tensor, photo: Tensor, picture: Tensor, trust: Tensor, places: Tensor,
-        seen: Any, other: Any, limits: tuple[int, float, float],
-    ) -> Tensor:  # fmt: skip
-        grads = depth.new_empty(len(places)), depth.new_empty(len(places), 3)
-        losses = torch.empty_like(grads[0])
-        if not lacks_values(depth):
-            radius, least, most = limits
-            rays, between = _rays(depth, seen.K), _between(seen, other)
-            settings = radius, np.float32(least), np.float32(most)
-            pictures = depth, normals, photo, picture, trust, places
-            run_kernel(_patch_disagreement, *pictures, *rays, _intrinsics(other.K), *between, *settings, *grads, losses)
-        ctx.save_for_backward(places, *grads)
-        ctx.shape = depth.shape
-        return losses.sum() / max(1, len(places))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        places, *parts = ctx.saved_tensors
-        factor, (h, w) = grads[0] / max(1, len(places)), ctx.shape
-        depth, normals = parts[0].new_zeros(h * w), parts[1].new_zeros(h * w, 3)
-        depth.index_add_(0, places, factor * parts[0])
-        normals.index_add_(0, places, factor * parts[1])
-        return depth.view(h, w), normals.view(h, w, 3), *(None,) * 7
