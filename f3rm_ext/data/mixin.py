@@ -25,10 +25,11 @@ from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
 from f3rm_ext.data.pixel_sampler import CHANNELS
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.silhouettes import are_silhouettes
-from f3rm_ext.data.stereo.exposures import measure_stops
+from f3rm_ext.data.stereo.exposures import read_or_measure_stops
 from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError, UserError
 from f3rm_ext.features.source import FeatureSource
+from f3rm_ext.features.store.feature_store import cache_root
 from f3rm_ext.memory.options import MemoryOption, RunState
 
 _CHOICE = {
@@ -176,7 +177,8 @@ class CyclingDataManager(ABC):
         if self.test_mode != "inference":  # photos may be absent
             dataset.metadata["exif_stops"] = exposure_stops(self.train_dataparser_outputs.image_filenames)
         if self.test_mode == "val":
-            dataset.metadata["measure_stops"] = partial(measure_stops, self.train_dataparser_outputs)
+            cache = cache_root(self.config.features.cache_dir, "exposures")
+            dataset.metadata["measure_stops"] = partial(read_or_measure_stops, self.train_dataparser_outputs, cache)
 
     def eval_outputs(self) -> DataparserOutputs | None:
         """Cameras and files of the evaluation images, or None if the capture has none.

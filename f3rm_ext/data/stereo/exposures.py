@@ -3,7 +3,10 @@
 Plane-sweep stereo finds the places. It compares normalised patches, so the exposures do not mislead it.
 """
 
+import io
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -18,11 +21,14 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.data.stereo.agreement import DepthMaps, neighbours, project
+from f3rm_ext.data.stereo.cache import capture_key, read_or_make
 from f3rm_ext.data.stereo.sweep import AGREEING, PhotoStereo, StereoOptions, nearby_views
 from f3rm_ext.utils import threads
 from f3rm_ext.utils.console import image_progress
 from f3rm_ext.utils.pictures import pick_evenly, to_linear
 
+VERSION = 1
+"""Version of the method; exposures of other versions are not used."""
 SIDE_PX = 96
 """Longer side of the photos that are compared."""
 MOST_VIEWS = 48
@@ -46,6 +52,27 @@ _READERS = 4
 
 Lights = Float[np.ndarray, "photos places 3"]
 """Linear light that photos show of places, 0 to 1; 0 where they do not show them."""
+
+
+def read_or_measure_stops(outputs: DataparserOutputs, cache: Path) -> MeasuredStops:
+    """Returns the exposures of the photos of a capture, measured once and kept in the cache.
+
+    Raises:
+        CaptureError: a photo cannot be read.
+    """
+    path = cache / f"{capture_key(outputs, [VERSION, SIDE_PX, MOST_VIEWS, asdict(OPTIONS)])}.npz"
+    return read_or_make(path, lambda: measure_stops(outputs), read=_read, encode=_encode)[0]
+
+
+def _read(path: Path) -> MeasuredStops:
+    with np.load(path) as archive:
+        return MeasuredStops(archive["stops"], float(archive["range_stops"]), bool(archive["vary"]))
+
+
+def _encode(measured: MeasuredStops) -> bytes:
+    with io.BytesIO() as stream:
+        np.savez(stream, **measured._asdict())
+        return stream.getvalue()
 
 
 def measure_stops(outputs: DataparserOutputs) -> MeasuredStops:

@@ -1,7 +1,6 @@
 """Dense points of a capture by stereo, for splats to begin at: found once per capture, then read from the cache."""
 
 import io
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +14,9 @@ from f3rm_ext.capture.points import RGB, SOURCE, XYZ, read_point_cloud
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth
+from f3rm_ext.data.stereo.cache import capture_key, read_or_make
 from f3rm_ext.data.stereo.sweep import AGREEING, FARTHEST, PhotoStereo
 from f3rm_ext.utils import threads
-from f3rm_ext.utils.atomic_files import FolderLock, hash_bytes, write_atomic
 from f3rm_ext.utils.console import console, image_progress
 from f3rm_ext.utils.pictures import pick_evenly
 from f3rm_ext.utils.ply import write_ply
@@ -159,7 +158,10 @@ def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -
     missing = missing_points(own, mode)
     if not missing:
         return
-    points, origin = _cached_points(outputs, cache)
+    path = cache / f"{capture_key(outputs, [VERSION, SIDE_PX, MOST_VIEWS, MIN_VIEWS, COUNT])}.ply"
+    points, file = read_or_make(
+        path, lambda: seek_points(outputs), read=lambda path: DensePoints(*read_point_cloud(path)), encode=encode_ply
+    )
     if not len(points.xyz):
         console().log(f"Stereo has no points on which {MIN_VIEWS} photos agree: beginning without.", markup=False)
         return
@@ -167,6 +169,7 @@ def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -
         kept = np.random.default_rng(0).permutation(len(points.xyz))[:missing]
         points = DensePoints(points.xyz[kept], points.rgb[kept])
     besides = f", besides {own} of the capture" if own else ""
+    origin = f"from {file}" if file else f"by stereo of {len(outputs.image_filenames)} photos"
     sentence = f"{len(points.xyz)} dense points {origin}{besides}; --dense-points never leaves them out."
     console().log(sentence, markup=False)
     xyz, rgb = torch.from_numpy(points.xyz), torch.from_numpy(points.rgb)
@@ -175,23 +178,6 @@ def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -
         rgb = torch.cat([outputs.metadata[RGB], rgb])
     source = f"{outputs.metadata.get(SOURCE, 'the capture')} and of stereo" if own else "stereo"
     outputs.metadata.update({XYZ: xyz, RGB: rgb, SOURCE: source})
-
-
-def _cached_points(outputs: DataparserOutputs, cache: Path) -> tuple[DensePoints, str]:
-    """The points, and where they are from, for the log."""
-    path = cache / f"{_key(outputs)}.ply"
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        # Of several processes one works, and the others read what it has written.
-        with FolderLock(cache / f"{path.stem}.lock").hold():
-            if path.is_file():
-                return DensePoints(*read_point_cloud(path)), f"from {path}"
-            points = seek_points(outputs)
-            write_atomic(path, encode_ply(points))
-            return points, f"by stereo of {len(outputs.image_filenames)} photos, kept in {path}"
-    except OSError as error:
-        console().log(f"Dense points are not kept, as {cache} cannot be written ({error.strerror}).", markup=False)
-        return seek_points(outputs), f"by stereo of {len(outputs.image_filenames)} photos"
 
 
 def seek_points(outputs: DataparserOutputs, count: int = COUNT, side_px: int = SIDE_PX) -> DensePoints:
@@ -214,18 +200,3 @@ def encode_ply(points: DensePoints) -> bytes:
     with io.BytesIO() as stream:
         write_ply(stream, columns)
         return stream.getvalue()
-
-
-def _key(outputs: DataparserOutputs) -> str:
-    """Identifies cameras and files, so that other poses, photos or masks are another capture."""
-    cameras = outputs.cameras
-    tensors = [cameras.camera_to_worlds, cameras.fx, cameras.fy, cameras.cx, cameras.cy, cameras.camera_type]
-    if cameras.distortion_params is not None:
-        tensors.append(cameras.distortion_params)
-    files = [*outputs.image_filenames, *(outputs.mask_filenames or [])]
-    facts = {
-        "settings": [VERSION, SIDE_PX, MOST_VIEWS, MIN_VIEWS, COUNT],
-        "cameras": [hash_bytes(tensor.cpu().contiguous().numpy().tobytes()) for tensor in tensors],
-        "files": [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files],
-    }
-    return hash_bytes(json.dumps(facts).encode())

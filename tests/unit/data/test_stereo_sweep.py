@@ -1,6 +1,7 @@
 """Depth and points from photos of a wall."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cv2
@@ -173,12 +174,17 @@ def test_exposures_are_found_in_what_photos_show(cameras: PinholeCameras, stops:
 
 @pytest.mark.parametrize("vary", [False, True])
 def test_every_photo_has_an_exposure_also_where_some_are_compared(
-    make_outputs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, vary: bool
+    make_outputs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vary: bool
 ) -> None:
     monkeypatch.setattr(exposures, "MOST_VIEWS", 4)
     monkeypatch.setattr(exposures, "fit_stops", lambda lights: fit_stops(lights)._replace(vary=vary))
-    measured = exposures.measure_stops(make_outputs(7))
+    outputs = make_outputs(7)
+    measured = exposures.read_or_measure_stops(outputs, tmp_path / "cache")
     assert measured.vary is vary and measured.stops.shape == (7, 3) and np.isfinite(measured.stops).all()
+    monkeypatch.setattr(exposures, "measure_stops", lambda outputs: pytest.fail("measured a second time"))
+    again = exposures.read_or_measure_stops(outputs, tmp_path / "cache")
+    assert again[1:] == measured[1:]
+    np.testing.assert_array_equal(again.stops, measured.stops)
 
 
 def test_nothing_is_said_of_photos_that_share_no_place(cameras: PinholeCameras) -> None:
