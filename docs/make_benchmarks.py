@@ -374,7 +374,8 @@ def _exposure(report: Report) -> str:
     body = []
     for case, rows in cases.items():
         names = ("psnr", "ssim", "lpips", "psnr_fitted")
-        middle = {name: statistics.median(row[name] for row in rows) for name in names}
+        known = {name: [row[name] for row in rows if name in row] for name in names}
+        middle = {name: statistics.median(values) for name, values in known.items() if values}
         fitted = sorted(row["psnr_fitted"] for row in rows)
         judged = {1.0: "EXIF", 0.0: "fit", None: "as rendered"}[rows[0].get("exposure_from_exif")]
         spread = f" ({fitted[0]:.2f}–{fitted[-1]:.2f})" if len(rows) > 1 else ""

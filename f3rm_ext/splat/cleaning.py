@@ -15,8 +15,8 @@ from torch import Tensor
 
 from f3rm_ext.splat.evidence import Evidence
 
-ROUNDS = (4.0, 2.0, 1.0)
-"""Strictness of each round of decisions."""
+ROUNDS = (4.0, 2.0, 1.0, 1.0)
+"""Strictness of each round of decisions. Only the last removes what is not seen."""
 KEPT = -1
 """Number of the reason of Gaussians that stay."""
 _HARM = 4.0
@@ -61,12 +61,12 @@ _MEANINGS = {
 }
 
 
-def decide(evidence: Evidence, strictness: float = 1.0) -> Int8[Tensor, " gaussians"]:
+def decide(evidence: Evidence, strictness: float = 1.0, *, unseen: bool = True) -> Int8[Tensor, " gaussians"]:
     """Returns the number of the first reason to remove each Gaussian, −1 where there is none.
 
     Args:
-        strictness: how many times as much the photos must gain without a Gaussian before it goes. Above 1, floaters
-            may hide others, so nothing goes for not being seen.
+        strictness: how many times as much the photos must gain without a Gaussian before it goes.
+        unseen: whether what is not seen goes. While there are floaters, they may hide it.
     """
     seen, shown = evidence.views > 0, evidence.peak >= _FAINT
     worth = torch.where(shown, evidence.gain / evidence.contribution.clamp_min(1e-12), 0)
@@ -75,14 +75,13 @@ def decide(evidence: Evidence, strictness: float = 1.0) -> Int8[Tensor, " gaussi
     )
     worst = evidence.gain <= evidence.least_gain_near
     slight, strong = (worst & (worth < -strictness * harm * usual) for harm in (_SLIGHT_HARM, _HARM))
-    in_sight = torch.full_like(seen, strictness <= 1)  # nothing is left that may hide it
     lone = (evidence.views < 2) & (evidence.isolation > _ISOLATED * evidence.isolation.median())
     tests = {
         Reason.OVERSIZED: slight & (evidence.size > _OVERSIZED * evidence.size.median()),
         Reason.FREE_SPACE: slight & (evidence.free_views >= 2) & (evidence.free_views > evidence.surface_views),
         Reason.FEW_VIEWS: slight & seen & (evidence.spread_rad < _NARROW_RAD),
-        Reason.ISOLATED: in_sight & lone & (evidence.gain <= _NEEDLESS * usual_gain),
-        Reason.FAINT: in_sight & (evidence.peak < _FAINT),
+        Reason.ISOLATED: unseen & lone & (evidence.gain <= _NEEDLESS * usual_gain),
+        Reason.FAINT: unseen & (evidence.peak < _FAINT),
         Reason.AGAINST_PHOTOS: strong,
     }
     reasons = torch.full((len(evidence),), KEPT, dtype=torch.int8)
@@ -101,10 +100,10 @@ def decide_in_rounds(count: int, gather: Callable[[Tensor], Evidence]) -> Int8[T
         gather: gathers the evidence on Gaussians of some indices, as if there were no others.
     """
     reasons = torch.full((count,), KEPT, dtype=torch.int8)
-    for strictness in ROUNDS:
+    for number, strictness in enumerate(ROUNDS, 1):
         rows = (reasons == KEPT).nonzero()[:, 0]
         if len(rows):
-            reasons[rows] = decide(gather(rows), strictness)
+            reasons[rows] = decide(gather(rows), strictness, unseen=number == len(ROUNDS))
     return reasons
 
 

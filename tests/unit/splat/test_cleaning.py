@@ -65,6 +65,8 @@ def test_each_kind_of_floater_has_its_reason(reason: Reason, strange: dict[str, 
     [
         {"size": 0.5},  # a wall without texture
         {"free_views": 9, "surface_views": 1},  # glass
+        {"free_views": 4, "surface_views": 4, **SLIGHT},  # the views do not agree on what they see
+        {**STRONG, "contribution": 2000.0},  # as bad as usual for all that it shows
         {"views": 1, "spread_rad": 0.0},  # at the edge of the capture
         {"views": 1, "isolation": 2.0},  # far away, and one photo needs it
         {"views": 9, "isolation": 5.0, "gain": 0.0},  # far away, and in many photos
@@ -107,7 +109,7 @@ def test_the_worst_go_first_and_what_they_hid_is_judged_without_them() -> None:
         )
 
     reasons = decide_in_rounds(52, gather)
-    assert asked == [52, 51, 51]
+    assert asked == [52, 51, 51, 51]
     assert (reasons != KEPT).nonzero().flatten().tolist() == [7, 50], "51 was bad only beside 50"
 
 
