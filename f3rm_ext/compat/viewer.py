@@ -7,7 +7,8 @@ import io
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -82,6 +83,51 @@ def end_viewer_threads_at_exit(viewer: "Viewer", patience_s: float = 10.0) -> No
             thread.join(patience_s)
 
     atexit.register(end)
+
+
+def render_in_passes(next_divisor: Callable[[int | None, float], int]) -> None:
+    """Makes still pictures appear in passes of growing size, where nerfstudio goes from the smallest to the whole.
+
+    A pass that is no larger than what the page shows of the view is left out, so a training that goes on does not blur
+    its page. Safe to call twice.
+
+    Args:
+        next_divisor: returns by what the sides of the next pass are divided, given that of the last one (None before
+            the first) and the seconds it took; 1 is the whole picture.
+    """
+    from nerfstudio.viewer.render_state_machine import RenderStateMachine
+
+    render, size = RenderStateMachine._render_img, RenderStateMachine._calculate_image_res
+
+    def draw(self: Any, camera_state: Any) -> Any:
+        begin = time.perf_counter()
+        outputs = render(self, camera_state)
+        self.drawn = self._calculate_image_res(camera_state.aspect)[0], time.perf_counter() - begin
+        return outputs
+
+    def render_passes(self: Any, camera_state: Any) -> Any:
+        if self.state != "high":
+            return draw(self, camera_state)
+        height, divisor = size(self, camera_state.aspect)[0], next_divisor(None, 0.0)
+        try:
+            while divisor > 1:
+                rows, (drawn_rows, seconds) = height // divisor, self.drawn
+                if rows > drawn_rows:
+                    self.divisor = divisor
+                    self._send_output_to_viewer(draw(self, camera_state))
+                    drawn_rows, seconds = self.drawn
+                divisor = next_divisor(divisor, seconds * (rows / drawn_rows) ** 2)
+        finally:
+            self.divisor = 1
+        return draw(self, camera_state)
+
+    def divided_size(self: Any, aspect_ratio: float) -> tuple[int, int]:
+        height, width = size(self, aspect_ratio)
+        return max(1, height // self.divisor), max(1, width // self.divisor)
+
+    if render.__name__ != render_passes.__name__:
+        RenderStateMachine.divisor, RenderStateMachine.drawn = 1, (1, 0.0)
+        RenderStateMachine._render_img, RenderStateMachine._calculate_image_res = render_passes, divided_size
 
 
 def _get_viewer(control: "ViewerControl") -> "Viewer | None":

@@ -10,6 +10,7 @@ from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.viewer.viewer_elements import ViewerControl
 
 from f3rm_ext import compat
+from f3rm_ext.viewer.passes import next_divisor
 
 if TYPE_CHECKING:
     from nerfstudio.viewer.viewer import Viewer
@@ -75,12 +76,13 @@ def _meeting_point(
 
 
 class FirstViewControl(ViewerControl):
-    """Makes the pages of a viewer open on a training view, lets one close without freezing the others, and lets the
-    process end while pages are open."""
+    """Makes the pages of a viewer open on a training view and get slow pictures in passes, lets one close without
+    freezing the others, and lets the process end while pages are open."""
 
     def _setup(self, viewer: "Viewer") -> None:
         super()._setup(viewer)
         compat.release_viewer_locks()
+        compat.render_in_passes(next_divisor)
         compat.end_viewer_threads_at_exit(viewer)
         cameras = compat.viewer_cameras(viewer)
         if cameras is not None:

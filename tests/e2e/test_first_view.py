@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from f3rm_ext.viewer import passes
+
 WAIT_S = 180
 LEAST_CONTRAST = 0.05
 """Standard deviation of a picture that shows something."""
@@ -129,6 +131,25 @@ def test_a_page_opens_on_a_training_view_and_shows_it(
     if page.output() != "rgb":  # the panel is shared, and an earlier test has chosen something
         page.choose_output("rgb")
     wait_until(lambda: page.picture().std() > LEAST_CONTRAST, WAIT_S, "a picture of the scene")
+
+
+def test_a_slow_picture_grows(
+    viewer: Any, open_alone: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., None]
+) -> None:
+    monkeypatch.setattr(passes, "PATIENCE_S", 0.0)
+    page, client = open_alone(viewer, viewer.config.websocket_port)
+    before, heights = max(page.resolution()), []
+    show = client.scene.set_background_image
+
+    def note(picture: np.ndarray, **options: Any) -> None:
+        heights.append(len(picture))
+        show(picture, **options)
+
+    monkeypatch.setattr(client.scene, "set_background_image", note)
+    page.set_max_res(240)
+    wait_until(lambda: max(page.resolution()) == 240, WAIT_S, "the whole picture")
+    assert heights[-2:] == [heights[-1] // 2, heights[-1]]
+    page.set_max_res(before)
 
 
 def test_a_second_page_opens_there_too_and_does_not_move_the_first(

@@ -193,6 +193,40 @@ class TestViewer:
         assert not compat.is_viewer_thread()
         assert compat.viewer_interrupts() == (IOChangeException,)
 
+    def test_a_still_picture_grows_in_passes_and_a_moved_camera_ends_them(self, monkeypatch) -> None:
+        sizes: list[tuple[str, int, int]] = []
+        machine = RenderStateMachine.__new__(RenderStateMachine)
+        threading.Thread.__init__(machine)
+        interrupted = threading.Event()
+
+        def render(self: Any, camera_state: Any) -> str:
+            if interrupted.is_set():
+                raise IOChangeException
+            sizes.append((self.state, *self._calculate_image_res(camera_state.aspect)))
+            return "outputs"
+
+        def size(self: Any, aspect: float) -> tuple[int, int]:
+            return (320, 481) if self.state == "high" else (30, 45)
+
+        for name, function in (("_render_img", render), ("_calculate_image_res", size)):
+            monkeypatch.setattr(RenderStateMachine, name, function)
+        monkeypatch.setattr(
+            RenderStateMachine, "_send_output_to_viewer", lambda self, outputs: sizes.append((outputs,))
+        )
+        for _ in range(2):
+            compat.render_in_passes(lambda divisor, seconds: 8 if divisor is None else divisor // 4 or 1)
+        camera = SimpleNamespace(aspect=1.5)
+        for state in ("low_static", "high", "high", "low_move"):
+            machine.state = state
+            assert machine._render_img(camera) == "outputs"
+        shown = [("high", 40, 60), ("outputs",), ("high", 160, 240), ("outputs",), ("high", 320, 481)]
+        assert sizes == [("low_static", 30, 45), *shown, ("high", 320, 481), ("low_move", 30, 45)]
+        machine.state = "high"
+        interrupted.set()
+        with pytest.raises(IOChangeException):
+            machine._render_img(camera)
+        assert machine._calculate_image_res(1.5) == (320, 481)
+
     def test_a_process_ends_while_a_page_is_rendered(self) -> None:
         """Threads that are in torch when Python ends abort the process."""
         code = """
