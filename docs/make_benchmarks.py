@@ -353,6 +353,13 @@ def _big_capture(report: Report) -> str:
     return table([*head, "all pixels alone, MiB"], rows)
 
 
+def _viewer_time(report: Report) -> str:
+    times = ["first_s", *(f"rows_{share}_s" for share in ("0.125", "0.25", "0.5", "1"))]
+    rows = [[row["run"], row["way"], str(row["rows"]), *(f"{row[name]:.1f}" for name in times)] for row in report["rows"]]
+    head = ["run", "pictures", "rows", "first, s", "⅛ of the rows, s", "¼, s", "½, s", "whole, s"]
+    return table(head, rows)
+
+
 def _image_parts(report: Report) -> str:
     rows = [
         [
@@ -518,6 +525,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "exposure": _exposure,
     "big_capture": _big_capture,
     "image_parts": _image_parts,
+    "viewer_time": _viewer_time,
     "defaults": _defaults,
     "query_memory": _memory,
     "plan_memory": _plan_memory,

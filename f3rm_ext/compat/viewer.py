@@ -126,8 +126,9 @@ def render_in_passes(next_divisor: Callable[[int | None, float], int]) -> None:
         return max(1, height // self.divisor), max(1, width // self.divisor)
 
     if render.__name__ != render_passes.__name__:
-        RenderStateMachine.divisor, RenderStateMachine.drawn = 1, (1, 0.0)
-        RenderStateMachine._render_img, RenderStateMachine._calculate_image_res = render_passes, divided_size
+        machine: Any = RenderStateMachine
+        machine.divisor, machine.drawn = 1, (1, 0.0)
+        machine._render_img, machine._calculate_image_res = render_passes, divided_size
 
 
 def _get_viewer(control: "ViewerControl") -> "Viewer | None":
