@@ -215,7 +215,7 @@ class GaussianModel(QueryableSplats):
         return {**outputs, "rgb": self.exposures(outputs["rgb"], camera.metadata["cam_idx"], behind)}
 
     def _scene(self) -> SplatScene:
-        return SplatScene(
+        scene = SplatScene(
             self.gaussians,
             self.mip,
             self.filter_3d,
@@ -225,6 +225,8 @@ class GaussianModel(QueryableSplats):
             backend=self.config.backend,
             sharded=self.sharded,
         )
+        hidden = self.queries.hidden()
+        return scene if hidden is None else scene.hide(hidden)
 
     def _background(self) -> Float[Tensor, "3"]:
         if not self.training or self.config.background_color != "random":
