@@ -23,7 +23,14 @@ def _save_edits(*args: Any) -> Any:
     return save_edits(*args)
 
 
+def _clean_trained(*args: Any) -> Any:
+    from f3rm_ext.export.clean import clean_trained
+
+    return clean_trained(*args)
+
+
 services.offer("save_edits", _save_edits)
+services.offer("clean_trained", _clean_trained)
 install_excepthook()
 quiet_known_warnings()
 join_help_lines()

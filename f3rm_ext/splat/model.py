@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttrib
 from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.engine import services
 from f3rm_ext.engine.ranks import Ranks, world_size
 from f3rm_ext.errors import CheckpointError
 from f3rm_ext.query.embeddings import Query
@@ -206,6 +207,15 @@ class SplatModel(GaussianModel):
         if self.sharded and position % self.densifier.options.every == 0:
             self._total = self.count_gaussians()
         return changed
+
+    def _finish(self, step: int, attributes: TrainingCallbackAttributes) -> None:
+        """Removes floaters, if so wished."""
+        if not self.config.clean:
+            return
+        trainer, manager = cast(Any, attributes.trainer), cast(Any, attributes.pipeline).datamanager
+        kept = services.get("clean_trained")(self, manager, trainer.config, trainer.checkpoint_dir, step)
+        assert self.densifier is not None
+        self._follow(self.densifier.prune(~kept.to(self.device), self.gauss_params, attributes.optimizers))
 
     def _follow(self, change: Change) -> bool:
         """Carries per-Gaussian data over to a changed set. Returns whether the set changed."""
