@@ -214,7 +214,7 @@ class SplatModel(GaussianModel):
             return
         trainer, manager = cast(Any, attributes.trainer), cast(Any, attributes.pipeline).datamanager
         kept = services.get("clean_trained")(self, manager, trainer.config, trainer.checkpoint_dir, step)
-        assert self.densifier is not None
+        assert self.densifier is not None and attributes.optimizers is not None
         self._follow(self.densifier.prune(~kept.to(self.device), self.gauss_params, attributes.optimizers))
 
     def _follow(self, change: Change) -> bool:

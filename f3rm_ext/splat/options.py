@@ -119,8 +119,8 @@ class SplatOptions(GaussianOptions):
     num_random: Count = 50_000
     """Number of random initial Gaussians for a capture with fewer than 100 points, 1 or more."""
     clean: bool = False
-    """Remove floaters after the last step, as `f3rm-ext splats clean` does: three passes over the training photos, on
-    the CPU. Those that go are in removed.ply, in the run's folder."""
+    """Remove floaters after the last step, as `f3rm-ext splats clean` does: several passes over the training photos,
+    on the CPU. Those that go are in removed.ply, in the run's folder."""
     shard_gaussians: bool = False
     """Divide the Gaussians over the GPUs of the run, for scenes that outgrow one. Regularisation, features and viewer
     must be off, and all images must have one size."""
