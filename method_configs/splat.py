@@ -1,6 +1,9 @@
 """The methods `sugar-ext`, `sugar-ext-lite` and `sugar-ext-refine`: one factory, three presets."""
 
+from typing import Any
+
 from f3rm_ext.compat import join_help_lines, quiet_known_warnings
+from f3rm_ext.engine import services
 from f3rm_ext.errors import install_excepthook
 from f3rm_ext.method_configs.guarded import guarded_splat_method
 from f3rm_ext.utils.ffmpeg import provide_ffmpeg
@@ -13,6 +16,21 @@ PRESETS = {
 REFINEMENT = {"sugar-ext-refine": "A mesh and flat Gaussians bound to its triangles, refined together."}
 """Presets that start from a mesh."""
 
+
+def _save_edits(*args: Any) -> Any:
+    from f3rm_ext.export.edits import save_edits
+
+    return save_edits(*args)
+
+
+def _clean_trained(*args: Any) -> Any:
+    from f3rm_ext.export.clean import clean_trained
+
+    return clean_trained(*args)
+
+
+services.offer("save_edits", _save_edits)
+services.offer("clean_trained", _clean_trained)
 install_excepthook()
 quiet_known_warnings()
 join_help_lines()

@@ -160,6 +160,13 @@ def viewer_show_output(control: "ViewerControl", name: str, instead_of: str) -> 
             element.value = name
 
 
+def viewer_datamanager(control: "ViewerControl") -> Any:
+    """Returns the datamanager of the run that is shown."""
+    viewer = _get_viewer(control)
+    assert viewer is not None, "there is no viewer yet"
+    return viewer.pipeline.datamanager
+
+
 def viewer_cameras(viewer: "Viewer") -> "Cameras | None":
     """Returns the training cameras of the run that a viewer shows; None if there are none."""
     manager = getattr(getattr(viewer, "pipeline", None), "datamanager", None)

@@ -4,6 +4,8 @@ Unread options stay fields, so that the config.yml of earlier runs still loads, 
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
 
 import tyro
 from nerfstudio.configs.base_config import ViewerConfig
@@ -21,6 +23,10 @@ class OwnModelConfig(ModelConfig):
     collider_params: tyro.conf.Suppress[dict[str, float] | None] = field(default_factory=dict)
     loss_coefficients: tyro.conf.Suppress[dict[str, float]] = field(default_factory=dict)
     prompt: tyro.conf.Suppress[str | None] = None
+
+    # Not a field, so never in config.yml.
+    opened: ClassVar[Path | None] = None
+    """The checkpoint that a command of nerfstudio is about to load; set on the instance."""
 
 
 @dataclass

@@ -23,7 +23,7 @@ from f3rm_ext.engine import checkpoint, launch
 from f3rm_ext.engine.config_file import read_config
 from f3rm_ext.engine.ns_export import export_command
 from f3rm_ext.engine.optimizers import fit_optimizers
-from f3rm_ext.engine.options import LocalViewerConfig
+from f3rm_ext.engine.options import LocalViewerConfig, OwnModelConfig
 from f3rm_ext.engine.profiled import ProfiledTrainer
 from f3rm_ext.engine.protocols import ChecksExport, FitsTrainer, HasChoices
 from f3rm_ext.engine.ranks import CHECK_EVERY, is_first
@@ -209,7 +209,10 @@ class F3rmTrainerConfig(TrainerConfig):
                 f"There is no checkpoint in {folder}: the run was stopped before its first one, or the command was "
                 "started in another folder than the training, to which paths in config.yml are relative."
             )
-        self.load_step = checkpoint.parse_step(checkpoint.newest_intact(folder, _warn))
+        newest = checkpoint.newest_intact(folder, _warn)
+        self.load_step = checkpoint.parse_step(newest)
+        if isinstance(self.pipeline.model, OwnModelConfig):
+            self.pipeline.model.opened = folder / newest.name  # type: ignore[misc]
         return folder
 
     @contextmanager

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Int8
+from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
 from f3rm_ext.data.image_stream import picture_batch
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.engine import checkpoint
 from f3rm_ext.export.budget import SplatBudget
 from f3rm_ext.export.derived import REMOVED, Report, write_derived
-from f3rm_ext.export.splats import SplatRun
+from f3rm_ext.export.splats import SplatRun, export_run
 from f3rm_ext.html.tables import Table
 from f3rm_ext.splat.cleaning import KEPT, ROUNDS, Reason, decide_in_rounds, withdraw
 from f3rm_ext.splat.evidence import Evidence, Photo, gather_evidence
@@ -20,7 +22,11 @@ from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.utils.console import image_progress
 
 if TYPE_CHECKING:
+    from nerfstudio.engine.trainer import TrainerConfig
+
+    from f3rm_ext.data.image_datamanager import ImageDataManager
     from f3rm_ext.data.pinhole_dataset import PinholeDataset
+    from f3rm_ext.splat.gaussian_model import GaussianModel
 
 COMMAND = "splats clean"
 MAX_LOSS_DB = 0.05
@@ -83,6 +89,31 @@ def clean_splats(run: SplatRun) -> Cleaning:
     before = budget.psnr(gaussians)
     reasons, withdrawn, after = withdraw(proposed, lambda kept: budget.psnr(gaussians[kept]), before - MAX_LOSS_DB)
     return Cleaning(reasons, withdrawn, before, after, budget.held_out)
+
+
+def clean_trained(
+    model: "GaussianModel", manager: "ImageDataManager", config: "TrainerConfig", checkpoints: Path, step: int
+) -> Bool[Tensor, " gaussians"]:
+    """Cleans a model whose training has ended; what goes is written beside the run's config.yml.
+
+    Args:
+        checkpoints: folder in which the last checkpoint will be.
+        step: the last step.
+
+    Returns:
+        Mask of the Gaussians that stay.
+    """
+    run = SplatRun(model, manager, config, checkpoint.make_path(checkpoints, step), step)
+    cleaning = clean_splats(run)
+    CONSOLE.log(str(cleaning), markup=False)
+    removed = ~cleaning.kept
+    if bool(removed.any()):
+        out = checkpoints.parent / REMOVED
+        out = out.with_stem(f"{out.stem}-{step}") if out.exists() else out  # of an earlier end of this run
+        splats = run.splats()
+        scores = _reason_scores(cleaning.reasons[removed])
+        export_run(run, out, scores=scores, splats=splats[removed.to(splats.means.device)])
+    return cleaning.kept
 
 
 def read_photo(run: SplatRun, dataset: "PinholeDataset", index: int) -> Photo:

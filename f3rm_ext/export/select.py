@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,17 +16,12 @@ from f3rm_ext.export.derived import Report, write_derived
 from f3rm_ext.export.splats import SplatRun
 from f3rm_ext.html.tables import Table
 from f3rm_ext.query.builders import encode_queries
-from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.options import QuerySpec
-from f3rm_ext.query.queryable import score_image
-from f3rm_ext.query.render import MIN_ACCUMULATION
+from f3rm_ext.query.render import MIN_ACCUMULATION, match_pixels
 from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.rendering import render
-from f3rm_ext.splat.selection import MIN_SHARE, add_hidden, lift_masks
+from f3rm_ext.splat.selection import Chosen, PackedMasks, choose_gaussians
 from f3rm_ext.utils.console import image_progress
-
-if TYPE_CHECKING:
-    from f3rm_ext.data.pinhole_dataset import PinholeDataset
 
 COMMAND = "splats select"
 Box = tuple[float, float, float, float, float, float]
@@ -98,23 +92,16 @@ def select_splats(run: SplatRun, wish: Wish) -> Selection:
         def advance() -> None:
             progress.advance(task)
 
-        masks = _Masks(_mask_of(run, wish), len(dataset), advance) if searches else None
+        masks = PackedMasks(_mask_of(run, wish), len(dataset), advance) if searches else None
         views = PinholeCameras.of(dataset.cameras).to(splats.means.device)
         if masks is None:
-            shares = inside.float()
-            visible = chosen = inside
-            _require_some(chosen, wish)
+            found = Chosen(inside, inside, inside.float())
         else:
-            lifted = lift_masks(run.scene(splats), views, masks.tensor, advance)
-            shares = lifted.shares[:, 0] * inside
-            visible = shares >= MIN_SHARE
-            _require_some(visible, wish)
-            rest = lift_masks(run.scene(splats[~visible]), views, masks.tensor, advance)
-            chosen = add_hidden(visible, lifted.weights_px, rest) & inside
-            _require_some(chosen, wish)
-        object_px, empty_px = _count_empty(run, chosen, views, masks, advance)
-    hidden = int((chosen & ~visible).sum())
-    return Selection(wish.names, chosen.cpu(), shares.cpu(), hidden, object_px, empty_px)
+            found = choose_gaussians(run.scene(splats), views, masks, inside, advance)
+        _require_some(found.chosen, wish)
+        object_px, empty_px = _count_empty(run, found.chosen, views, masks, advance)
+    hidden = int((found.chosen & ~found.visible).sum())
+    return Selection(wish.names, found.chosen.cpu(), found.shares.cpu(), hidden, object_px, empty_px)
 
 
 def _inside(means: Float[Tensor, "gaussians 3"], box: Box | None) -> Bool[Tensor, " gaussians"]:
@@ -137,22 +124,6 @@ def _require_some(chosen: Bool[Tensor, " gaussians"], wish: Wish) -> None:
         )
 
 
-class _Masks:
-    """The masks of all training views, made once and kept as bits."""
-
-    def __init__(self, mask: Mask, count: int, on_view: Callable[[], None]) -> None:
-        self._bits: list[tuple[np.ndarray, tuple[int, ...]]] = []
-        for index in range(count):
-            values = mask(index)
-            self._bits.append((np.packbits(values), values.shape))
-            on_view()
-
-    def tensor(self, index: int) -> Bool[Tensor, "h w 1"]:
-        bits, shape = self._bits[index]
-        values = np.unpackbits(bits, count=int(np.prod(shape))).reshape(shape)
-        return torch.from_numpy(values.astype(bool))[..., None]
-
-
 def _mask_of(run: SplatRun, wish: Wish) -> Mask:
     dataset = run.manager.train_dataset
     queries = encode_queries(wish.queries, run.to_query_run()) if wish.queries else []
@@ -161,20 +132,10 @@ def _mask_of(run: SplatRun, wish: Wish) -> Mask:
     def mask(index: int) -> Bool[np.ndarray, "h w"]:
         parts = [] if labelled is None else [labelled(index)]
         if queries:
-            parts.append(match_view(run, dataset, index, queries, wish.threshold))
+            parts.append(match_pixels(run.model, dataset.cameras[index : index + 1], queries, wish.threshold))
         return np.logical_or.reduce(parts)
 
     return mask
-
-
-@torch.inference_mode()
-def match_view(
-    run: SplatRun, dataset: "PinholeDataset", index: int, queries: Sequence[Query], threshold: float
-) -> Bool[np.ndarray, "h w"]:
-    """Returns the pixels of a view whose surface matches any of the queries."""
-    scores, outputs = score_image(run.model, dataset.cameras[index : index + 1], queries)
-    match = (scores.amax(dim=-1) >= threshold) & (outputs["accumulation"][..., 0] >= MIN_ACCUMULATION)
-    return match.cpu().numpy()
 
 
 def _labels_of(run: SplatRun, names: Sequence[str]) -> Mask:
@@ -205,7 +166,7 @@ def _count_empty(
     run: SplatRun,
     chosen: Bool[Tensor, " gaussians"],
     views: PinholeCameras,
-    masks: "_Masks | None",
+    masks: PackedMasks | None,
     on_view: Callable[[], None],
 ) -> tuple[int, int]:
     """Counts the pixels of the views that show the object, and those of them that show nothing without it.
@@ -220,7 +181,7 @@ def _count_empty(
             shows = render(alone, view).rasterization.alpha >= MIN_ACCUMULATION
             on_view()
         else:
-            shows = masks.tensor(index)[..., 0].to(splats.means.device)
+            shows = masks(index)[..., 0].to(splats.means.device)
         left = render(rest, view).rasterization.alpha
         object_px += int(shows.sum())
         empty_px += int((shows & (left < MIN_ACCUMULATION)).sum())

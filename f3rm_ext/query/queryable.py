@@ -1,12 +1,14 @@
 """What queries need of a model and its features, and the scores of several queries at rays or points."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Bool, Float, Int, Int64
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from torch import Tensor
@@ -108,6 +110,37 @@ class HasGroups(Protocol):
 
     def group_map(self, camera: Cameras, name: str, obb_box: OrientedBox | None = None) -> Int64[np.ndarray, "h w"]:
         """Returns the group that most of each pixel shows; -1 for none."""
+        ...
+
+
+@runtime_checkable
+class Editable(Protocol):
+    """A model of points that can be hidden one by one."""
+
+    def opened_checkpoint(self) -> Path | None:
+        """Returns the file that the model was loaded from, unless it is being trained."""
+        ...
+
+    def points(self) -> Float[Tensor, "points 3"]:
+        """Returns the positions of all points, scene frame."""
+        ...
+
+    def choose_points(
+        self,
+        cameras: Cameras,
+        query: Query,
+        threshold: float,
+        inside: Bool[Tensor, " points"],
+        on_view: Callable[[], None],
+        lock: AbstractContextManager[object],
+    ) -> tuple[Bool[Tensor, " points"], Float[Tensor, " points"]]:
+        """Finds the points that show what a query finds in views, and the share of each that does, 0 to 1.
+
+        Args:
+            inside: points that may belong to it.
+            on_view: called after each view, at most thrice per camera.
+            lock: held while a view is drawn.
+        """
         ...
 
 

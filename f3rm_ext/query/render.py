@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64, UInt8
+from jaxtyping import Bool, Float32, Int64, UInt8
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.capture.frame import CaptureFrame
@@ -42,6 +42,16 @@ class ScoredView:
     def labels(self, threshold: float) -> Int64[np.ndarray, "h w"]:
         """Returns the index of the query with the highest score, -1 where that score is below the threshold."""
         return label_map(torch.from_numpy(self.scores), threshold).numpy()
+
+
+@torch.inference_mode()
+def match_pixels(
+    model: Queryable, camera: Cameras, queries: Sequence[Query], threshold: float
+) -> Bool[np.ndarray, "h w"]:
+    """Returns the pixels whose surface has at least this score for any of the queries."""
+    scores, outputs = score_image(model, camera, queries)
+    match = (scores.amax(dim=-1) >= threshold) & (outputs["accumulation"][..., 0] >= MIN_ACCUMULATION)
+    return match.cpu().numpy()
 
 
 def score_views(model: Queryable, views: Sequence[View], queries: Sequence[Query]) -> Iterator[ScoredView]:

@@ -64,7 +64,8 @@ class Select(QueryInputs):
     to the object if at least half of its weight in all of these views lies on it. So do Gaussians that come to light
     where the object was. What no view saw behind the object is empty; the command says how much that is. The run itself
     stays as it is. The result is a run of its own, for every command that takes --load-config; beside its config.yml
-    are removed.ply, the splats that went, and report.html, with pictures before and after.
+    are removed.ply, the splats that went, and report.html, with pictures before and after. In `ns-viewer`, buttons do
+    the same step by step.
 
     Typical calls:
       f3rm-ext splats select --load-config .../config.yml --text banana --keep

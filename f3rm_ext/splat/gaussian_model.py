@@ -176,8 +176,10 @@ class GaussianModel(QueryableSplats):
                 self.exposures.project()
             self.cost.step_post_backward(step, self.device)
             cleaner.clear(step, self.device)
-            if step == trainer.max_num_iterations - 1 and hasattr(manager, "train_feature_source") and is_first():
-                self.lift_features(manager.train_dataset, manager.train_feature_source())
+            if step == trainer.max_num_iterations - 1 and is_first():
+                self._finish(step, attributes)
+                if hasattr(manager, "train_feature_source"):
+                    self.lift_features(manager.train_dataset, manager.train_feature_source())
 
         locations = (TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION)
         return [
@@ -188,6 +190,9 @@ class GaussianModel(QueryableSplats):
     def _change_gaussians(self, step: int, optimizers: RunOptimizers) -> bool:
         """Adds and removes Gaussians after a step. Returns whether their set changed."""
         return False
+
+    def _finish(self, step: int, attributes: TrainingCallbackAttributes) -> None:
+        """Does what there is to do after the last step, before features are lifted."""
 
     def get_outputs(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Any]:  # type: ignore[override]
         """Renders one camera.
@@ -215,7 +220,7 @@ class GaussianModel(QueryableSplats):
         return {**outputs, "rgb": self.exposures(outputs["rgb"], camera.metadata["cam_idx"], behind)}
 
     def _scene(self) -> SplatScene:
-        return SplatScene(
+        scene = SplatScene(
             self.gaussians,
             self.mip,
             self.filter_3d,
@@ -225,6 +230,8 @@ class GaussianModel(QueryableSplats):
             backend=self.config.backend,
             sharded=self.sharded,
         )
+        hidden = self.queries.hidden()
+        return scene if hidden is None else scene.hide(hidden)
 
     def _background(self) -> Float[Tensor, "3"]:
         if not self.training or self.config.background_color != "random":

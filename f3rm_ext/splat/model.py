@@ -2,19 +2,25 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes
 from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.engine import services
 from f3rm_ext.engine.ranks import Ranks, world_size
 from f3rm_ext.errors import CheckpointError
+from f3rm_ext.query.embeddings import Query
+from f3rm_ext.query.render import match_pixels
 from f3rm_ext.splat.densify import Change, Densifier, RunOptimizers, make_densifier
 from f3rm_ext.splat.gaussian_model import PREFIX, GaussianModel
 from f3rm_ext.splat.gaussians import Gaussians
@@ -26,7 +32,9 @@ from f3rm_ext.splat.rasterize import Rasterization
 from f3rm_ext.splat.regularization import Regularizer, TrainingView, make_regularizer
 from f3rm_ext.splat.regularization.multiview import DepthView, NeighbourViews
 from f3rm_ext.splat.rendering import SplatScene, render, render_nearby
+from f3rm_ext.splat.selection import PackedMasks, choose_gaussians
 from f3rm_ext.splat.sharding import collect, count_of_all, deal_out, own_slice, require_one_size
+from f3rm_ext.viewer.picking import not_training
 
 
 @dataclass
@@ -111,6 +119,37 @@ class SplatModel(GaussianModel):
         self.filter_3d = self.filter_3d.to(self.device)
         return loss
 
+    # --- edits in the viewer: :class:`~f3rm_ext.query.queryable.Editable` ---------------------------------------------
+
+    def opened_checkpoint(self) -> Path | None:
+        """Returns the file that a command of nerfstudio has opened the model from; None in training."""
+        return self.config.opened
+
+    def points(self) -> Float[Tensor, "gaussians 3"]:
+        """Returns the centres of all Gaussians, scene frame."""
+        return self.gaussians.means.detach()
+
+    @torch.no_grad()
+    def choose_points(
+        self,
+        cameras: Cameras,
+        query: Query,
+        threshold: float,
+        inside: Bool[Tensor, " gaussians"],
+        on_view: Callable[[], None],
+        lock: AbstractContextManager[object],
+    ) -> tuple[Bool[Tensor, " gaussians"], Float[Tensor, " gaussians"]]:
+        """Finds the Gaussians that show what a query finds in views; see :mod:`f3rm_ext.splat.selection`."""
+
+        def match(index: int) -> Bool[np.ndarray, "h w"]:
+            with lock, not_training(self):
+                return match_pixels(self, cameras[index : index + 1], [query], threshold)
+
+        masks = PackedMasks(match, len(cameras), on_view)
+        views = PinholeCameras.of(cameras).to(self.device)
+        found = choose_gaussians(self._scene(), views, masks, inside, on_view, lock)
+        return found.chosen, found.shares
+
     # --- training ----------------------------------------------------------------------------------------------------
 
     def get_training_callbacks(self, attributes: TrainingCallbackAttributes) -> list[TrainingCallback]:
@@ -168,6 +207,15 @@ class SplatModel(GaussianModel):
         if self.sharded and position % self.densifier.options.every == 0:
             self._total = self.count_gaussians()
         return changed
+
+    def _finish(self, step: int, attributes: TrainingCallbackAttributes) -> None:
+        """Removes floaters, if so wished."""
+        if not self.config.clean:
+            return
+        trainer, manager = cast(Any, attributes.trainer), cast(Any, attributes.pipeline).datamanager
+        kept = services.get("clean_trained")(self, manager, trainer.config, trainer.checkpoint_dir, step)
+        assert self.densifier is not None and attributes.optimizers is not None
+        self._follow(self.densifier.prune(~kept.to(self.device), self.gauss_params, attributes.optimizers))
 
     def _follow(self, change: Change) -> bool:
         """Carries per-Gaussian data over to a changed set. Returns whether the set changed."""

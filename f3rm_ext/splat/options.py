@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, cast
 import tyro
 from nerfstudio.engine.trainer import TrainerConfig
 
+from f3rm_ext.engine.launch import processes
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.errors import ConfigError
@@ -117,6 +118,9 @@ class SplatOptions(GaussianOptions):
     """First stage of the run. entropy and regularized need --pipeline.model.start-from."""
     num_random: Count = 50_000
     """Number of random initial Gaussians for a capture with fewer than 100 points, 1 or more."""
+    clean: bool = False
+    """Remove floaters after the last step, as `f3rm-ext splats clean` does: several passes over the training photos,
+    on the CPU. Those that go are in removed.ply, in the run's folder."""
     shard_gaussians: bool = False
     """Divide the Gaussians over the GPUs of the run, for scenes that outgrow one. Regularisation, features and viewer
     must be off, and all images must have one size."""
@@ -146,6 +150,11 @@ class SplatOptions(GaussianOptions):
         return [option for option in options if not (self.shard_gaussians and option.name.endswith("optimize-memory"))]
 
     def fit_trainer(self, trainer: TrainerConfig) -> None:
+        if self.clean and processes(trainer.machine) > 1:
+            raise ConfigError(
+                "--pipeline.model.clean works in a single process, and this run has several: leave it out, and run "
+                "`f3rm-ext splats clean` afterwards."
+            )
         super().fit_trainer(trainer)
         if self.shard_gaussians:
             check_sharding(trainer)

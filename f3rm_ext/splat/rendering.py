@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from nerfstudio.data.scene_box import OrientedBox
 from torch import Tensor
 
@@ -27,6 +27,8 @@ from f3rm_ext.splat.regularization.normals import (
 
 SOLID = 0.5
 """Pixels have a normal where the accumulation exceeds this."""
+_TRANSPARENT = -30.0
+"""Logit of an opacity that no rasteriser draws."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,17 @@ class SplatScene:
 
     def inside(self, box: OrientedBox) -> "SplatScene":
         """Returns the Gaussians whose centres lie in a box."""
-        within = box.within(self.gaussians.means)
-        filter_3d = None if self.filter_3d is None else self.filter_3d[within]
-        return replace(self, gaussians=self.gaussians[within], filter_3d=filter_3d)
+        return self.take(box.within(self.gaussians.means))
+
+    def take(self, kept: Bool[Tensor, " gaussians"]) -> "SplatScene":
+        """Returns some of the Gaussians."""
+        filter_3d = None if self.filter_3d is None else self.filter_3d[kept]
+        return replace(self, gaussians=self.gaussians[kept], filter_3d=filter_3d)
+
+    def hide(self, hidden: Bool[Tensor, " gaussians"]) -> "SplatScene":
+        """Returns all Gaussians, some of them too transparent to be drawn: nothing but opacities is copied."""
+        opacities = self.gaussians.opacities.masked_fill(hidden[:, None], _TRANSPARENT)
+        return replace(self, gaussians=replace(self.gaussians, opacities=opacities))
 
 
 @dataclass

@@ -6,8 +6,10 @@ of all views. The sums are those by which features are lifted (:mod:`f3rm_ext.sp
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -18,8 +20,34 @@ from f3rm_ext.splat.rendering import SplatScene
 
 MIN_SHARE = 0.5
 """The object has Gaussians that show at least this share of their weight on it."""
+UNLOCKED: AbstractContextManager[object] = nullcontext()
+"""For callers that share the device with nobody."""
 HIDDEN_PX = 1.0
 """Gaussians are hidden if their compositing weights over all views add up to less, pixels."""
+
+
+class PackedMasks:
+    """The masks of all views, made once and kept as bits.
+
+    Args:
+        mask: returns the mask of a view.
+        on_view: called after each view.
+    """
+
+    def __init__(
+        self, mask: Callable[[int], Bool[np.ndarray, "h w"]], count: int, on_view: Callable[[], None] = lambda: None
+    ) -> None:
+        self._bits: list[tuple[np.ndarray, tuple[int, ...]]] = []
+        for index in range(count):
+            values = mask(index)
+            self._bits.append((np.packbits(values), values.shape))
+            on_view()
+
+    def __call__(self, index: int) -> Bool[Tensor, "h w 1"]:
+        """Returns the mask of a view."""
+        bits, shape = self._bits[index]
+        values = np.unpackbits(bits, count=int(np.prod(shape))).reshape(shape)
+        return torch.from_numpy(values.astype(bool))[..., None]
 
 
 class MaskShares(NamedTuple):
@@ -36,18 +64,21 @@ def lift_masks(
     views: PinholeCameras,
     mask: Callable[[int], Bool[Tensor, "h w masks"]],
     on_view: Callable[[], None] = lambda: None,
+    lock: AbstractContextManager[object] = UNLOCKED,
 ) -> MaskShares:
     """Measures the share of each Gaussian in the masks of views.
 
     Args:
         mask: returns the masks of a view.
         on_view: called after each view.
+        lock: held while a view is drawn.
     """
     sums: Tensor | None = None
     for index in range(len(views.viewmats)):
         inside = mask(index).to(scene.gaussians.means)
         pixels = torch.cat([inside, torch.ones_like(inside[..., :1])], dim=-1)
-        added = accumulate_pixels(scene, views.take(slice(index, index + 1)), pixels)
+        with lock:
+            added = accumulate_pixels(scene, views.take(slice(index, index + 1)), pixels)
         sums = added if sums is None else sums + added
         on_view()
     assert sums is not None, "no views"
@@ -72,3 +103,42 @@ def add_hidden(
     grown = selected.clone()
     grown[~selected] = (before[~selected] < HIDDEN_PX) & (rest.shares[:, 0] >= MIN_SHARE)
     return grown
+
+
+class Chosen(NamedTuple):
+    """The Gaussians of an object."""
+
+    chosen: Bool[Tensor, " gaussians"]
+    """All of them."""
+    visible: Bool[Tensor, " gaussians"]
+    """Those that the views show."""
+    shares: Float[Tensor, " gaussians"]
+    """Share of the weight of each Gaussian that the views show on the object, 0 to 1."""
+
+
+def choose_gaussians(
+    scene: SplatScene,
+    views: PinholeCameras,
+    masks: Callable[[int], Bool[Tensor, "h w 1"]],
+    inside: Bool[Tensor, " gaussians"],
+    on_view: Callable[[], None] = lambda: None,
+    lock: AbstractContextManager[object] = UNLOCKED,
+) -> Chosen:
+    """Finds the Gaussians of an object by its masks in views: two passes over the views.
+
+    Args:
+        masks: returns the mask of a view.
+        inside: Gaussians that may belong to the object.
+        on_view: called after each view of each pass.
+        lock: held while a view is drawn.
+
+    Returns:
+        After one pass, without those that are hidden, if nothing or everything is found.
+    """
+    lifted = lift_masks(scene, views, masks, on_view, lock)
+    shares = lifted.shares[:, 0] * inside
+    visible = shares >= MIN_SHARE
+    if not bool(visible.any()) or bool(visible.all()):
+        return Chosen(visible, visible, shares)
+    rest = lift_masks(scene.take(~visible), views, masks, on_view, lock)
+    return Chosen(add_hidden(visible, lifted.weights_px, rest) & inside, visible, shares)

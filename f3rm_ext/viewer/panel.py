@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from jaxtyping import Bool
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.viewer.viewer_elements import (
@@ -14,7 +15,7 @@ from nerfstudio.viewer.viewer_elements import (
     ViewerSlider,
     ViewerText,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
@@ -25,10 +26,11 @@ from f3rm_ext.query.builders import query_example
 from f3rm_ext.query.embeddings import DEFAULT_TEMPERATURE, Embeddings, Query
 from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, TextEncoder
 from f3rm_ext.query.options import ALTERNATIVES, split_prompts
-from f3rm_ext.query.queryable import GroupedPoints, HasGroups, Queryable, QueryHead, get_head
+from f3rm_ext.query.queryable import Editable, GroupedPoints, HasGroups, Queryable, QueryHead, get_head
 from f3rm_ext.viewer import outputs, status
+from f3rm_ext.viewer.editing import SELECTION, EditPanel
 from f3rm_ext.viewer.first_view import FirstViewControl
-from f3rm_ext.viewer.picking import Ray, Viewpoint, camera_along, fit_displays, not_training, pick_feature, pick_thing
+from f3rm_ext.viewer.picking import Ray, Viewpoint, fit_displays, pick_feature, pick_group, pick_thing
 from f3rm_ext.viewer.state import DEFAULT_THRESHOLD, QueryStateStore
 from f3rm_ext.viewer.worker import LatestJob
 
@@ -63,43 +65,45 @@ class QueryPanel(nn.Module):
         self._feature_line, self._activity, self._problem = "", "", ""
 
         self.ask_01_text = ViewerText(
-            "Query", "", cb_hook=self._act(self._query_text), hint=f"What to find: mug {ALTERNATIVES} cup"
+            "Query", "", cb_hook=self.act(self._query_text), hint=f"What to find: mug {ALTERNATIVES} cup"
         )
         self.ask_02_status = status.StatusLine(self.sync)
         self.ask_03_negatives = ViewerText(
             "Negatives",
             f" {ALTERNATIVES} ".join(DEFAULT_NEGATIVES),
-            cb_hook=self._act(self._negatives_changed),
+            cb_hook=self.act(self._negatives_changed),
             hint="Phrases a text is compared against; without any the score is the cosine",
         )
         self.ask_04_feature = ViewerDropdown(
-            "Feature", _NO_FEATURE, [_NO_FEATURE], visible=False, cb_hook=self._act(self._feature_changed)
+            "Feature", _NO_FEATURE, [_NO_FEATURE], visible=False, cb_hook=self.act(self._feature_changed)
         )
         self.ask_05_temperature = ViewerSlider(
             "Temperature",
             DEFAULT_TEMPERATURE,
             *(0.01, 1.0, 0.01),
-            cb_hook=self._act(self._temperature_changed),
+            cb_hook=self.act(self._temperature_changed),
             hint="Low: hard decisions. High: soft ones",
         )
         self.ask_06_threshold = ViewerSlider(
             "Threshold",
             DEFAULT_THRESHOLD,
             *(0.0, 1.0, 0.01),
-            cb_hook=self._act(self._threshold_changed),
+            cb_hook=self.act(self._threshold_changed),
             hint="Lowest relevancy that the overlay and the labels show",
         )
         self.ask_07_click = ViewerButton(
-            "Click to query", cb_hook=self._act(lambda: self._await_click(self._query_click))
+            "Click to query", cb_hook=self.act(lambda: self._await_click(self._query_click))
         )
         self.ask_07_group = ViewerButton(
-            "Click a group", cb_hook=self._act(lambda: self._await_click(self._light_click)), visible=False
+            "Click a group", cb_hook=self.act(lambda: self._await_click(self._light_click)), visible=False
         )
-        self.ask_08_name = ViewerButton("Add to named queries", cb_hook=self._act(self._add_to_named))
-        self.ask_09_clear = ViewerButton("Clear queries", cb_hook=self._act(self._clear))
-        self.ask_10_refit = ViewerButton("Refit PCA", cb_hook=self._act(self._refit))
+        self.ask_08_name = ViewerButton("Add to named queries", cb_hook=self.act(self._add_to_named))
+        self.ask_09_clear = ViewerButton("Clear queries", cb_hook=self.act(self._clear))
+        self.ask_10_refit = ViewerButton("Refit PCA", cb_hook=self.act(self._refit))
         self.ask_11_memory = status.MemoryLine(lambda: self._get_model().device)
         self.viewer_control = FirstViewControl()
+        editable = isinstance(model, Editable) and model.opened_checkpoint() is not None
+        self.edit = EditPanel(cast(Editable, model), self) if editable else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "QueryPanel":
         """Returns a new panel for the copy of the model, or for the same model if only the panel is copied."""
@@ -128,14 +132,21 @@ class QueryPanel(nn.Module):
             self._guard.report(outputs.RELEVANCY, error)
             return {}
 
-    def lit_group(self) -> tuple[str, int | None] | None:
-        """Returns the feature whose groups are shown and the one that is lit, if any; None where there is nothing to
-        show: the model has no groups, or this is not the viewer and none was clicked."""
-        state = self.store.state
-        if not (state.group or compat.is_viewer_thread()) or self._groups() is None:
-            return None
-        head = self.ask_04_feature.value
-        return head, state.group[1] if state.group is not None and state.group[0] == head else None
+    def lit_points(self) -> dict[str, Bool[Tensor, " points"] | None]:
+        """Returns which points of the model some outputs light, by name; None for none. Empty where there is nothing to
+        show: the model has no groups and cannot be edited, or this is not the viewer and no group was clicked."""
+        state, in_viewer = self.store.state, compat.is_viewer_thread()
+        lit: dict[str, Tensor | None] = {}
+        if (state.group or in_viewer) and (groups := self._groups()) is not None:
+            head, number = state.group or ("", 0)
+            lit[outputs.GROUP] = groups.groups == number if head == self.ask_04_feature.value else None
+        if in_viewer and self.edit is not None:
+            lit[SELECTION] = self.edit.selected
+        return lit
+
+    def hidden(self) -> Bool[Tensor, " points"] | None:
+        """Returns the points of the model that are not to be drawn; None where all are."""
+        return None if self.edit is None else self.edit.hidden
 
     def sync(self) -> None:
         """Offers the model's heads for choice; called when a viewer starts and after a checkpoint is loaded."""
@@ -175,7 +186,7 @@ class QueryPanel(nn.Module):
         text, negatives_text = self._text_seen, self.ask_03_negatives.value.strip()
         if not text:
             self.store.resolve(request_id, lambda state: state.set_live(None))
-            self._say()
+            self.say()
             return
         try:
             head = self._head()
@@ -184,7 +195,7 @@ class QueryPanel(nn.Module):
         except ConfigError:
             self.store.resolve(request_id, lambda state: state.set_live(None))
             raise
-        self._say(activity=f"Loading text weights of {extractor_name(head.extractor)} …")
+        self.say(activity=f"Loading text weights of {extractor_name(head.extractor)} …")
         self._encoding.submit(lambda: self._finish_text(request_id, head, text, positives, negatives))
 
     def _finish_text(
@@ -210,14 +221,14 @@ class QueryPanel(nn.Module):
     def _show_query(self, request_id: int, query: Query | None, problem: str = "") -> None:
         """Makes a query the live one, unless there was a newer request meanwhile."""
         if self.store.resolve(request_id, lambda state: state.set_live(query)):
-            self._say(problem=problem)
+            self.say(problem=problem)
             if query is not None:
-                self._show_output(outputs.OVERLAY)
+                self.show_output(outputs.OVERLAY)
             compat.viewer_redraw(self.viewer_control)
 
-    def _show_output(self, name: str) -> None:
+    def show_output(self, name: str) -> None:
         """Shows an output, unless one was chosen that is none of the panel's."""
-        for other in ("rgb", outputs.OVERLAY, outputs.GROUP):
+        for other in ("rgb", outputs.OVERLAY, outputs.GROUP, SELECTION):
             if other != name:
                 compat.viewer_show_output(self.viewer_control, name, instead_of=other)
 
@@ -225,12 +236,12 @@ class QueryPanel(nn.Module):
         was_waiting_for = self._clicked
         self._stop_waiting()
         if was_waiting_for == clicked:
-            self._say()
+            self.say()
             return
         self._head()
         self._clicked = clicked
         self.viewer_control.register_pointer_cb("click", self._handle_click)
-        self._say(activity="Click on the scene.")
+        self.say(activity="Click on the scene.")
 
     def _stop_waiting(self) -> None:
         if self._clicked is not None:
@@ -242,7 +253,7 @@ class QueryPanel(nn.Module):
         if (clicked := self._clicked) is None:
             return
         self._stop_waiting()
-        self._say(activity="Rendering the feature where you clicked …")
+        self.say(activity="Rendering the feature where you clicked …")
         # Otherwise a picture that is being rendered at high resolution would keep the lock for seconds.
         compat.viewer_redraw(self.viewer_control)
         clicked(Ray.from_click(click.origin, click.direction))
@@ -262,29 +273,21 @@ class QueryPanel(nn.Module):
         problem = ""
         try:
             with compat.viewer_lock(self.viewer_control):
-                group = self._find_group(ray)
+                head, model = self._head(), self._get_model()
+                group = head.name, pick_group(model, head.name, ray, self.crop_box())
             self.store.change(lambda state: replace(state, group=group))
-            self._show_output(outputs.GROUP)
+            self.show_output(outputs.GROUP)
         except Exception as error:
             problem = status.sentence(error)
-        self._say(problem=problem)
+        self.say(problem=problem)
         compat.viewer_redraw(self.viewer_control)
-
-    def _find_group(self, ray: Ray) -> tuple[str, int]:
-        model, head = self._get_model(), self._head()
-        box = None if self._viewpoint is None else self._viewpoint.obb_box
-        with not_training(model):
-            number = int(cast(HasGroups, model).group_map(camera_along(ray), head.name, box)[0, 0])
-        if number < 0:
-            raise ConfigError("There is no group where you clicked: click on something solid.")
-        return head.name, number
 
     def _query_by_click(self, ray: Ray) -> Query:
         head = self._head()
         name = f"click {self._clicks + 1}"
-        box = None if self._viewpoint is None else self._viewpoint.obb_box
-        clicked, (x, y, z) = pick_feature(self._get_model(), head, ray, name, box)
-        thing = pick_thing(self._get_model(), head, ray, name, box)
+        model, box = self._get_model(), self.crop_box()
+        clicked, (x, y, z) = pick_feature(model, head, ray, name, box)
+        thing = pick_thing(model, head, ray, name, box)
         place = Embeddings(clicked.values, (f"{name} at {x:.2f}, {y:.2f}, {z:.2f}",))
         positives = Embeddings.join([place, thing.positives])
         query = query_example(name, head, replace(thing, positives=positives))
@@ -303,7 +306,7 @@ class QueryPanel(nn.Module):
             self._encode_text()
         else:
             self.store.resolve(self.store.new_request(), lambda state: state.set_live(None))
-            self._say()
+            self.say()
 
     def _temperature_changed(self) -> None:
         temperature = float(self.ask_05_temperature.value)
@@ -319,23 +322,27 @@ class QueryPanel(nn.Module):
         if query is None:
             raise ConfigError("There is no query to add: type a text or click first.")
         self.store.change(lambda state: state.add_named(query))
-        self._say()
+        self.say()
 
     def _clear(self) -> None:
         self._stop_waiting()
         self._text_seen = ""
         self.ask_01_text.value = ""
         self.store.resolve(self.store.new_request(), lambda state: replace(state, live=None, named=(), group=None))
-        self._say()
+        self.say()
 
     def _refit(self) -> None:
         if self._viewpoint is None:
             raise ConfigError("There is no view to fit colours to yet: look at the scene first.")
         displays = fit_displays(self._get_model(), self._viewpoint)
         self.store.change(lambda state: replace(state, displays=displays))
-        self._say(activity="Feature colours now fit this view.")
+        self.say(activity="Feature colours now fit this view.")
 
     # --- helpers -----------------------------------------------------------------------------------------------------
+
+    def crop_box(self) -> OrientedBox | None:
+        """Returns the box that the newest picture was cropped to."""
+        return None if self._viewpoint is None else self._viewpoint.obb_box
 
     def _get_model(self) -> Queryable:
         model = self._model()
@@ -354,28 +361,28 @@ class QueryPanel(nn.Module):
         heads = self._heads()
         return get_head(heads, self.ask_04_feature.value if heads else "")
 
-    def _act(self, action: Callable[[], None]) -> Callable[[object], None]:
+    def act(self, action: Callable[[], None]) -> Callable[[object], None]:
         """Returns the callback of an element. The status shows exceptions, which nobody would see otherwise."""
 
         def run(_: object) -> None:
             try:
                 action()
             except Exception as error:
-                self._say(problem=status.sentence(error))
+                self.say(problem=status.sentence(error))
 
         return run
 
     def _output_failed(self, name: str, error: Exception) -> None:
         problem = f"Output {name} is left out: {status.sentence(error)}"
         if problem != self._problem:  # a failure is reported once per chunk of rays
-            self._say(problem=problem)
+            self.say(problem=problem)
 
     def _describe_feature(self) -> None:
         heads = self._heads()
         self._feature_line = status.describe_feature(self._head() if heads else None)
         self._show_status()
 
-    def _say(self, activity: str = "", problem: str = "") -> None:
+    def say(self, activity: str = "", problem: str = "") -> None:
         self._activity, self._problem = activity, problem
         self._show_status()
 
@@ -387,6 +394,7 @@ class QueryPanel(nn.Module):
             status.describe_query(state.live, state.threshold),
             status.describe_group(state.group, self._groups()),
             status.describe_labels(state.named),
+            "" if self.edit is None else self.edit.describe(),
             self._feature_line,
         ]
         self.ask_02_status.show("  \n".join(line for line in lines if line))

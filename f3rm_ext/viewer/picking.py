@@ -20,7 +20,7 @@ from f3rm_ext.features.spec import DisplayBasis
 from f3rm_ext.query.embeddings import Embeddings
 from f3rm_ext.query.exemplar import Example, take_example
 from f3rm_ext.query.options import Region
-from f3rm_ext.query.queryable import Queryable, QueryHead, render_map
+from f3rm_ext.query.queryable import HasGroups, Queryable, QueryHead, render_map
 
 SOLID = 0.5
 """Opacity from which on a ray counts as hitting something."""
@@ -109,6 +109,23 @@ def pick_thing(model: Queryable, head: QueryHead, ray: Ray, name: str, obb_box: 
     with not_training(model):
         around = render_map(model, head, camera_along(ray, _AROUND_PX, float(_AROUND_PX)), obb_box)
     return take_example(around, Region(name, _AROUND_PX / 2, _AROUND_PX / 2))
+
+
+def pick_group(model: Queryable, name: str, ray: Ray, obb_box: OrientedBox | None = None) -> int:
+    """Returns the number of the group that a ray hits, by the feature of this name.
+
+    Args:
+        model: one that has groups.
+
+    Raises:
+        ConfigError: the ray hits none.
+    """
+    assert isinstance(model, HasGroups)
+    with not_training(model):
+        number = int(model.group_map(camera_along(ray), name, obb_box)[0, 0])
+    if number < 0:
+        raise ConfigError("There is no group where you clicked: click on something solid.")
+    return number
 
 
 def fit_displays(model: Queryable, viewpoint: Viewpoint) -> dict[str, DisplayBasis]:

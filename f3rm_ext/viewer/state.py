@@ -39,8 +39,10 @@ class QueryState:
         return self.live is not None or bool(self.named) or bool(self.displays)
 
     def set_live(self, query: Query | None) -> "QueryState":
-        """Returns a copy with another live query, at the panel's temperature."""
-        return replace(self, live=None if query is None else replace(query, temperature=self.temperature))
+        """Returns a copy with another live query, at the panel's temperature, in place of any group that is lit."""
+        if query is None:
+            return replace(self, live=None)
+        return replace(self, live=replace(query, temperature=self.temperature), group=None)
 
     def add_named(self, query: Query) -> "QueryState":
         """Returns a copy with one more named query, which replaces any of the same name."""

@@ -16,6 +16,8 @@ FRAME = 0
 FOUND = 0.12
 """Mean heat within a thing's outline, above that outside of it: found."""
 CHANGED = 0.02
+GONE = 0.12
+"""Mean change of the colours of a thing that was removed."""
 BIG = 0.06
 """Share of the photo that a thing takes up at least, to be learnt in so short a training."""
 
@@ -179,6 +181,55 @@ def test_a_click_lights_up_the_group(
         page.view.click_at(float(x[thing.row, thing.col]), float(y[thing.row, thing.col]))
         wait_until(lambda number=number: lit() == [number == 0, number == 1], WAIT_S, f"only {thing.name} being lit")
         assert "Group" in page.view.status() and page.view.output() == "group"
+
+
+@pytest.mark.parametrize("page", ["labelled_splat_viewer"], indirect=True)
+def test_what_is_removed_comes_back_and_what_is_left_is_saved(
+    page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
+) -> None:
+    """A thing is found by its text, another by its group; both go, one comes back, and the other is gone in a run."""
+    from f3rm_ext.export.splats import load_splat_run
+
+    first, second = things[:2]
+    x, y = page.places()
+
+    def change(label: int) -> float:
+        """How much the colours of a class differ from those before."""
+        colors, inside = page.seen()
+        return float(np.abs(colors - before)[(page.labels == label) & inside].mean())
+
+    def remove(name: str) -> None:
+        """Selects what was asked for, which is then lit, and removes it, whereupon the scene is shown."""
+        page.view.press("Select")
+        wait_until(lambda: name in page.view.status().split("Selected")[-1], WAIT_S, "the selection")
+        wait_until(lambda: page.view.output() == "selection", WAIT_S, "its light")
+        page.view.press("Remove selected")
+        wait_until(lambda: page.view.output() == "rgb", WAIT_S, "the scene without it")
+
+    before, _ = page.seen()
+    page.view.write("Query", first.name)
+    wait_until(lambda: f"“{first.name}”" in page.view.status(), WAIT_S, "the query")
+    remove(first.name)
+    wait_until(lambda: change(first.label) > GONE, WAIT_S, f"{first.name} being gone")
+    assert change(second.label) < GONE
+    page.view.press("Click a group")
+    wait_until(lambda: "Click on the scene" in page.view.status(), WAIT_S, "being asked to click")
+    page.view.click_at(float(x[second.row, second.col]), float(y[second.row, second.col]))
+    wait_until(lambda: "Group" in page.view.status(), WAIT_S, "the group")
+    remove("group")
+    wait_until(lambda: change(second.label) > GONE, WAIT_S, f"{second.name} being gone")
+    page.view.press("Undo")
+    wait_until(lambda: change(second.label) < GONE, WAIT_S, f"{second.name} being back")
+    assert change(first.label) > GONE
+    page.view.press("Save")
+    wait_until(lambda: "Saved as the run" in page.view.status(), WAIT_S, "the run")
+    model = page.viewer.pipeline.model
+    saved = load_splat_run(model.opened_checkpoint().parents[1].with_name("t-edited") / "config.yml")
+    (edit,) = page.panel.edit._edits.steps
+    assert saved.model.num_gaussians == model.num_gaussians - len(edit.rows) and edit.name == f"remove {first.name}"
+    page.view.press("Undo")
+    wait_until(lambda: change(first.label) < GONE / 2, WAIT_S, f"{first.name} being back")
+    assert page.panel.hidden() is None
 
 
 def test_labels_show_the_named_queries_in_the_colors_of_the_legend(

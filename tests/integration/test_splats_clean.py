@@ -123,3 +123,26 @@ def test_a_field_has_no_splats(untrained: Any, f3rm_ext: Callable[..., Any], tmp
     refused = f3rm_ext("splats", "clean", "--load-config", untrained.config, "--out", tmp_path / "out")
     assert refused.code == 2 and "f3rm-ext-lite" in refused.err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_end_of_training_cleans_by_the_same_code(dirty: Path, train_splats: Any, tmp_path: Path) -> None:
+    """A step from a run with floaters: they go before the last checkpoint, and are kept beside it."""
+    from f3rm_ext.export.splats import load_splat_run
+    from f3rm_ext.splat.files import read_splats
+
+    (checkpoint,) = dirty.parent.glob("nerfstudio_models/*.ckpt")
+    folder = tmp_path / "e" / "sugar-ext-lite" / "t"
+    done = train_splats(
+        tmp_path,
+        *("--pipeline.model.start-from", checkpoint, "--pipeline.model.start-stage", "regularized"),
+        *("--pipeline.model.clean", True, "--pipeline.model.densify.strategy", "none", "--max-num-iterations", 1),
+    )
+    assert done.code == 0, done.text[-4000:]
+    before, run = load_splat_run(dirty).model, load_splat_run(folder / "config.yml")
+    removed, info = read_splats(folder / "removed.ply")
+    count = before.num_gaussians
+    assert run.model.num_gaussians == count - len(removed) < count
+    assert f"{len(removed)} of {count} Gaussians are removed" in " ".join(done.text.split())
+    assert "dB on held-out photos" in " ".join(done.text.split())
+    assert run.model.gaussians.means.norm(dim=1).max() < 50 < removed.means.norm(dim=1).max()
+    assert info.scores is not None and "against_photos" in info.scores.names

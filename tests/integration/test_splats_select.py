@@ -1,6 +1,7 @@
 """`f3rm-ext splats select` as a user types it, on a run of splats with the classes of its capture as features."""
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,34 @@ def test_an_object_and_its_scene_share_the_gaussians(
         assert (folder / "report.html").read_text().count("<img") >= 3
     assert 0 <= removed["empty_px"] < removed["object_px"]
     assert outline_iou(alone, tiny_capture, thing) > outline_iou(rest, tiny_capture, thing)
+
+
+def test_the_viewer_selects_what_the_command_does(
+    labelled_splats: Any, thing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from f3rm_ext.export.select import Wish, select_splats
+    from f3rm_ext.export.splats import load_splat_run
+    from f3rm_ext.query.builders import encode_queries
+    from f3rm_ext.query.options import QueryInputs, parse_queries
+
+    run = load_splat_run(labelled_splats.config)
+    specs, cameras = parse_queries(QueryInputs(text=(thing,))), run.manager.train_dataset.cameras
+    model, views = run.model.train(), []
+    (query,) = encode_queries(specs, run.to_query_run())
+    everything, lock = torch.ones(model.num_gaussians, dtype=torch.bool), threading.Lock()
+
+    def choose() -> Any:
+        return model.choose_points(cameras, query, 0.5, everything, lambda: views.append(lock.locked()), lock)
+
+    chosen, shares = choose()
+    selection = select_splats(run, Wish(specs, 0.5))
+    assert torch.equal(chosen, selection.chosen) and torch.allclose(shares, selection.shares, atol=1e-5)
+    assert views == [False] * 3 * len(cameras), "between two views the pages get their turn"
+    monkeypatch.setattr(model.queries, "hidden", lambda: chosen)
+    again, _ = choose()
+    assert not (again & chosen).any(), "what is hidden is not found again"
 
 
 def test_a_box_ends_the_object(select: Callable[..., Any], labelled_splats: Any) -> None:

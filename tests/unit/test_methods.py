@@ -182,7 +182,7 @@ OF_SPLATS = {
 OF_REFINEMENT = {
     f"pipeline.model.{name}"
     for name in (
-        *("regularization", "surface", "densify", "num-random", "shard-gaussians"),
+        *("regularization", "surface", "densify", "num-random", "shard-gaussians", "clean"),
         "start-stage",
     )
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.models.base_model import Model
@@ -30,7 +30,6 @@ from f3rm_ext.splat.knn import NearestGaussians
 from f3rm_ext.splat.rendering import SplatScene, composite, prepare_view, render_outputs
 from f3rm_ext.utils.colormaps import heat_overlay
 from f3rm_ext.utils.console import image_progress
-from f3rm_ext.viewer.outputs import GROUP
 from f3rm_ext.viewer.panel import QueryPanel
 
 _LEAST_SHARE = 0.2
@@ -113,21 +112,23 @@ class QueryableSplats(Model):
             inside = scene if obb_box is None else scene.inside(obb_box)
             values = confidence if obb_box is None else confidence[obb_box.within(scene.gaussians.means)]
             self.guard.add(outputs, "confidence", lambda: composite(inside, view, values[:, None]))
-        if (lit := self.queries.lit_group()) is not None:
-            self.guard.add(outputs, GROUP, lambda: self._light_group(outputs["rgb"], camera, obb_box, *lit))
+        for name, lit in self.queries.lit_points().items():
+            self.guard.add(outputs, name, lambda lit=lit: self._light(outputs["rgb"], camera, obb_box, lit))
         if not (self.query_heads() or extra):
             return outputs
         return self.render_features(camera, obb_box).add_outputs(outputs, extra, self.guard)
 
-    def _light_group(
-        self, rgb: Float[Tensor, "h w 3"], camera: Cameras, obb_box: OrientedBox | None, name: str, group: int | None
+    def _light(
+        self,
+        rgb: Float[Tensor, "h w 3"],
+        camera: Cameras,
+        obb_box: OrientedBox | None,
+        own: Bool[Tensor, " gaussians"] | None,
     ) -> Float[Tensor, "h w 3"]:
-        """Lights the pixels that show a group of Gaussians; without a group, none."""
-        if group is None:
+        """Lights the pixels that show some Gaussians; without any, returns the plain picture."""
+        if own is None:
             return rgb
-        scene, head = self._scene(), self.lifted.to_dict()[name]
-        assert head.groups is not None
-        own = head.groups == group
+        scene = self._scene()
         if obb_box is not None:
             own, scene = own[obb_box.within(scene.gaussians.means)], scene.inside(obb_box)
         share = composite(scene, PinholeCameras.to_render(camera, self.device), own[:, None].float())

@@ -56,6 +56,16 @@ def test_fused_splats_without_a_filter_are_the_same_picture(scene: SplatScene, v
     assert (one - unfiltered).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_hidden_gaussians_are_as_good_as_gone(scene: SplatScene, view: PinholeCameras, backend: Any) -> None:
+    scene = replace(scene, backend=backend)
+    hidden = torch.arange(len(scene.gaussians)) % 2 == 0
+    shown, taken = render(scene.hide(hidden), view), render(scene.take(~hidden), view)
+    torch.testing.assert_close(shown.rgb, taken.rgb)
+    torch.testing.assert_close(shown.rasterization.depth, taken.rasterization.depth)
+    assert not torch.allclose(shown.rgb, render(scene, view).rgb, atol=0.01)
+
+
 def test_normals_beside_colors_leave_them_alone(scene: SplatScene, view: PinholeCameras) -> None:
     background = torch.tensor([0.2, 0.4, 0.6])
     scene = replace(scene, background=background)

@@ -33,6 +33,13 @@ def test_a_run_that_can_divide_closes_its_viewer(capsys: pytest.CaptureFixture) 
     assert config.vis == "wandb"
 
 
+def test_several_processes_do_not_clean() -> None:
+    config = make_config()
+    config.pipeline.model.shard_gaussians, config.pipeline.model.clean = False, True
+    with pytest.raises(ConfigError, match=r"--pipeline.model.clean .* `f3rm-ext splats clean`"):
+        config.fit_model()
+
+
 def test_on_the_cpu_it_is_refused() -> None:
     for check in (sharding.check_sharding, type(make_config()).fit_model):
         with pytest.raises(ConfigError, match=r"shard-gaussians .* cpu"):

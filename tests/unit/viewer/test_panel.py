@@ -260,25 +260,26 @@ def test_a_click_queries_what_it_hits(panel, toy, server, viewer) -> None:
 
 def test_a_click_lights_the_group_that_it_hits(panel, toy, server, viewer) -> None:
     viewer.control_panel._output_render.options.append("group")
-    assert not panel.ask_07_group.visible and panel.lit_group() is None
+    assert not panel.ask_07_group.visible and not panel.lit_points()
     toy.groups = torch.tensor([0, 0, 1, 1, 1, -1])
     panel.sync()
-    assert panel.ask_07_group.visible and panel.lit_group() is None
+    assert panel.ask_07_group.visible and not panel.lit_points()
     press(panel.ask_07_click)
     press(panel.ask_07_group)  # instead
     toy.train()
     click(server, (1, 0, -1))
     assert server.scene.callback is None and panel.store.state.live is None
-    assert panel.lit_group() == ("toy", 1) and "**Group** 1 of 2: 3 Gaussians" in panel.ask_02_status.content
+    assert panel.lit_points()["group"].tolist() == [False, False, True, True, True, False]
+    assert "**Group** 1 of 2: 3 Gaussians" in panel.ask_02_status.content
     assert viewer.control_panel._output_render.value == "group" and viewer.drawn
     assert set(toy.was_training) == {False} and toy.training
     press(panel.ask_07_group)
     click(server, (0, 1, 0))
-    assert "no group where you clicked" in panel.ask_02_status.content and panel.lit_group() == ("toy", 1)
+    assert "no group where you clicked" in panel.ask_02_status.content and panel.lit_points()
     write(panel, "mug")
     assert viewer.control_panel._output_render.value == "relevancy_overlay"
     press(panel.ask_09_clear)
-    assert panel.lit_group() is None
+    assert not panel.lit_points()
 
 
 def test_a_click_waits_for_the_model(panel, toy, server, viewer) -> None:
