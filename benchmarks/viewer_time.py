@@ -9,6 +9,7 @@ second, then the whole one. Prints medians and writes results/viewer_time.json.
 """
 
 import datetime
+import importlib
 import os
 import platform
 import statistics
@@ -58,9 +59,7 @@ class Measure:
 
     def _measure(self, config: Path) -> dict[str, Any]:
         sys.path.insert(0, str(HERE.parent / "docs"))
-        from make_pictures import browser_driver
-
-        driver = browser_driver()
+        driver = importlib.import_module("make_pictures").browser_driver()
         if reason := driver.why_not():
             raise SystemExit(reason)
         with (
