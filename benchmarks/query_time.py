@@ -3,7 +3,8 @@
     git worktree add /tmp/before 9ee5a926
     python benchmarks/query_time.py --load-config RUN/config.yml --before /tmp/before
 
-Both trees are measured in turn, by processes of their own, with their own code. Writes results/query_time.json.
+Both trees are measured in turn, by processes of their own, with their own code, on a copy of the run without groups,
+which the code before does not know. Writes results/query_time.json.
 
 Prediction: at most 2 × in all; the answer 1.2 × for ten times as many vectors, the example 5 × the first time.
 """
@@ -12,9 +13,11 @@ import datetime
 import importlib.util
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from PIL import Image
 
 HERE = Path(__file__).parent
 PHOTOS = 4
@@ -45,18 +49,33 @@ class QueryTime:
         """Measures all trees in turn."""
         trees = {"now": HERE.parent, **({} if self.before is None else {"before": self.before.resolve()})}
         found: dict[str, list[dict[str, float]]] = {name: [] for name in trees}
-        for _ in range(self.repeats):
-            for name, tree in trees.items():
-                command = [sys.executable, __file__, "--measure", str(tree), str(self.load_config.resolve())]
-                done = subprocess.run(command, check=True, capture_output=True, text=True)
-                found[name].append(json.loads(done.stdout.splitlines()[-1]))
-                print(name, found[name][-1], flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            config = copy_without_groups(self.load_config, Path(folder))
+            for _ in range(self.repeats):
+                for name, tree in trees.items():
+                    command = [sys.executable, __file__, "--measure", str(tree), str(config)]
+                    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+                    found[name].append(json.loads(done.stdout.splitlines()[-1]))
+                    print(name, found[name][-1], flush=True)
         rows = [
             {"code": name, **{key: statistics.median(each[key] for each in runs) for key in runs[0]}}
             for name, runs in found.items()
         ]
         record = {"date": datetime.date.today().isoformat(), "threads": os.environ.get("OMP_NUM_THREADS"), "rows": rows}
         self.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def copy_without_groups(config: Path, folder: Path) -> Path:
+    """Copies a run; its newest checkpoint loses the groups of lifted features. Returns the copy's config."""
+    from f3rm_ext.engine import checkpoint
+
+    run = folder / config.resolve().parent.name
+    shutil.copytree(config.resolve().parent, run)
+    newest = max((run / "nerfstudio_models").glob("step-*.ckpt"))
+    content = checkpoint.load(newest)
+    state = {name: value for name, value in content["pipeline"].items() if not name.endswith(".groups")}
+    checkpoint.write({**content, "pipeline": state}, newest)
+    return run / config.name
 
 
 def measure(tree: Path, config: Path) -> dict[str, float]:
@@ -84,22 +103,23 @@ def measure(tree: Path, config: Path) -> dict[str, float]:
     head, model = get_head(run.model.query_heads(), ""), run.model
     views = PinholeCameras.of(run.cameras("train")).take(slice(0, PHOTOS))
     scene, encoder = model._scene(), ExampleEncoder(run, model.device)
-    files = [Path(name).name for name in run.files("train")]
-    seen: list[Any] = []
+    files = run.files("train")
 
     def lift(**options: Any) -> Any:
         return lifting.lift_maps(scene, views, head.dim, lambda i: run.feature_map("train", i, head.name), **options)
 
     def lift_and_group() -> None:
-        if not hasattr(lifting, "Seen"):
+        if not hasattr(lifting, "group_gaussians"):
             lift()
             return
-        seen.append(lifting.Seen(scene, PHOTOS))
-        codes = lift(on_weights=seen[0].add)
-        figures["group"] = timed(lambda: seen[0].group(codes))
+        seen = lifting.Seen(len(scene.gaussians), PHOTOS)
+        codes = lift(on_weights=seen.add)
+        figures["group"] = timed(lambda: lifting.group_gaussians(scene, codes, seen))
 
-    def ask(photo: str) -> Query:
-        example = encoder.encode(head, Region(photo, 200.0, 240.0))
+    def ask(photo: Path) -> Query:
+        with Image.open(photo) as picture:
+            middle = Region(photo.name, picture.width / 2, picture.height / 2)
+        example = encoder.encode(head, middle)
         negatives = getattr(example, "negatives", None) or getattr(example, "background_clusters", None)
         assert negatives is not None
         return Query("thing", head.name, example.positives, negatives)

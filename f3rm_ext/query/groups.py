@@ -10,9 +10,13 @@ import heapq
 from collections import defaultdict
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32, Int, Int32, Int64
 
 from f3rm_ext.query.relevancy import OTHER
+from f3rm_ext.utils.pictures import pick_evenly
+
+SEEN_PHOTOS = 64
+"""Photos that tell which points are seen together, at most."""
 
 _NEIGHBOURS = 10
 _REACH = 4.0
@@ -32,6 +36,30 @@ _ALIKE = 0.6
 """Parts are joined up to this distance of their descriptors, as a share of the typical distance of two points."""
 _LARGE = 1e-3
 """Share of all that photos see from which a part is no longer joined more readily for being small."""
+
+
+class Seen:
+    """How much each of up to 64 photos sees of each point."""
+
+    def __init__(self, points: int, photos: int) -> None:
+        self._columns = {photo: column for column, photo in enumerate(pick_evenly(photos, SEEN_PHOTOS))}
+        self._roots = np.zeros((points, len(self._columns)), np.float16)
+
+    def add(
+        self, photo: int, weights: Float[np.ndarray, " some"], which: Int[np.ndarray, " some"] | slice = slice(None)
+    ) -> None:
+        """Takes how much a photo sees of some points, of all by default: their sums of compositing weights, say."""
+        if photo in self._columns:
+            self._roots[which, self._columns[photo]] = np.sqrt(weights)
+
+    def group(
+        self,
+        points: Float[np.ndarray, "points 3"],
+        features: Float[np.ndarray, "points feat"],
+        solid: Bool[np.ndarray, " points"],
+    ) -> Int32[np.ndarray, " points"]:
+        """Groups the points, see :func:`group_points`."""
+        return group_points(points, features, self._roots, solid).astype(np.int32)
 
 
 def group_points(

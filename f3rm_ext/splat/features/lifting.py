@@ -20,15 +20,12 @@ from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.source import FeatureSource
-from f3rm_ext.query.groups import group_points
+from f3rm_ext.query.groups import Seen
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.rendering import SplatScene, composite
-from f3rm_ext.utils.pictures import pick_evenly
 
 SOLID = 0.05
 """Opacity from which on a Gaussian belongs to a group."""
-SEEN_VIEWS = 64
-"""Views that tell which Gaussians are seen together, at most."""
 GROUP_SHARE = 0.5
 """Share of the group's mean in the code of a Gaussian. With all of it small things vanish in groups of larger
 ones, and nothing finds parts of a group."""
@@ -60,9 +57,9 @@ def lift(
         def load(index: int, name: str = spec.name) -> FeatureMap:
             return source.load(index)[name]
 
-        seen = Seen(scene, len(views.viewmats))
+        seen = Seen(len(scene.gaussians), len(views.viewmats))
         codes = lift_maps(scene, views, spec.dim, load, shares, on_view, seen.add)
-        groups = None if scene.sharded else seen.group(codes)
+        groups = None if scene.sharded else group_gaussians(scene, codes, seen)
         if groups is not None and per_group:
             average_groups(codes, groups)
         yield LiftedHead(spec, codes, groups)
@@ -95,26 +92,14 @@ class Shares:
         return share
 
 
-class Seen:
-    """How much each of up to 64 views sees of each Gaussian."""
-
-    def __init__(self, scene: SplatScene, views: int) -> None:
-        self._scene = scene
-        self._columns = {view: column for column, view in enumerate(pick_evenly(views, SEEN_VIEWS))}
-        self._roots = torch.zeros(len(scene.gaussians), len(self._columns), dtype=torch.float16)
-
-    def add(self, view: int, weights: Float[Tensor, " gaussians"]) -> None:
-        """Takes the sums of compositing weights in a view."""
-        if view in self._columns:
-            self._roots[:, self._columns[view]] = weights.sqrt().half().cpu()
-
-    @torch.no_grad()
-    def group(self, codes: Float16[Tensor, "gaussians feat"]) -> Int32[Tensor, " gaussians"]:
-        """Groups the Gaussians by their codes, by where they are and by which views see them; -1 for none."""
-        shapes = self._scene.shapes()
-        solid = (shapes.alphas.flatten() >= SOLID).cpu().numpy()
-        groups = group_points(shapes.means.cpu().numpy(), codes.cpu().numpy(), self._roots.numpy(), solid)
-        return torch.from_numpy(groups.astype(np.int32)).to(codes.device)
+@torch.no_grad()
+def group_gaussians(
+    scene: SplatScene, codes: Float16[Tensor, "gaussians feat"], seen: Seen
+) -> Int32[Tensor, " gaussians"]:
+    """Groups Gaussians by their codes, by where they are and by which views see them; -1 for none."""
+    shapes = scene.shapes()
+    solid = (shapes.alphas.flatten() >= SOLID).cpu().numpy()
+    return torch.from_numpy(seen.group(shapes.means.cpu().numpy(), codes.cpu().numpy(), solid)).to(codes.device)
 
 
 @torch.no_grad()
@@ -146,7 +131,7 @@ def lift_maps(
     load: Callable[[int], FeatureMap],
     shares: Callable[[int], Float[Tensor, "h w"] | None] = lambda index: None,
     on_view: Callable[[], None] = lambda: None,
-    on_weights: Callable[[int, Float[Tensor, " gaussians"]], None] = lambda view, weights: None,
+    on_weights: Callable[[int, Float[np.ndarray, " gaussians"]], None] = lambda view, weights: None,
 ) -> Float16[Tensor, "gaussians feat"]:
     """Lifts one feature.
 
@@ -172,7 +157,7 @@ def lift_maps(
             added = accumulate_pixels(scene, view, wanted)
             sums += added
             if weight is None:
-                on_weights(index, added[:, -1])
+                on_weights(index, added[:, -1].cpu().numpy())
             on_view()
         if weight is None:
             weight, sums = sums[:, -1:].clone(), sums[:, :-1]
