@@ -9,14 +9,14 @@ import torch
 from jaxtyping import Int64, UInt8
 
 from f3rm_ext.capture.frame import CaptureFrame
-from f3rm_ext.errors import ConfigError, UserError
+from f3rm_ext.errors import UserError
 from f3rm_ext.features.extractors.registry import understands_text
 from f3rm_ext.html.tables import Table
 from f3rm_ext.query import visualization
 from f3rm_ext.query.embeddings import Embeddings
 from f3rm_ext.query.encoders import TextEncoder
 from f3rm_ext.query.exemplar import deepest_pixel
-from f3rm_ext.query.queryable import GroupedPoints, HasGroups, QueryHead, get_head
+from f3rm_ext.query.queryable import GroupedPoints, HasGroups, QueryHead
 from f3rm_ext.query.run import Photos, View
 from f3rm_ext.query.writer import provenance
 from f3rm_ext.utils.colormaps import label_overlay_bytes
@@ -50,8 +50,8 @@ class Group:
 
     number: int
     """From 0, the one that photos see most of first."""
-    gaussians: int
-    """How many there are in it."""
+    points: int
+    """Gaussians, vertices or points on surfaces in it."""
     share: float
     """Share of the pixels of the views shown, 0 to 1."""
     centre: list[float]
@@ -62,29 +62,27 @@ class Group:
     """Nearest texts with their cosines, best first; none where the feature understands no text."""
 
 
-def list_groups(run: Photos, views: Sequence[View], feature: str, texts: Sequence[str], folder: Path) -> list[Group]:
+def list_groups(
+    run: Photos, grouped: HasGroups, views: Sequence[View], head: QueryHead, texts: Sequence[str], folder: Path
+) -> list[Group]:
     """Describes the groups of a run, and writes a picture of them (groups.png) and summary.json.
 
     Args:
+        grouped: has groups by the feature.
         views: some of them, evenly spread, are shown.
         texts: to name groups after; by default :data:`COMMON_NAMES`.
 
     Raises:
-        ConfigError: the run has no groups, or the folder cannot be used.
+        ConfigError: the folder cannot be used.
     """
-    model, head = run.model, get_head(run.model.query_heads(), feature)
-    points = model.grouped_points(head.name) if isinstance(model, HasGroups) else None
-    if points is None:
-        raise ConfigError(
-            "This run has no groups: they are made when features are lifted onto splats, so run `f3rm-ext features "
-            "lift` on a run of sugar-ext."
-        )
+    points = grouped.grouped_points(head.name)
+    assert points is not None
     record = {**provenance(COMMAND, run, [], 0.0), "feature": head.name, "extractor": head.extractor}
     out = OutputFolder(folder, record)
     out.plan([PICTURE])
     count = int(points.groups.max()) + 1
     shown = [views[index] for index in pick_evenly(len(views), VIEWS)]
-    maps = [model.group_map(view.camera, head.name) for view in shown]
+    maps = [grouped.group_map(view.camera, head.name) for view in shown]
     pixels = np.bincount(np.concatenate([each[each >= 0] for each in maps]), minlength=count)
     frame = CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, run.data)
     total = sum(each.size for each in maps)
@@ -125,13 +123,13 @@ def tabulate(groups: Sequence[Group]) -> Table:
             str(group.number),
             *([", ".join(f"{name} {cosine:.2f}" for name, cosine in group.names)] if named else []),
             f"{group.share:.1%}",
-            f"{group.gaussians:,}",
+            f"{group.points:,}",
             " × ".join(f"{value:.2f}" for value in group.size),
             ", ".join(f"{value:.2f}" for value in group.centre),
         ]
         for group in groups
     ]
-    header = ["group", *(["nearest texts"] if named else []), "of the views", "Gaussians", "size", "place"]
+    header = ["group", *(["nearest texts"] if named else []), "of the views", "points", "size", "place"]
     return Table(header, rows, "rl" if named else "r")
 
 

@@ -38,6 +38,9 @@ class LiftMesh(MeshPhotos):
     per vertex and dimension. By default that of the run, else 0."""
     cache_dir: Path | None = None
     """Folder of the feature store; by default that of the run, else as in `f3rm-ext features extract`."""
+    per_group: bool = True
+    """Draw the feature of each vertex halfway towards the mean of its group (`f3rm-ext query --list`), so that a query
+    outlines whole things. Without it, queries find parts of a group more easily."""
     code_map: bool = False
     """Also lift onto the texels of a textured mesh, as numbers of a dictionary: for meshes whose triangles are larger
     than things."""
@@ -83,8 +86,8 @@ class LiftMesh(MeshPhotos):
                     return source.load(index)[name]
 
                 show = show_stages(progress)
-                lifted = lift_vertices(mesh, photos, load, spec.dim, show)
-                heads.add(LiftedHead(spec, torch.from_numpy(lifted.codes)))
+                lifted = lift_vertices(mesh, photos, load, spec.dim, show, per_group=self.per_group)
+                heads.add(LiftedHead(spec, torch.from_numpy(lifted.codes), torch.from_numpy(lifted.groups)))
                 if self.code_map:
                     maps[spec.name] = lift_code_map(mesh, photos, load, spec.dim, show)
         unseen = int((~lifted.visible).sum())

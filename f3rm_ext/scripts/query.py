@@ -11,6 +11,8 @@ from f3rm_ext.query.options import QueryOptions, parse_queries
 from f3rm_ext.utils.ranges import Range
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from f3rm_ext.query import embeddings
     from f3rm_ext.query.run import CameraPath, Photos, View
     from f3rm_ext.query.writer import QueryResult, QueryWriter
@@ -37,8 +39,9 @@ class Query(QueryOptions):
     """
 
     list_groups: Annotated[bool, tyro.conf.arg(name="list")] = False
-    """List the groups that the Gaussians of a run form, things and parts of things, instead of a query: a table and
-    groups.png. --text gives texts to name them after, if the feature understands text."""
+    """List the groups that the Gaussians of a run, the vertices of a mesh or the surfaces of a field form, things and
+    parts of things, instead of a query: a table, groups.png, and groups.ply for a mesh. --text gives texts to name them
+    after, if the feature understands text."""
     views: str = "test"
     """Views to score: the test, train or all photos, the name of one photo, or a camera path of the viewer (.json),
     which also gives videos."""
@@ -93,12 +96,19 @@ class Query(QueryOptions):
 
     def _list_groups(self) -> int:
         """Lists the groups of a run."""
+        from f3rm_ext.export.surface_groups import group_surfaces
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.query.group_list import PICTURE, list_groups, tabulate
+        from f3rm_ext.query.queryable import HasGroups, get_head
         from f3rm_ext.utils.console import console, say
 
         run, out = open_run_or_mesh(self.load_config, self.mesh, self.data), self.out or self.target_folder() / "groups"
-        groups = list_groups(run, self._views(run, None), self.feature, self.text, out)
+        views, grouped, head = self._views(run, None), run.model, get_head(run.model.query_heads(), self.feature)
+        if not isinstance(grouped, HasGroups) or grouped.grouped_points(head.name) is None:
+            grouped = group_surfaces(run.model, head, run.cameras("train"))
+        groups = list_groups(run, grouped, views, head, self.text, out)
+        if self.mesh is not None and grouped is run.model:
+            self._write_group_mesh(run, head.name, out)
         console().print(tabulate(groups).text(), markup=False, highlight=False, soft_wrap=True)
         say(f"{len(groups)} groups; {out / PICTURE} shows them.")
         return 0
@@ -134,21 +144,24 @@ class Query(QueryOptions):
     ) -> None:
         """Writes the mesh with heat as vertex colours, in the frame of the capture, one file for each query."""
         import torch
-        import trimesh
 
-        from f3rm_ext.mesh.mesh_files import require_replaceable, write_mesh
         from f3rm_ext.utils.colormaps import heat_overlay
-        from f3rm_ext.utils.pictures import to_bytes
 
-        mesh, scores = run.model.mesh, torch.from_numpy(run.model.score_vertices(queries))
-        colors, vertices = torch.from_numpy(run.model.vertex_colors()).float(), writer.frame.to_capture(mesh.vertices)
+        scores, colors = torch.from_numpy(run.model.score_vertices(queries)), run.model.vertex_colors()
         for index, query in enumerate(queries):
             path = result.folder / "heat" / f"{writer.slugs[query.name]}.ply"
-            require_replaceable(path)
-            heat = heat_overlay(colors, scores[:, index], *result.summary["heat"][query.name])
-            made = trimesh.Trimesh(vertices, mesh.faces, vertex_colors=to_bytes(heat.numpy()), process=False)
-            record = {**writer.provenance, "query": query.name, "frame": "capture", **writer.frame.describe()}
-            write_mesh(path, made, record)
+            limits = result.summary["heat"][query.name]
+            heat = heat_overlay(torch.from_numpy(colors).float(), scores[:, index], *limits)
+            _write_colored_mesh(path, run, heat.numpy(), {**writer.provenance, "query": query.name})
+
+    def _write_group_mesh(self, run: "Photos", feature: str, folder: Path) -> None:
+        """Writes the mesh with the colours of its groups."""
+        from f3rm_ext.query.writer import provenance
+        from f3rm_ext.utils.colormaps import label_colors
+
+        groups = run.model.grouped_points(feature).groups.long()
+        colors = label_colors(groups, int(groups.max()) + 1).numpy()
+        _write_colored_mesh(folder / "groups.ply", run, colors, provenance("query --list", run, [], 0.0))
 
     def _table(self, summary: dict[str, Any]) -> Any:
         from rich.table import Table
@@ -162,3 +175,18 @@ class Query(QueryOptions):
             at = "-" if place is None else ", ".join(f"{value:.3f}" for value in place)
             table.add_row(name, best["view"], f"{x:g}, {y:g}", f"{best['best_score']:.3f}", at)
         return table
+
+
+def _write_colored_mesh(path: Path, run: "Photos", colors: "np.ndarray", record: dict[str, object]) -> None:
+    """Writes the mesh of a run with colours of its vertices, 0 to 1, in the frame of the capture."""
+    import trimesh
+
+    from f3rm_ext.capture.frame import CaptureFrame
+    from f3rm_ext.mesh.mesh_files import require_replaceable, write_mesh
+    from f3rm_ext.utils.pictures import to_bytes
+
+    frame = CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, run.data)
+    vertices = frame.to_capture(run.model.mesh.vertices)
+    require_replaceable(path)
+    made = trimesh.Trimesh(vertices, run.model.mesh.faces, vertex_colors=to_bytes(colors), process=False)
+    write_mesh(path, made, {**record, "frame": "capture", **frame.describe()})

@@ -46,6 +46,13 @@ def test_from_photos_to_a_part(f3rm_ext: Typed, room: Path, tiny_capture: Path, 
     np.testing.assert_allclose(heat.bounds, read_mesh(room).bounds, atol=1e-4)
     best = json.loads((tmp_path / "found" / "summary.json").read_text())["best"]["stool"]
 
+    done = f3rm_ext("query", "--mesh", room, "--list", "--text", "stool", "rug", "--out", tmp_path / "groups")
+    assert done.code == 0, done.err
+    groups = json.loads((tmp_path / "groups" / "summary.json").read_text())["groups"]
+    assert any(group["names"][0][0] == "stool" and group["names"][0][1] > 0.8 for group in groups)
+    colored = read_mesh(tmp_path / "groups" / "groups.ply")
+    assert len(np.unique(vertex_colors(colored), axis=0)) > 3 and (tmp_path / "groups" / "groups.png").is_file()
+
     done = f3rm_ext("eval", "query", "--mesh", room, "--out", tmp_path / "query.json")
     assert done.code == 0, done.err
     found = json.loads((tmp_path / "query.json").read_text())

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from f3rm_ext.export import surface_groups
+
 HELD_OUT = ["frame_00003", "frame_00007", "frame_00011"]
 POSE = [1.0, 0, 0, 0.1, 0, 1, 0, 0.2, 0, 0, 1, 0.3, 0, 0, 0, 1]
 EXAMPLE = "frame_00001.png"
@@ -145,6 +147,15 @@ class TestResults:
     def test_says_what_it_found_and_where_it_is(self, results: tuple[Path, str]) -> None:
         folder, said = results
         assert "Best of 3 views" in said and "middle" in said and str(folder / "overview.png") in said
+
+
+def test_groups_of_a_field(trained: Any, f3rm_ext: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surface_groups, "POINTS", 1000)
+    done = f3rm_ext("query", "--load-config", trained.config, "--list", "--out", tmp_path)
+    assert done.code == 0, done.err
+    groups = read(tmp_path / "summary.json")["groups"]
+    assert 0 < sum(group["share"] for group in groups) <= 1 and sum(group["points"] for group in groups) <= 1000
+    assert files_in(tmp_path) == ["groups.png", "summary.json"] and f"{len(groups)} groups" in done.out
 
 
 @pytest.mark.parametrize(("views", "count"), [("train", 9), ("all", 12), ("frame_00002.png", 1)])

@@ -14,6 +14,7 @@ import pytest
 import torch
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle
+from nerfstudio.data.scene_box import OrientedBox
 from PIL import Image
 from torch import Tensor
 
@@ -93,7 +94,9 @@ class Ball:
     def query_heads(self) -> dict[str, HalvesHead]:
         return self.heads
 
-    def render_camera(self, camera: Cameras, extra: Mapping[str, ExtraOutput]) -> dict[str, Tensor]:
+    def render_camera(
+        self, camera: Cameras, extra: Mapping[str, ExtraOutput], obb_box: OrientedBox | None = None
+    ) -> dict[str, Tensor]:
         rays = camera.generate_rays(camera_indices=0, keep_shape=True)
         self.pixels += rays.origins[..., 0].numel()
         return self.chunked.render(rays, lambda part: self._forward(part, extra), self.device)

@@ -5,6 +5,7 @@ An uncompressed NPZ file without pickled objects:
 - ``provenance``: JSON: the mesh's hash, capture, frame, extractors, and how it was made.
 - ``heads``: JSON: name, dimension, extractor and identity of each feature.
 - ``heads.NAME.codes`` (vertices, K) float16: features, or their PCA codes, of all vertices in the order of the mesh.
+- ``heads.NAME.groups`` (vertices,) int32: number of each vertex's group, -1 for none; missing in older files.
 - ``heads.NAME.code_basis`` (K, D): feature ≈ code @ code_basis; empty for full features. ``display_*``: see
   :class:`~f3rm_ext.features.spec.DisplayBasis`.
 - ``seen`` (vertices,) bool: vertices that a photo sees; the others have the feature of the nearest one that is.

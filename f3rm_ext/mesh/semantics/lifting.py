@@ -2,7 +2,8 @@
 
 A place takes the mean of the features where photos see it, with the weights by which texture baking blends colours:
 visible, sharp and frontal views count most, pixels at edges of objects hardly at all. Vertices that no photo sees take
-the feature of the nearest one along the surface that is seen.
+the feature of the nearest one along the surface that is seen. Vertices form groups by like feature, by position and by
+being seen together (:mod:`f3rm_ext.query.groups`), as Gaussians do.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import trimesh
-from jaxtyping import Bool, Float, Float16, Int
+from jaxtyping import Bool, Float, Float16, Int, Int32
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import dijkstra
 from scipy.spatial import KDTree
@@ -21,6 +22,8 @@ from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.mesh.texture.photos import Photos
 from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places
+from f3rm_ext.query.groups import Seen
+from f3rm_ext.splat.features.lifting import average_groups
 from f3rm_ext.utils.console import StageProgress
 from f3rm_ext.utils.open3d_library import RayCaster
 
@@ -40,20 +43,32 @@ class LiftedPlaces(NamedTuple):
     """Places that at least one photo sees."""
 
 
+class LiftedVertices(NamedTuple):
+    """Features of the vertices of a mesh."""
+
+    codes: Float16[np.ndarray, "verts feat"]
+    """Those of vertices that no photo sees are filled."""
+    visible: Bool[np.ndarray, " verts"]
+    """Vertices that at least one photo sees."""
+    groups: Int32[np.ndarray, " verts"]
+    """Number of each vertex's group."""
+
+
 def lift_vertices(
     mesh: trimesh.Trimesh,
     photos: Photos,
     load: Callable[[int], FeatureMap],
     dim: int,
     on_progress: StageProgress = lambda stage, done, total: None,
-) -> LiftedPlaces:
+    *,
+    per_group: bool = True,
+) -> LiftedVertices:
     """Lifts one feature onto the vertices of a mesh. Vertices at the same place get the same feature.
 
     Args:
         mesh: triangles, in the frame of the cameras.
-
-    Returns:
-        Features of all vertices; those that no photo sees are filled.
+        per_group: draw the feature of each vertex towards the mean of its group, see
+            :func:`~f3rm_ext.splat.features.lifting.average_groups`.
 
     Raises:
         MeshError: no photo sees any vertex.
@@ -70,16 +85,24 @@ def lift_vertices(
         np.asarray(mesh.face_normals, np.float32)[face_of],
         (np.asarray(mesh.area_faces, np.float32) * _VERTEX_SHARE)[face_of],
     )
-    codes, seen = np.zeros((len(points), dim), np.float16), np.zeros(len(points), bool)
-    for part, lifted in lift_places(mesh, places, photos, load, dim, on_progress):
-        codes[part], seen[part] = lifted
-    if not seen.any():
+    codes, visible = np.zeros((len(points), dim), np.float16), np.zeros(len(points), bool)
+    seen, areas = Seen(len(points), len(photos)), places.areas / max(places.areas.mean(), 1e-30)
+
+    def on_weights(photo: int, which: np.ndarray, weights: np.ndarray) -> None:
+        seen.add(photo, weights * areas[which], which)
+
+    for part, lifted in lift_places(mesh, places, photos, load, dim, on_progress, on_weights):
+        codes[part], visible[part] = lifted
+    if not visible.any():
         raise MeshError(
             "No training photo sees the mesh: it is of another capture or in another frame, so try --frame scene or "
             "--frame capture."
         )
-    codes = codes[nearest_visible(points, faces, seen)]
-    return LiftedPlaces(codes[place_of], seen[place_of])
+    groups = seen.group(points, codes, visible)
+    if per_group:
+        average_groups(torch.from_numpy(codes), torch.from_numpy(groups))
+    source = nearest_visible(points, faces, visible)[place_of]
+    return LiftedVertices(codes[source], visible[place_of], groups[source])
 
 
 @torch.no_grad()
@@ -90,11 +113,13 @@ def lift_places(
     load: Callable[[int], FeatureMap],
     dim: int,
     on_progress: StageProgress = lambda stage, done, total: None,
+    on_weights: Callable[[int, np.ndarray, np.ndarray], None] = lambda photo, which, weights: None,
 ) -> Iterator[tuple[slice, LiftedPlaces]]:
     """Lifts one feature onto places on a mesh, part by part; memory holds one photo and :data:`SUMS_MIB` of sums.
 
     Args:
         mesh: hides places from photos; in the frame of the cameras.
+        on_weights: called with the index of a photo, some of the places that it sees and their weights.
     """
     caster = RayCaster(mesh.vertices, mesh.faces)
     at_once = max(1, int(SUMS_MIB * 2**20) // (4 * dim))
@@ -113,6 +138,7 @@ def lift_places(
                 samples = packed.sample(torch.zeros(len(rows), dtype=torch.int64), yx_px)
                 sums[rows] += samples.mul_(weights[:, None])
                 total[rows] += weights
+                on_weights(index, start + sample.which, sample.weights)
             on_progress("Photos", number * len(photos) + index + 1, len(parts) * len(photos))
         seen = total > 0
         codes = torch.where(seen[:, None], sums.div_(total.clamp_min(1e-30)[:, None]), 0.0).half()

@@ -1,12 +1,12 @@
 """A mesh with features as a target of queries: see :class:`~f3rm_ext.query.queryable.Queryable`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import trimesh
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle
 from nerfstudio.data.scene_box import OrientedBox
@@ -21,7 +21,8 @@ from f3rm_ext.mesh.texture.atlas import vertex_texels
 from f3rm_ext.mesh.texture.rendering import SurfaceColors, get_texture, interpolate
 from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
 from f3rm_ext.query.embeddings import Query
-from f3rm_ext.query.queryable import Scorer
+from f3rm_ext.query.queryable import GroupedPoints, Scorer
+from f3rm_ext.query.relevancy import OTHER
 from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 from f3rm_ext.utils.open3d_library import RayCaster
 
@@ -90,20 +91,12 @@ class QueryableMesh:
             extra: further outputs, see :class:`~f3rm_ext.query.queryable.Queryable`.
             obb_box: triangles whose middle lies outside are left out.
         """
-        if obb_box is not None:
-            middles = torch.from_numpy(np.asarray(self.mesh.triangles_center, np.float32))
-            inside = np.flatnonzero(obb_box.within(middles).numpy())
-            cropped = select_faces(self.mesh, np.isin(np.arange(len(self._faces)), inside))
-            caster = RayCaster(cropped.vertices, cropped.faces)
-        else:
-            inside, caster = None, self._caster
+        cast = self._caster_within(obb_box)
 
         def forward(rays: RayBundle) -> dict[str, Tensor | list]:
-            hit = caster.cast(rays.origins.numpy(), rays.directions.numpy())
-            hits = np.isfinite(hit["t_hit"])
-            faces = hit["primitive_ids"][hits].astype(np.int64)
-            places = _Hits(faces if inside is None else inside[faces], hit["primitive_uvs"][hits])
-            depth = torch.from_numpy(np.where(hits, hit["t_hit"], 0.0).astype(np.float32))[:, None]
+            places, away = cast(rays)
+            hits = np.isfinite(away)
+            depth = torch.from_numpy(np.where(hits, away, 0.0).astype(np.float32))[:, None]
             opaque = torch.from_numpy(hits)[:, None].float()
             rgb = torch.ones(len(hits), 3)
             rgb[torch.from_numpy(hits)] = self._shade(places, rays.directions.numpy()[hits])
@@ -130,6 +123,29 @@ class QueryableMesh:
 
         rays = camera.generate_rays(camera_indices=0, keep_shape=True)
         return self._renderer.render(rays.to("cpu"), forward, self.device)
+
+    def grouped_points(self, name: str) -> GroupedPoints | None:
+        """Returns the vertices in groups by the feature of this name; None where they are not known."""
+        head = self._heads.to_dict().get(name)
+        if head is None or head.groups is None:
+            return None
+        return GroupedPoints(torch.from_numpy(np.asarray(self.mesh.vertices, np.float32)), head.codes, head.groups)
+
+    @torch.no_grad()
+    def group_map(self, camera: Cameras, name: str, obb_box: OrientedBox | None = None) -> Int64[np.ndarray, "h w"]:
+        """Returns the group of the vertex that is nearest to what each pixel shows; -1 for none."""
+        groups, cast = self._heads.to_dict()[name].groups, self._caster_within(obb_box)
+        assert groups is not None
+
+        def forward(rays: RayBundle) -> dict[str, Tensor | list]:
+            places, away = cast(rays)
+            corners = np.stack([1.0 - places.weights.sum(axis=1), *places.weights.T]).argmax(axis=0)
+            found = np.full((len(away), 1), OTHER)
+            found[np.isfinite(away), 0] = groups.numpy()[self._faces[places.faces, corners]]
+            return {"group": torch.from_numpy(found)}
+
+        rays = camera.generate_rays(camera_indices=0, keep_shape=True)
+        return self._renderer.render(rays.to("cpu"), forward, self.device)["group"][..., 0].numpy()
 
     @torch.no_grad()
     def render_points(self, points: Float[Tensor, "points 3"]) -> dict[str, Float[Tensor, "points feat"]]:
@@ -177,6 +193,23 @@ class QueryableMesh:
             return np.full((len(self.mesh.vertices), 3), _GREY)
         corners = vertex_texels(self.mesh)
         return self._colors(corners.faces, corners.weights) / 255.0
+
+    def _caster_within(self, obb_box: OrientedBox | None) -> Callable[[RayBundle], tuple[_Hits, np.ndarray]]:
+        """What finds the places that rays meet, and the distance of each ray's, inf where it meets none."""
+        inside, caster = None, self._caster
+        if obb_box is not None:
+            middles = torch.from_numpy(np.asarray(self.mesh.triangles_center, np.float32))
+            inside = np.flatnonzero(obb_box.within(middles).numpy())
+            cropped = select_faces(self.mesh, np.isin(np.arange(len(self._faces)), inside))
+            caster = RayCaster(cropped.vertices, cropped.faces)
+
+        def cast(rays: RayBundle) -> tuple[_Hits, np.ndarray]:
+            hit = caster.cast(rays.origins.numpy(), rays.directions.numpy())
+            hits = np.isfinite(hit["t_hit"])
+            faces = hit["primitive_ids"][hits].astype(np.int64)
+            return _Hits(faces if inside is None else inside[faces], hit["primitive_uvs"][hits]), hit["t_hit"]
+
+        return cast
 
     def _values(self, name: str, places: _Hits) -> Float[Tensor, "n feat"]:
         codes = self._heads.to_dict()[name].codes.numpy()

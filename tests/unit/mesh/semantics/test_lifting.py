@@ -20,6 +20,8 @@ def test_each_half_gets_its_feature(floor: trimesh.Trimesh, pictures: Any) -> No
     x = np.asarray(floor.vertices)[:, 0]
     np.testing.assert_array_equal(lifted.codes[x < -0.01], [[1, 0]] * int((x < -0.01).sum()))
     np.testing.assert_array_equal(lifted.codes[x > 0.01], [[0, 1]] * int((x > 0.01).sum()))
+    (west,), (east,) = (set(lifted.groups[side].tolist()) for side in (x < -0.01, x > 0.01))
+    assert west != east and min(west, east) >= 0
 
 
 def test_several_passes_give_the_same(floor: trimesh.Trimesh, pictures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,12 +38,18 @@ def test_what_hides_the_floor_keeps_its_own_feature(floor: trimesh.Trimesh, pict
     # A board over the whole west half: the floor below it is not seen and must not take the board's feature through it.
     board = trimesh.creation.box((1.2, 2.4, 0.02)).apply_translation([-0.65, 0, 0.5])
     mesh = trimesh.util.concatenate([trimesh.Trimesh(floor.vertices, floor.faces, process=False), board])
-    lifted = lift_vertices(mesh, pictures.photos, pictures.load, 2)
+    lifted = lift_vertices(mesh, pictures.photos, pictures.load, 2, per_group=False)
     x = np.asarray(floor.vertices)[:, 0]
     under = np.flatnonzero(x < -0.5)
     assert not lifted.visible[under].any()
     # It takes that of the nearest floor that is seen, along the surface.
     assert (lifted.codes[under] == lifted.codes[under[0]]).all() and lifted.codes[under[0], 1] >= 0.5
+    assert lifted.groups.min() >= 0
+    # Drawn halfway to the mean of the group, of whichever vertices it is.
+    drawn, seen = lift_vertices(mesh, pictures.photos, pictures.load, 2), np.flatnonzero(lifted.visible)
+    own = seen[lifted.groups[seen] == lifted.groups[seen[0]]]
+    wanted = (lifted.codes[own] + lifted.codes[np.unique(own)].astype(float).mean(axis=0)) / 2
+    np.testing.assert_allclose(drawn.codes[own], wanted, atol=2e-3)
 
 
 def test_doubled_vertices_get_one_feature(floor: trimesh.Trimesh, loose: trimesh.Trimesh, pictures: Any) -> None:

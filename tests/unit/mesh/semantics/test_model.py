@@ -14,7 +14,7 @@ from f3rm_ext.mesh.semantics.code_map import CodeMap, subdivide_to_texels
 from f3rm_ext.mesh.semantics.cutting import cut_at_level
 from f3rm_ext.mesh.semantics.model import QueryableMesh
 from f3rm_ext.query.embeddings import Embeddings, Query
-from f3rm_ext.query.queryable import Queryable, score_image, score_points
+from f3rm_ext.query.queryable import HasGroups, Queryable, score_image, score_points
 from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 
 pytestmark = pytest.mark.usefixtures("open3d")
@@ -25,6 +25,7 @@ def direction(*values: float) -> Embeddings:
 
 
 EAST = Query("east", "", direction(0.0, 1.0, 0.0), direction(1.0, 0.0, 0.0))
+EAST_BOX = OrientedBox(R=torch.eye(3), T=torch.tensor([0.5, 0.0, 0.0]), S=torch.tensor([0.9, 9.0, 1.0]))
 
 
 @pytest.fixture
@@ -68,10 +69,23 @@ def test_points_take_the_nearest_place(model: QueryableMesh) -> None:
 
 
 def test_a_box_crops(model: QueryableMesh) -> None:
-    box = OrientedBox(R=torch.eye(3), T=torch.tensor([0.5, 0.0, 0.0]), S=torch.tensor([0.9, 9.0, 1.0]))
-    outputs = model.render_camera(from_above(), {}, box)
+    outputs = model.render_camera(from_above(), {}, EAST_BOX)
     opaque = outputs["accumulation"][..., 0] > 0
     assert not opaque[:, :30].any() and opaque[20:40, 34:46].all()
+
+
+def test_pixels_show_groups(floor: trimesh.Trimesh, halves: torch.Tensor, make_spec: Callable) -> None:
+    heads, east = LiftedHeads(), torch.from_numpy(np.asarray(floor.vertices)[:, 0] >= 0)
+    heads.add(LiftedHead(make_spec("side", 3), halves, east.int()))
+    heads.add(LiftedHead(make_spec("plain", 3), halves))
+    model = QueryableMesh(floor, heads, {})
+    points = model.grouped_points("side")
+    assert isinstance(model, HasGroups) and model.grouped_points("plain") is None and points is not None
+    assert torch.equal(points.groups, east.int()) and points.positions.shape == (len(floor.vertices), 3)
+    shown = model.group_map(from_above(), "side")
+    assert (shown[:8] == -1).all() and (shown[12:48, 12:26] == 0).all() and (shown[12:48, 30:48] == 1).all()
+    cropped = model.group_map(from_above(), "side", EAST_BOX)
+    assert (cropped[:, :30] == -1).all() and (cropped[20:40, 34:46] == 1).all()
 
 
 def test_texels_are_finer_than_vertices(two_triangles: trimesh.Trimesh, make_spec: Callable) -> None:
