@@ -24,6 +24,7 @@ import tyro
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledView
 from f3rm_ext.features.base import FeatureMap
+from f3rm_ext.mesh.semantics.mesh_run import open_mesh_run
 from f3rm_ext.query.builders import draw_places
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, find_labelled_cameras
 from f3rm_ext.query.exemplar import append_residual, cluster_centres, take_example
@@ -66,7 +67,7 @@ class QueryLevers:
     """Measures the levers on finished runs."""
 
     load_config: Annotated[tuple[Path, ...], tyro.conf.arg(aliases=["--load-configs"])]
-    """config.yml of runs with lifted or distilled features."""
+    """config.yml of runs with lifted or distilled features, and meshes with features."""
     names: tuple[str, ...]
     """What the rows of each run are called."""
     ways: tuple[str, ...] = (*WAYS, GROUPS)
@@ -87,7 +88,7 @@ class QueryLevers:
         old = [row for row in record["rows"] if row["run"] not in self.names or row["way"] not in self.ways]
         rows = []
         for config, name in zip(self.load_config, self.names, strict=True):
-            run = load_run(config)
+            run = load_run(config) if config.suffix == ".yml" else open_mesh_run(config)
             found = self._measure(run, [way for way in self.ways if way != GROUPS])
             if GROUPS in self.ways:
                 points = run.model.grouped_points(get_head(run.model.query_heads(), "").name)
@@ -98,9 +99,7 @@ class QueryLevers:
             for row in found:
                 rows.append({"run": name, **row})
                 print(rows[-1], flush=True)
-        order = [*WAYS, GROUPS]
-        rows = sorted(old + rows, key=lambda row: (row["run"] != "tabletop", row["run"], order.index(row["way"])))
-        record = {"date": datetime.date.today().isoformat(), "scale": self.scale, "rows": rows}
+        record = {"date": datetime.date.today().isoformat(), "scale": self.scale, "rows": order_rows(old + rows)}
         self.out.write_text(json.dumps(record, indent=1) + "\n")
 
     def _measure(self, run: Photos, ways: Sequence[str]) -> list[dict[str, Any]]:
@@ -140,6 +139,12 @@ class QueryLevers:
                 if place.photo == index:
                     draws[place.draw][place.name] = ask(flat, deep, olds, (patches, scene), place.region)
         return draws
+
+
+def order_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Sorts rows by run and way; those of lifting_levers.py come last."""
+    order = {way: number for number, way in enumerate([*WAYS, GROUPS])}
+    return sorted(rows, key=lambda row: (row["run"] != "tabletop", row["run"], order.get(row["way"], len(order))))
 
 
 def ask(
