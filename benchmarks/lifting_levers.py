@@ -10,7 +10,7 @@ of plain lifting. Levers:
 - `stride`: the patches of DINOv2 overlap by half.
 - `tiles`: the mean of the features of the photo and of its four quarters, each at the size of the whole photo.
 
-Prediction of finer 2D features: mIoU + .04 on the tabletop.
+Prediction of finer 2D features: mIoU + .04 on the tabletop; measured: 0 without groups, − .05 with groups.
 """
 
 import json
