@@ -116,9 +116,10 @@ def scene_clusters(maps: Sequence[FeatureMap]) -> Float32[np.ndarray, "clusters 
     """
     chances, parts = np.random.default_rng(_KMEANS_SEED), []
     for feature_map in maps:
-        unit = _unit_patches(append_residual(feature_map).values)
-        unit = unit[np.linalg.norm(unit, axis=1) > 0.5]
-        parts.append(chances.permutation(unit)[:_CLUSTERED])
+        values = append_residual(feature_map).values
+        solid = np.flatnonzero(np.linalg.norm(values.astype(np.float32), axis=-1) > _MIN_LENGTH)
+        chosen = chances.permutation(solid)[:_CLUSTERED]
+        parts.append(_unit_patches(values.reshape(-1, values.shape[-1])[chosen]))
     return cluster_centres(np.concatenate(parts), SCENE)
 
 
