@@ -22,6 +22,8 @@ class BaseFeatureHead(nn.Module):
     display_low: Tensor
     display_high: Tensor
     code_basis: Tensor
+    clusters: Tensor | None
+    """Directions that the scene shows; None where they are not known."""
 
     def __init__(self, spec: FeatureSpec) -> None:
         super().__init__()
@@ -33,6 +35,7 @@ class BaseFeatureHead(nn.Module):
         self.register_buffer("display_low", spec.display.low.float().clone())
         self.register_buffer("display_high", spec.display.high.float().clone())
         self.register_buffer("code_basis", torch.empty(0) if spec.code_basis is None else spec.code_basis.clone())
+        self.register_buffer("clusters", None)
 
     @property
     def spec(self) -> FeatureSpec:

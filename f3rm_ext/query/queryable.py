@@ -38,6 +38,8 @@ class QueryHead(Protocol):
     """Model and weights of the extractor."""
     display_mean: Tensor
     """Mean feature of the training images, in the distilled space."""
+    clusters: Tensor | None
+    """Directions that the scene shows, for queries by example; None where they are not known beforehand."""
 
     @property
     def basis(self) -> Float[Tensor, "code full"] | None:

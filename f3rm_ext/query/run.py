@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float32
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.errors import ConfigError, FeatureStoreError
@@ -125,11 +125,7 @@ class Photos:
         Returns:
             The map, in pixels of the photo as the run sees it; features are 0 where there is nothing.
         """
-        own, camera = get_head(self.model.query_heads(), head), self.cameras(split)[index]
-        width, height = int(camera.width.item()), int(camera.height.item())
-        scale = min(1.0, SCENE_MAP_PX / max(width, height))
-        seen = render_map(self.model, own, _scaled_camera(self.cameras(split), index, scale))
-        return replace(seen, grid=PatchGrid.covering(seen.grid.rows, seen.grid.cols, height, width))
+        return view_map(self.model, get_head(self.model.query_heads(), head), self.cameras(split), index)
 
     def scene_clusters(self, head: str, load: Callable[[int], FeatureMap] | None = None) -> np.ndarray:
         """Returns the directions that the scene shows, see :func:`~f3rm_ext.query.exemplar.scene_clusters`.
@@ -137,13 +133,14 @@ class Photos:
         Args:
             load: returns the features of a training photo; by default :meth:`scene_map`, once for each head.
         """
-        if load is None and head in self._clusters:
-            return self._clusters[head]
-        chosen = pick_evenly(len(self.files("train")), SCENE_PHOTOS)
-        clusters = scene_clusters([self.scene_map("train", i, head) if load is None else load(i) for i in chosen])
-        if load is None:
-            self._clusters[head] = clusters
-        return clusters
+        if load is not None:
+            return scene_clusters([load(index) for index in pick_evenly(len(self.files("train")), SCENE_PHOTOS)])
+        own = get_head(self.model.query_heads(), head)
+        if own.clusters is not None:
+            return own.clusters.cpu().numpy()
+        if head not in self._clusters:
+            self._clusters[head] = view_clusters(self.model, own, self.cameras("train"))
+        return self._clusters[head]
 
     def _open_sources(self) -> "dict[str, FeatureSource]":
         from f3rm_ext.features.source import open_features, prepare_features
@@ -314,6 +311,20 @@ def _view_names(photos: Photos, places: Sequence[tuple[str, int]]) -> list[str]:
         stem if counts[stem] == 1 else f"{stem}-{split}-{index:04d}"
         for stem, (split, index) in zip(stems, places, strict=True)
     ]
+
+
+def view_map(model: Queryable, head: QueryHead, cameras: Cameras, index: int) -> FeatureMap:
+    """Renders a feature from a camera, see :meth:`Photos.scene_map`."""
+    camera = cameras[index]
+    width, height = int(camera.width.item()), int(camera.height.item())
+    seen = render_map(model, head, _scaled_camera(cameras, index, min(1.0, SCENE_MAP_PX / max(width, height))))
+    return replace(seen, grid=PatchGrid.covering(seen.grid.rows, seen.grid.cols, height, width))
+
+
+def view_clusters(model: Queryable, head: QueryHead, cameras: Cameras) -> Float32[np.ndarray, "clusters _"]:
+    """Returns the directions that a scene shows to cameras, see :func:`~f3rm_ext.query.exemplar.scene_clusters`."""
+    chosen = pick_evenly(len(cameras), SCENE_PHOTOS)
+    return scene_clusters([view_map(model, head, cameras, index) for index in chosen])
 
 
 def _scaled_camera(cameras: Cameras, index: int, scale: float) -> Cameras:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from f3rm_ext.features import source
-from f3rm_ext.query.run import load_run
+from f3rm_ext.query.run import load_run, view_clusters
 from f3rm_ext.splat.files import read_splats
 
 METHOD, STEPS = "sugar-ext-lite", 60
@@ -72,6 +72,14 @@ def test_groups_are_listed_with_names_and_a_picture(splats: Path, f3rm_ext: Type
     assert all(any(line[:2] == [str(group["number"]), group["names"][0][0]] for line in lines) for group in groups)
     with Image.open(tmp_path / "groups.png") as picture:
         assert len(np.unique(np.asarray(picture).reshape(-1, 3), axis=0)) > 1000
+
+
+def test_examples_know_the_scene_beforehand(splats: Path) -> None:
+    run = load_run(splats / "config.yml")
+    (head,) = run.model.query_heads().values()
+    clusters = run.scene_clusters(head.name)
+    assert head.clusters is not None and len(clusters) > 4
+    np.testing.assert_allclose(clusters, view_clusters(run.model, head, run.cameras("train")), atol=1e-3)
 
 
 def test_eval_query(splats: Path, f3rm_ext: Typed, tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class HalvesHead:
     extractor: str = "halves"
     identity: dict[str, str] = field(default_factory=dict)
     basis: Tensor | None = None
+    clusters: Tensor | None = None
     largest: int = 0
 
     @property

@@ -20,6 +20,8 @@ class LiftedHead(BaseFeatureHead, QueryHead):
     Args:
         codes: one row per Gaussian; 0 for Gaussians that no training view sees.
         groups: number of each Gaussian's group, see :mod:`f3rm_ext.query.groups`; None where they are not known.
+        clusters: directions that the scene shows, see :func:`~f3rm_ext.query.run.view_clusters`; None where they are
+            not known.
     """
 
     codes: Tensor
@@ -30,13 +32,15 @@ class LiftedHead(BaseFeatureHead, QueryHead):
         spec: FeatureSpec,
         codes: Float16[Tensor, "gaussians feat"],
         groups: Int32[Tensor, " gaussians"] | None = None,
+        clusters: Float[Tensor, "clusters _"] | None = None,
     ) -> None:
         super().__init__(spec)
         self.register_buffer("codes", codes)
         self.register_buffer("groups", groups)
+        self.clusters = clusters
 
     def select(self, kept: Bool[Tensor, " gaussians"]) -> "LiftedHead":
-        """Returns the feature of some of the Gaussians."""
+        """Returns the feature of some of the Gaussians, of which the scene shows something else."""
         return LiftedHead(self.spec, self.codes[kept], None if self.groups is None else self.groups[kept])
 
     def space(self) -> FeatureSpace:
@@ -76,9 +80,10 @@ class LiftedHeads(nn.Module):
         self.clear()
         at = f"{prefix}heads."
         for spec in specs_from_checkpoint(described, state_dict, at):
-            codes, groups = (state_dict.get(f"{at}{spec.name}.{part}") for part in ("codes", "groups"))
+            parts = (state_dict.get(f"{at}{spec.name}.{part}") for part in ("codes", "groups", "clusters"))
+            codes, *others = (None if part is None else part.clone() for part in parts)
             assert codes is not None
-            self.add(LiftedHead(spec, codes.clone(), None if groups is None else groups.clone()))
+            self.add(LiftedHead(spec, codes, *others))
 
 
 def save_lifted(heads: LiftedHeads, path: Path) -> None:

@@ -23,6 +23,7 @@ from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.query.queryable import GroupedPoints
 from f3rm_ext.query.relevancy import OTHER
+from f3rm_ext.query.run import view_clusters
 from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 from f3rm_ext.splat.features.lifting import count_lifting_steps, lift
 from f3rm_ext.splat.features.rendering import CHANNELS, FeatureRender
@@ -206,6 +207,9 @@ class QueryableSplats(Model):
                 task = progress.add_task("Lifting features", total=count_lifting_steps(dataset, source))
                 for head in lift(self._scene(), dataset, source, lambda: progress.advance(task), per_group=per_group):
                     self.lifted.add(head.to(self.device))
+                    if head.groups is not None:  # the scene is whole
+                        clusters = view_clusters(self, head, dataset.cameras)
+                        head.clusters = torch.from_numpy(clusters).to(self.device)
         except (UserError, OSError) as error:
             self.lifted.clear()
             if required:

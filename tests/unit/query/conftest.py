@@ -22,6 +22,7 @@ class ToyHead:
     extractor: str = "toy"
     identity: dict[str, str] = field(default_factory=dict)
     basis: Tensor | None = None
+    clusters: Tensor | None = None
     energy: float = 1.0
 
     @property
