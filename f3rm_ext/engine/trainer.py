@@ -211,8 +211,9 @@ class F3rmTrainerConfig(TrainerConfig):
             )
         newest = checkpoint.newest_intact(folder, _warn)
         self.load_step = checkpoint.parse_step(newest)
-        if isinstance(self.pipeline.model, OwnModelConfig):
-            self.pipeline.model.opened = folder / newest.name  # type: ignore[misc]
+        model = getattr(self.pipeline, "model", None)
+        if isinstance(model, OwnModelConfig):
+            model.opened = folder / newest.name  # type: ignore[misc]
         return folder
 
     @contextmanager
