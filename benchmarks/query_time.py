@@ -95,11 +95,11 @@ def measure(tree: Path, config: Path) -> dict[str, float]:
     sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     from f3rm_ext.data.pinhole_cameras import PinholeCameras
+    from f3rm_ext.query import run as run_module
     from f3rm_ext.query.embeddings import Query
     from f3rm_ext.query.encoders import ExampleEncoder
     from f3rm_ext.query.options import Region
     from f3rm_ext.query.queryable import get_head, score_image
-    from f3rm_ext.query import run as run_module
     from f3rm_ext.splat.features import lifting
 
     run = run_module.load_run(config)

@@ -119,6 +119,13 @@ def _answers(report: Report) -> str:
     return table(head, rows)
 
 
+def _query_times(report: Report) -> str:
+    names = ("lift", "group", "clusters", "first_example", "example", "answer")
+    rows = [[row["code"], *(f"{row[name]:.2f}" for name in names)] for row in report["rows"]]
+    head = ["code", "features", "groups", "what the scene shows", "first example", "next example", "one view's answer"]
+    return table(head, rows)
+
+
 def _levers(report: Report) -> str:
     """Means over draws of examples, with their 95 % intervals."""
 
@@ -517,6 +524,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "import_time": _starts,
     "query_quality": _answers,
     "query_levers": _levers,
+    "query_time": _query_times,
     "rasterize_cpu": _splats,
     "splat_steps": _splat_steps,
     "splat_surfaces": mesh_tables.surfaces,
