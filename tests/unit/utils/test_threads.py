@@ -1,5 +1,6 @@
 """As many threads as usable cores, whatever limits them; and waiting threads that sleep."""
 
+import ctypes
 import json
 import os
 import subprocess
@@ -223,3 +224,40 @@ class TestWhereItIsCalled:
             "sys.modules; import torch; print(json.dumps({'policy': os.environ['OMP_WAIT_POLICY']}))"
         )
         assert run(code) == {"policy": "PASSIVE"}
+
+
+FREED = """
+import ctypes, os, resource
+from f3rm_ext.utils import threads
+
+libc, size = ctypes.CDLL(None), 6 << 20
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+
+def count_faults():
+    for _ in range(10):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        blocks = [libc.malloc(size) for _ in range(12)]
+        for block in blocks:
+            ctypes.memset(block, 1, size)
+        for block in reversed(blocks):
+            libc.free(block)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+print(count_faults(), threads.keep_freed_memory(), count_faults())
+"""
+
+
+@linux
+def test_freed_memory_is_allocated_again_without_new_pages() -> None:
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("glibc's allocator is not there")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run([sys.executable, "-c", FREED], env=clean, capture_output=True, text=True, check=True)
+    before, kept, after = done.stdout.split()
+    assert kept == "True" and int(after) < int(before) / 20, done.stdout
+
+
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
+def test_the_environment_says_how_memory_is_allocated(name: str) -> None:
+    assert not threads.keep_freed_memory({name: "glibc.malloc.trim_threshold=1"})
