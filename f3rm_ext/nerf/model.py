@@ -13,7 +13,7 @@ from nerfstudio.cameras.camera_optimizers import CameraOptimizer, CameraOptimize
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle, RaySamples
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes, TrainingCallbackLocation
-from nerfstudio.model_components.losses import distortion_loss, interlevel_loss
+from nerfstudio.model_components.losses import interlevel_loss, ray_samples_to_sdist
 from nerfstudio.model_components.ray_samplers import ProposalNetworkSampler
 from nerfstudio.model_components.renderers import AccumulationRenderer, DepthRenderer, RGBRenderer
 from nerfstudio.model_components.scene_colliders import NearFarCollider
@@ -38,7 +38,7 @@ from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
 from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, render_normals
 from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
-from f3rm_ext.nerf.losses import FeatureLoss, cosine, feature_loss, feature_pairs
+from f3rm_ext.nerf.losses import FeatureLoss, cosine, distortion_loss, feature_loss, feature_pairs
 from f3rm_ext.nerf.memory_options import MIN_CHUNK, field_options
 from f3rm_ext.nerf.queryable import QueryableField
 from f3rm_ext.utils import threads
@@ -392,7 +392,8 @@ class F3rmModel(QueryableField):
         if not masks.is_empty(kept):
             metrics["psnr"] = masks.psnr(outputs["rgb"].detach(), target, kept)
         if self.training and self.config.distortion_loss_mult:
-            metrics["distortion"] = distortion_loss(outputs["weights_list"], outputs["ray_samples_list"])
+            edges = ray_samples_to_sdist(outputs["ray_samples_list"][-1]).detach()
+            metrics["distortion"] = distortion_loss(outputs["weights_list"][-1][..., 0], edges)
         self.camera_optimizer.get_metrics_dict(metrics)
         for name, rendered, wanted in feature_pairs(outputs.get("features", {}), batch.get("features") or {}, kept):
             metrics[f"feature_cosine_{name}"] = cosine(rendered.detach(), wanted).mean()

@@ -1,13 +1,14 @@
-"""Perceptrons, encodings, contraction, and the losses on features."""
+"""Perceptrons, encodings, contraction, and the losses on features and density."""
 
 import math
 
 import pytest
 import torch
 from nerfstudio.field_components.spatial_distortions import SceneContraction
+from nerfstudio.model_components.losses import lossfun_distortion
 
 from f3rm_ext.nerf.contraction import box_to_unit_cube, contract_to_unit_cube, ray_points
-from f3rm_ext.nerf.losses import cosine, feature_loss, heaviest_samples
+from f3rm_ext.nerf.losses import cosine, distortion_loss, feature_loss, heaviest_samples
 from f3rm_ext.nerf.mlp import Mlp, RaySplitMlp, frequency_encoding
 
 
@@ -83,3 +84,12 @@ def test_heaviest_samples_keep_the_total_weight() -> None:
     torch.testing.assert_close(kept[0, :, 0], torch.tensor([0.5, 0.2]) * 0.85 / 0.7)
     torch.testing.assert_close(at[0], positions[0, [1, 3]])
     assert torch.isfinite(kept).all()
+
+
+def test_distortion_is_nerfstudios_in_value_and_gradient() -> None:
+    edges = torch.rand(50, 25).sort(-1).values
+    weights = torch.rand(50, 24).div_(12).requires_grad_()
+    expected = lossfun_distortion(edges, weights).mean()
+    actual = distortion_loss(weights, edges)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(loss, weights)[0] for loss in (actual, expected)))
