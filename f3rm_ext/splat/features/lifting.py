@@ -4,7 +4,8 @@ Each Gaussian gets the mean of the features at the pixels it covers, weighted by
 the compositing weights wᵢ(p) and the feature f(p) of a pixel, its code is cᵢ = Σ wᵢ(p) f(p) / Σ wᵢ(p) over all pixels
 of all views. A rendered image is Σᵢ wᵢ(p) cᵢ, linear in the colours, so both sums are vector-Jacobian products of
 rendering with respect to the colours. They are exact, and use the weights of rendering on every backend. The weights
-also tell which Gaussians are seen together, by which :mod:`f3rm_ext.query.groups` groups them.
+also tell which Gaussians are seen together, by which :mod:`f3rm_ext.query.groups` groups them. On the CPU, a kernel
+computes the same sums patch by patch.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.query.groups import Seen
 from f3rm_ext.splat.features.heads import LiftedHead
+from f3rm_ext.splat.rasterize import resolve_backend
 from f3rm_ext.splat.rendering import SplatScene, composite
 
 SOLID = 0.05
@@ -32,7 +34,10 @@ ones, and nothing finds parts of a group."""
 _CHUNK = 1 << 14
 """Gaussians whose codes are averaged at a time."""
 CHANNELS = 64
-"""Channels lifted at a time. Beyond the codes, memory holds a few slices of this width, whatever the dimension."""
+"""Channels composited at a time, one of which is the weight. Beyond the codes, memory holds a few slices of this width,
+whatever the dimension."""
+SUMS_BYTES = 1 << 29
+"""Largest sums of one pass over the views where features are lifted patch by patch, bytes."""
 
 
 def lift(
@@ -65,9 +70,9 @@ def lift(
         yield LiftedHead(spec, codes, groups)
 
 
-def count_lifting_steps(dataset: PinholeDataset, source: FeatureSource) -> int:
+def count_lifting_steps(scene: SplatScene, dataset: PinholeDataset, source: FeatureSource) -> int:
     """Returns the number of passes over single views that lifting all features takes."""
-    return len(dataset) * sum(-(-spec.dim // CHANNELS) for spec in source.specs)
+    return len(dataset) * sum(-(-spec.dim // channels_at_once(scene)) for spec in source.specs)
 
 
 class Shares:
@@ -142,27 +147,60 @@ def lift_maps(
     """
     means = scene.gaussians.means
     codes = torch.zeros(len(means), dim, dtype=torch.float16, device=means.device)
-    weight: Tensor | None = None
-    for first in range(0, dim, CHANNELS):
-        part = slice(first, min(first + CHANNELS, dim))
-        sums = torch.zeros(len(means), part.stop - first + (weight is None), device=means.device)
+    weight = torch.zeros(len(means), device=means.device)
+    step = channels_at_once(scene)
+    for first in range(0, dim, step):
+        part = slice(first, min(first + step, dim))
+        sums = torch.zeros(len(means), part.stop - first, device=means.device)
         for index in range(len(views.viewmats)):
-            view = views.take(slice(index, index + 1))
-            wanted = upsample(load(index), part, view)
-            if weight is None:
-                wanted = torch.cat([wanted, torch.ones_like(wanted[..., :1])], dim=-1)
-            share = shares(index)
-            if share is not None:
-                wanted = wanted * share.to(wanted.device)[..., None]
-            added = accumulate_pixels(scene, view, wanted)
-            sums += added
-            if weight is None:
-                on_weights(index, added[:, -1].cpu().numpy())
+            added = add_view(scene, views.take(slice(index, index + 1)), load(index), part, shares(index), sums)
+            if first == 0:
+                weight += added
+                on_weights(index, added.cpu().numpy())
             on_view()
-        if weight is None:
-            weight, sums = sums[:, -1:].clone(), sums[:, :-1]
-        codes[:, part] = torch.where(weight > 0, sums / weight, 0.0).half()
+        codes[:, part] = torch.where(weight[:, None] > 0, sums / weight[:, None], 0.0).half()
     return codes
+
+
+def add_view(
+    scene: SplatScene,
+    view: PinholeCameras,
+    feature_map: FeatureMap,
+    part: slice,
+    share: Float[Tensor, "h w"] | None,
+    sums: Float[Tensor, "gaussians feat"],
+) -> Float[Tensor, " gaussians"]:
+    """Adds Σ wᵢ(p) f(p) over the pixels of a view to the sum of each Gaussian; returns Σ wᵢ(p).
+
+    On the CPU, sums of patches are added (:mod:`f3rm_ext.splat.rasterize.patches`), elsewhere those of pixels.
+
+    Args:
+        part: channels of the features.
+        share: weights of the pixels, 0 to 1; None for 1 everywhere.
+        sums: changed in place.
+    """
+    if by_patches(scene):
+        from f3rm_ext.splat.rasterize.patches import accumulate_patches
+
+        features = torch.from_numpy(np.asarray(feature_map.values[..., part], dtype=np.float32))
+        return accumulate_patches(scene.shapes(), scene.camera(view), features, feature_map.grid, share, sums)
+    wanted = upsample(feature_map, part, view)
+    wanted = torch.cat([wanted, torch.ones_like(wanted[..., :1])], dim=-1)
+    if share is not None:
+        wanted = wanted * share.to(wanted.device)[..., None]
+    added = accumulate_pixels(scene, view, wanted)
+    sums += added[:, :-1]
+    return added[:, -1]
+
+
+def by_patches(scene: SplatScene) -> bool:
+    """Returns whether features are lifted patch by patch."""
+    return resolve_backend(scene.backend, scene.gaussians.means.device) == "numba" and not scene.sharded
+
+
+def channels_at_once(scene: SplatScene) -> int:
+    """Returns how many channels of a feature one pass over the views lifts."""
+    return max(CHANNELS, SUMS_BYTES // (4 * len(scene.gaussians))) if by_patches(scene) else CHANNELS - 1
 
 
 def upsample(feature_map: FeatureMap, part: slice, view: PinholeCameras) -> Float[Tensor, "h w feat"]:

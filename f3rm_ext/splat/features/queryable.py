@@ -204,7 +204,7 @@ class QueryableSplats(Model):
         self.lifted.clear()
         try:
             with image_progress("views") as progress:
-                task = progress.add_task("Lifting features", total=count_lifting_steps(dataset, source))
+                task = progress.add_task("Lifting features", total=count_lifting_steps(self._scene(), dataset, source))
                 for head in lift(self._scene(), dataset, source, lambda: progress.advance(task), per_group=per_group):
                     self.lifted.add(head.to(self.device))
                     if head.groups is not None:  # the scene is whole

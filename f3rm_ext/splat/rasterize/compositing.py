@@ -430,6 +430,51 @@ def backward_colors(order, starts, ranks, geometry, columns, upstream, last, fir
 
 
 @no_type_check
+@numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
+def spread(order, starts, ranks, geometry, columns, down, across, share, first, rows):
+    """Adds up, with the weights of each Gaussian in a tile, by how much the patches of a grid are in its pixels.
+
+    Args:
+        down: weights of the rows of patches that a tile lies in at the rows of pixels, (h, patch rows).
+        across: those of their columns at the columns of pixels, (w, patch columns).
+        share: weights of the pixels, (h, w).
+        first: intersection of row 0 of the result.
+        rows: result, (intersections, patch rows · patch columns).
+    """
+    height, width = share.shape
+    for task in numba.prange(order.size):
+        tile = order[task]
+        left, top = (tile % columns) * TILE_PX, (tile // columns) * TILE_PX
+        through, weights = np.zeros(PIXELS, np.float32), np.empty(PIXELS, np.float32)
+        final, last = np.ones(PIXELS, np.float32), np.empty(PIXELS, np.int32)
+        parts, covered = np.zeros((PIXELS, rows.shape[1]), np.float32), np.empty(BLOCK + 1, np.uint64)
+        for p in range(PIXELS):
+            row, column = top + np.int64(PIXEL_Y[p]), left + np.int64(PIXEL_X[p])
+            if row < height and column < width:
+                through[p] = ONE
+                for i in range(down.shape[1]):
+                    weight = share[row, column] * down[row, i]
+                    for j in range(across.shape[1]):
+                        parts[p, i * across.shape[1] + j] = weight * across[column, j]
+        start = starts[tile]
+        for k in range(starts[tile + 1] - start):
+            rank = ranks[start + k]
+            x, y = geometry[rank, 0] - np.float32(left), geometry[rank, 1] - np.float32(top)
+            a, b, c = geometry[rank, 2], geometry[rank, 3], geometry[rank, 4]
+            opacity, reach_x, reach_y = geometry[rank, 5], geometry[rank, 6], geometry[rank, 7]
+            row0, row1 = rows_within(y, reach_y)
+            result = rows[start + k - first]
+            for block in range(2):
+                if row0 >= row1 or not block_within(x, reach_x, block):
+                    continue
+                lo, hi = np.uint64(block * BLOCK + row0 * LANES), np.uint64(block * BLOCK + row1 * LANES)
+                _weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, final, last, weights)
+                _add_weighted(_list_covered(lo, hi, weights, covered), covered, weights, parts, result)
+            if k % PATIENCE == PATIENCE - 1 and through.sum() == ZERO:
+                break
+
+
+@no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True)
 def add_rows(rows, first, slots, slot_starts, order, result):
     """Adds the rows of intersections, starting at ``first``, to those of their Gaussians, in the order of the tiles."""

@@ -27,7 +27,7 @@ from f3rm_ext.splat.rasterize.tiles import Bins, as_array, balance, bin_gaussian
 __all__ = ["composite", "project", "strip"]
 
 
-def _runs(starts: np.ndarray, row: int) -> Iterator[tuple[int, int]]:
+def split_tiles(starts: np.ndarray, row: int) -> Iterator[tuple[int, int]]:
     """Yields consecutive runs of tiles whose intersections, with ``row`` numbers each, fit into the buffer."""
     tile, tiles = 0, len(starts) - 1
     while tile < tiles:
@@ -47,7 +47,7 @@ def _to_image(tiles: np.ndarray, height: int, width: int) -> Tensor:
 def _sum_over_tiles(bins: Bins, count: int, columns: int, kernel: Callable[..., None], *arguments: Any) -> Tensor:
     """Adds up gradients per Gaussian, (count, columns), over the tiles; a kernel writes those of each intersection."""
     gradients = torch.zeros(count, columns)
-    for tile, stop in _runs(bins.starts, columns):
+    for tile, stop in split_tiles(bins.starts, columns):
         first, end = bins.starts[tile], bins.starts[stop]
         rows = np.zeros((end - first, columns), dtype=np.float32)
         order = tile + balance(np.diff(bins.starts[tile : stop + 1]), numba.get_num_threads())

@@ -21,7 +21,7 @@ from f3rm_ext.splat import rendering as drawing
 from f3rm_ext.splat.features import lifting
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
-from f3rm_ext.splat.rasterize import Backend
+from f3rm_ext.splat.rasterize import Backend, cpu
 from f3rm_ext.splat.rendering import SplatScene
 
 DIM = 7
@@ -79,7 +79,7 @@ def upsample_by_points(feature_map: FeatureMap) -> torch.Tensor:
 def test_codes_are_the_weighted_means_of_what_pixels_have(
     scene: SplatScene, views: PinholeCameras, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifting, "CHANNELS", 3)  # slices of 3, 3 and 1 channels
+    monkeypatch.setattr(lifting, "channels_at_once", lambda scene: 3)  # slices of 3, 3 and 1 channels
     found, looked = maps(), []
     scene = replace(scene, backend=backend)
     codes = lifting.lift_maps(scene, views, DIM, found.__getitem__, on_view=lambda: looked.append(1))
@@ -98,6 +98,35 @@ def test_pixels_count_by_their_share(scene: SplatScene, views: PinholeCameras) -
     torch.testing.assert_close(codes.float(), wanted, atol=2e-3, rtol=2e-3)
     plain = lifting.lift_maps(scene, views, DIM, found.__getitem__)
     assert (plain - codes).abs().max() > 0.05
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        PatchGrid.covering(1, 1, 24, 32),
+        PatchGrid.covering(24, 32, 24, 32),  # a patch for each pixel
+        PatchGrid.covering(2, 50, 24, 32),
+        PatchGrid(rows=3, cols=4, origin_px=(7.3, 5.1), stride_px=(2.2, 3.9)),  # in the middle of the image
+    ],
+)
+@pytest.mark.parametrize("runs", [1, 3])
+def test_patches_add_up_to_what_pixels_do(
+    scene: SplatScene, views: PinholeCameras, grid: PatchGrid, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if runs > 1:
+        monkeypatch.setattr(cpu, "BUFFER", 1)  # a tile at a time
+    dice = np.random.default_rng(0)
+    feature_map = FeatureMap(dice.normal(size=(grid.rows, grid.cols, DIM)).astype(np.float16), grid)
+    share = torch.from_numpy(dice.uniform(size=(24, 32)).astype(np.float32)).round(decimals=1)
+    found = []
+    for backend in ("numba", "torch"):
+        sums = torch.ones(len(scene.gaussians), DIM)
+        one = replace(scene, backend=backend)
+        added = lifting.add_view(one, views.take(slice(0, 1)), feature_map, slice(None), share, sums)
+        found.append((added, sums))
+    for actual, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-4, rtol=1e-4)
+    assert found[0][0].max() > 1 and (found[0][1] != 1).any()
 
 
 def test_codes_are_drawn_towards_the_mean_of_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,9 +210,8 @@ def test_labels_lifted_and_drawn_again_are_the_labels(tiny_capture: Path, tmp_pa
     )
     scene = SplatScene(gaussians, MipOptions())
     (head,) = lifting.lift(scene, dataset, source)
-    assert (
-        head.codes.shape == (count, codes or source.specs[0].dim) and lifting.count_lifting_steps(dataset, source) == 9
-    )
+    assert head.codes.shape == (count, codes or source.specs[0].dim)
+    assert lifting.count_lifting_steps(scene, dataset, source) == 9
     right, cosines = [], []
     for index in range(len(cameras)):
         view = PinholeCameras.of(cameras[index : index + 1])

@@ -133,7 +133,7 @@ def test_a_small_buffer_changes_nothing(make_scene: Any, differentiate: Run, mon
     scene = make_scene(size=(70, 50), count=60)
     whole = differentiate(scene, "numba")
     monkeypatch.setattr(cpu, "BUFFER", 400)
-    runs = list(cpu._runs(cpu.np.array([0, 10, 10, 30, 31]), 20))
+    runs = list(cpu.split_tiles(cpu.np.array([0, 10, 10, 30, 31]), 20))
     assert runs == [(0, 2), (2, 3), (3, 4)]  # a tile that does not fit stands alone
     for name, value in differentiate(scene, "numba").items():
         assert torch.equal(value, whole[name]), name
