@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import trimesh
 from jaxtyping import Bool, Float, Float16, Int, Int32
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import dijkstra
 from scipy.spatial import KDTree
 
@@ -129,14 +129,18 @@ def lift_places(
         sums, total = torch.zeros(count, dim), torch.zeros(count)
         for index, camera in enumerate(photos.cameras):
             lookup, packed = PhotoLookup(camera, photos.read(index), caster), PackedMaps.pack([load(index)])
+            patches = packed.values.float().numpy()
             for start in range(part.start, part.start + count, _PLACES_AT_ONCE):
                 now = slice(start, min(start + _PLACES_AT_ONCE, part.start + count))
                 sample = lookup.look_up(Places(*(values[now] for values in places)))
                 rows = torch.from_numpy(start - part.start + sample.which)
                 weights = torch.from_numpy(sample.weights).float()
                 yx_px = torch.from_numpy(sample.at[:, ::-1].astype(np.float32))
-                samples = packed.sample(torch.zeros(len(rows), dtype=torch.int64), yx_px)
-                sums[rows] += samples.mul_(weights[:, None])
+                corners, shares = packed.corners(torch.zeros(len(rows), dtype=torch.int64), yx_px)
+                # As a sparse product, the interpolation writes the sum of the four corners only.
+                entries = (shares * weights).T.flatten().numpy(), corners.T.flatten().numpy()
+                matrix = csr_array((*entries, np.arange(0, 4 * len(rows) + 1, 4)), shape=(len(rows), len(patches)))
+                sums.index_add_(0, rows, torch.from_numpy(matrix @ patches))
                 total[rows] += weights
                 on_weights(index, start + sample.which, sample.weights)
             on_progress("Photos", number * len(photos) + index + 1, len(parts) * len(photos))
