@@ -5,7 +5,8 @@ A head's features are W h, where the hidden values h are rendered along rays (se
 is (Qᵀ q)·(R h) and the norm is |R h|. Both are exact and take only as many dimensions as there are hidden values.
 """
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,8 @@ None leaves the output out of the image."""
 
 MIN_NORM = 1e-8
 """Vectors shorter than this have no direction."""
+RAYS_AT_ONCE = 1 << 11
+"""Rays that are compared at a time on the CPU, whose caches hold their similarities."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,8 @@ class FeatureSpace:
     """Coordinates in which the features of one head are compared with queries.
 
     >>> space = FeatureSpace.from_linear_map(torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]]))  # feat 3, hidden 2
-    >>> space.cosine(rendered=torch.tensor([1.0, 0.0]), vectors=torch.eye(3)).tolist()
-    [1.0, 0.0, 0.0]
+    >>> space.best_cosines(rendered=torch.tensor([[1.0, 0.0]]), vectors=torch.eye(3), ends=[0, 1, 3]).tolist()
+    [[1.0, 0.0]]
     """
 
     basis: Float[Tensor, "feat coord"] | None
@@ -64,7 +67,7 @@ class FeatureSpace:
         return rendered.float() if self.transform is None else rendered.float() @ self.transform.T
 
     def features(self, rendered: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch feat"]:
-        """Returns features in the distilled space, float32. For comparisons alone, :meth:`cosine` is cheaper."""
+        """Returns features in the distilled space, float32. For comparisons alone, :meth:`best_cosines` is cheaper."""
         return self.lift(self.coordinates(rendered))
 
     def project(self, vectors: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch coord"]:
@@ -75,16 +78,26 @@ class FeatureSpace:
         """Returns the vectors of the distilled space at these coordinates; :meth:`project` is its inverse."""
         return coordinates if self.basis is None else coordinates @ self.basis.T.to(coordinates)
 
-    def cosine(
-        self, rendered: Float[Tensor, "*batch hidden"], vectors: Float[Tensor, "queries feat"]
-    ) -> Float[Tensor, "*batch queries"]:
-        """Returns cosine similarities in the extractor's full space, −1 to 1; 0 where the rendered feature is zero.
+    def best_cosines(
+        self, rendered: Float[Tensor, "rays hidden"], vectors: Float[Tensor, "vectors feat"], ends: Sequence[int]
+    ) -> Float[Tensor, "rays groups"]:
+        """Returns the largest cosine similarity with each group of vectors in the extractor's full space, −1 to 1; 0
+        where the rendered feature is zero.
 
         The vectors are unit vectors in the distilled space, see :class:`~f3rm_ext.query.embeddings.Embeddings`. With
         PCA codes, the norm of what they leave out is not known for each ray. Its mean over the training images is used
         instead, which scales all cosines alike and leaves their order unchanged.
+
+        Args:
+            ends: first vector of each group, and the number of vectors; no group is empty.
         """
-        at = self.coordinates(rendered)
-        # Features may have many more dimensions than there are queries: they are read twice, and not copied.
-        scale = self.energy**0.5 / at.norm(dim=-1, keepdim=True).clamp_min(MIN_NORM)
-        return (at @ self.project(vectors).T * scale).clamp(-1.0, 1.0)
+        projected, best = self.project(vectors).T, rendered.new_empty(len(rendered), len(ends) - 1, dtype=torch.float32)
+        size = RAYS_AT_ONCE if rendered.device.type == "cpu" else max(1, len(rendered))
+        for some, result in zip(rendered.split(size), best.split(size), strict=True):
+            at = self.coordinates(some)
+            products = at @ projected
+            for group, (first, end) in enumerate(itertools.pairwise(ends)):
+                result[:, group] = products[:, first:end].amax(dim=1)
+            # Products of the same ray are in the order of their cosines.
+            result.mul_(self.energy**0.5 / at.norm(dim=1, keepdim=True).clamp_min(MIN_NORM))
+        return best.clamp_(-1.0, 1.0)

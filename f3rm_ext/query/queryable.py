@@ -1,5 +1,6 @@
 """What queries need of a model and its features, and the scores of several queries at rays or points."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.relevancy import relevancy
 
 VECTORS_AT_ONCE = 512
-"""Vectors that features are compared with at a time, unless a single query has more."""
+"""Vectors that features are compared with at a time, and those of one query more."""
 
 
 @runtime_checkable
@@ -154,22 +155,20 @@ class Scorer:
     ) -> None:
         assert queries, "no queries"
         self.queries = tuple(queries)
-        self._parts: list[tuple[str, FeatureSpace, Tensor, list[tuple[int, int, int, int]]]] = []
+        self._parts: list[tuple[str, FeatureSpace, Tensor, list[int], list[int]]] = []
         for name in self.heads:
-            rows: list[Tensor] = []
-            spans: list[tuple[int, int, int, int]] = []
-            end, space = 0, spaces[name].to(device)
-            for index, query in enumerate(queries):
-                if query.head != name:
-                    continue
-                if end and end + len(query.positives) + len(query.negatives) > VECTORS_AT_ONCE:
-                    self._parts.append((name, space, upload(torch.cat(rows), device), spans))
-                    rows, spans, end = [], [], 0
-                rows += [query.positives.values, query.negatives.values]
-                middle = end + len(query.positives)
-                spans.append((index, end, middle, middle + len(query.negatives)))
-                end = spans[-1][3]
-            self._parts.append((name, space, upload(torch.cat(rows), device), spans))
+            space, own = spaces[name].to(device), [i for i, query in enumerate(queries) if query.head == name]
+            while own:
+                # A group of positives of each query, and one of its negatives if it has any.
+                rows: list[Tensor] = []
+                count = 0
+                while count < len(own) and (not rows or sum(map(len, rows)) < VECTORS_AT_ONCE):
+                    query = queries[own[count]]
+                    rows += [part.values for part in (query.positives, query.negatives) if len(part)]
+                    count += 1
+                ends = [0, *itertools.accumulate(map(len, rows))]
+                self._parts.append((name, space, upload(torch.cat(rows), device), ends, own[:count]))
+                own = own[count:]
 
     @classmethod
     def from_model(cls, model: Queryable, queries: Sequence[Query]) -> "Scorer":
@@ -202,17 +201,17 @@ class Scorer:
         Where there is no feature, as beside all Gaussians, it is :attr:`Query.lowest`, not the ½ of a feature that
         is as similar to the negatives.
         """
-        scores: list[Tensor | None] = [None] * len(self.queries)
         rendered_by = {name: rendered_of(name) for name in self.heads}
-        for name, space, vectors, spans in self._parts:
-            rendered = rendered_by[name]
-            cosines, is_empty = space.cosine(rendered, vectors), rendered.norm(dim=-1) <= MIN_NORM
-            for index, start, middle, end in spans:
-                positive, negative = cosines[..., start:middle], cosines[..., middle:end]
-                query = self.queries[index]
-                score = relevancy(positive, negative, query.temperature) if end > middle else positive.amax(dim=-1)
-                scores[index] = score.masked_fill(is_empty, query.lowest)
-        return torch.stack([score for score in scores if score is not None], dim=-1)
+        empty_by = {name: rendered.norm(dim=-1) <= MIN_NORM for name, rendered in rendered_by.items()}
+        scores: list[Tensor] = [torch.empty(0)] * len(self.queries)
+        for name, space, vectors, ends, own in self._parts:
+            best = iter(space.best_cosines(rendered_by[name], vectors, ends).unbind(dim=1))
+            for index in own:
+                query, score = self.queries[index], next(best)
+                if query.is_relevancy:
+                    score = relevancy(score[:, None], next(best)[:, None], query.temperature)
+                scores[index] = score.masked_fill(empty_by[name], query.lowest)
+        return torch.stack(scores, dim=-1)
 
 
 def get_head(heads: Mapping[str, QueryHead], name: str) -> QueryHead:
