@@ -26,7 +26,8 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def test_interpreted(tmp_path: Path) -> None:
     """In a process of its own: Triton decides when it is imported whether it interprets."""
     folder = TESTS / "unit" / "splat"
-    checks = (folder / "memory" / "interpreted_adam.py", folder / "regularization" / "interpreted_field.py")
+    checks = sorted(folder.rglob("interpreted_*.py"))
+    assert len(checks) >= 3
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *checks],
         env={**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path)},
@@ -93,6 +94,22 @@ def test_the_optimizer_compiles(architecture: int, storage: str, half: bool) -> 
     constants = {"PICTURES": 1, "COLUMNS": 45, "WIDTH": 64, "ROWS": kernels.ROWS, "DEGREE": 3}
     constants |= {"STORAGE": kernels.STORAGES.index(storage), "HALF": half}
     assert _compiled(kernels._step, types, constants, architecture, enable_fp_fusion=False).asm["ptx"]
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(("architecture", "size"), [(75, 11), (80, 11), (89, 0), (90, 11)])
+def test_the_photometric_loss_compiles(architecture: int, size: int) -> None:
+    from f3rm_ext.splat import triton_photometric as kernels
+
+    constants = {"SIZE": size, "ROWS": kernels.ROWS, "COLUMNS": kernels.COLUMNS}
+    pictures = dict.fromkeys(("one", "two", "window", "slopes"), "*fp32")
+    sizes = {"parts": "*fp32", "width": "i32"}
+    numbers = dict.fromkeys(("ssim_factor", "l1_factor"), "fp32")
+    types = {**pictures, "gradient": "*fp32", **sizes, "height": "i32", **numbers}
+    assert _compiled(kernels._gradient, types, constants, architecture).asm["ptx"]
+    if size:
+        types = {**pictures, **sizes, "rows": "i32", "factor": "fp32"}
+        assert _compiled(kernels._slopes, types, constants, architecture).asm["ptx"]
 
 
 @pytest.fixture
