@@ -26,8 +26,8 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def test_interpreted(tmp_path: Path) -> None:
     """In a process of its own: Triton decides when it is imported whether it interprets."""
     folder = TESTS / "unit" / "splat"
-    checks = sorted(folder.rglob("interpreted_*.py"))
-    assert len(checks) >= 3
+    checks = [*sorted(folder.rglob("interpreted_*.py")), folder / "regularization" / "test_plane_kernels.py"]
+    assert len(checks) >= 4
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *checks],
         env={**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path)},
@@ -110,6 +110,30 @@ def test_the_photometric_loss_compiles(architecture: int, size: int) -> None:
     if size:
         types = {**pictures, **sizes, "rows": "i32", "factor": "fp32"}
         assert _compiled(kernels._slopes, types, constants, architecture).asm["ptx"]
+
+
+PLANE_KERNELS = {
+    "_facing_planes": "means quats scales viewmat planes count",
+    "_facing_planes_backward": "means quats scales viewmat grads grad_means grad_quats count",
+    "_plane_depth": "normals distances K depth slopes count w least_cosine",
+    "_plane_depth_backward": "depth slopes K grads grad_normals grad_distances count w",
+    "_dn_consistency": "depth alpha normals weights K grad_depth grad_alpha grad_normals parts count w least scale",
+    "_steepness": "photo steepness tops count w",
+    "_flatness": "weights top count w",
+}
+"""Arguments of the kernels of planes."""
+NUMBERS = {"count": "i32", "w": "i32"} | dict.fromkeys(("least_cosine", "least", "scale"), "fp32")
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("architecture", [75, 90])
+@pytest.mark.parametrize("name", PLANE_KERNELS)
+def test_planes_compile(name: str, architecture: int) -> None:
+    from f3rm_ext.splat.regularization import triton_planes as kernels
+
+    types = {word: NUMBERS.get(word, "*fp32") for word in PLANE_KERNELS[name].split()}
+    constants = {"SIZE": kernels.BLOCK} | ({"DIVIDE": True} if name == "_dn_consistency" else {})
+    assert _compiled(getattr(kernels, name), types, constants, architecture).asm["ptx"].count("atom.") == 0
 
 
 @pytest.fixture
