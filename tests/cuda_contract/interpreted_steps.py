@@ -48,6 +48,8 @@ def launches() -> Iterator[list[Launch]]:
 def _run(method: str, mode: str, capture: Path, folder: Path) -> Run:
     def change(config: Any) -> None:
         small(method, mode)(config)
+        if mode == "planar":
+            config.pipeline.model.surface.patches = 16
         if method == "f3rm-ext":
             model = config.pipeline.model
             model.backend = "triton"

@@ -112,7 +112,7 @@ def test_the_photometric_loss_compiles(architecture: int, size: int) -> None:
         assert _compiled(kernels._slopes, types, constants, architecture).asm["ptx"]
 
 
-PLANE_KERNELS = {
+SURFACE_KERNELS = {
     "_facing_planes": "means quats scales viewmat planes count",
     "_facing_planes_backward": "means quats scales viewmat grads grad_means grad_quats count",
     "_plane_depth": "normals distances K depth slopes count w least_cosine",
@@ -120,20 +120,33 @@ PLANE_KERNELS = {
     "_dn_consistency": "depth alpha normals weights K grad_depth grad_alpha grad_normals parts count w least scale",
     "_steepness": "photo steepness tops count w",
     "_flatness": "weights top count w",
+    "_multiview_consistency": (
+        "depth other K K_other viewmat viewmat_other trust gradient parts count w h2 w2 most scale"
+    ),
+    "_patch_disagreement": (
+        "depth normals photo picture trust places K K_other viewmat viewmat_other grad_depth grad_normals losses "
+        "count w h2 w2 least most"
+    ),
 }
-"""Arguments of the kernels of planes."""
-NUMBERS = {"count": "i32", "w": "i32"} | dict.fromkeys(("least_cosine", "least", "scale"), "fp32")
+"""Arguments of the kernels of planes and views."""
+NUMBERS = dict.fromkeys(("count", "w", "h2", "w2"), "i32") | {"places": "*i64"}
+NUMBERS |= dict.fromkeys(("least_cosine", "least", "most", "scale"), "fp32")
 
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("architecture", [75, 90])
-@pytest.mark.parametrize("name", PLANE_KERNELS)
-def test_planes_compile(name: str, architecture: int) -> None:
-    from f3rm_ext.splat.regularization import triton_planes as kernels
+@pytest.mark.parametrize("name", SURFACE_KERNELS)
+def test_planes_and_views_compile(name: str, architecture: int) -> None:
+    from f3rm_ext.splat.regularization import triton_planes, triton_views
 
-    types = {word: NUMBERS.get(word, "*fp32") for word in PLANE_KERNELS[name].split()}
-    constants = {"SIZE": kernels.BLOCK} | ({"DIVIDE": True} if name == "_dn_consistency" else {})
-    assert _compiled(getattr(kernels, name), types, constants, architecture).asm["ptx"].count("atom.") == 0
+    types = {word: NUMBERS.get(word, "*fp32") for word in SURFACE_KERNELS[name].split()}
+    constants: dict[str, Any] = {"SIZE": triton_planes.BLOCK}
+    if name == "_dn_consistency":
+        constants["DIVIDE"] = True
+    if name == "_patch_disagreement":
+        constants = {"RADIUS": 3, "LANES": 64, "SIZE": triton_views.PATCHES}
+    kernel = getattr(triton_planes, name, None) or getattr(triton_views, name)
+    assert "atom." not in _compiled(kernel, types, constants, architecture).asm["ptx"]
 
 
 @pytest.fixture

@@ -15,6 +15,10 @@ PLANES = f"{ROOM}.plane_kernels", f"{ROOM}.triton_planes"
 """Modules for :class:`FacingPlanes`, :class:`PlaneDepth`, :class:`DnConsistency` and the weights of edges."""
 
 
+VIEWS = f"{ROOM}.view_kernels", f"{ROOM}.triton_views"
+"""Modules for :class:`MultiviewConsistency` and :class:`PatchDisagreement`."""
+
+
 class FacingPlanes(torch.autograd.Function):
     """See :func:`~f3rm_ext.splat.regularization.normals.facing_planes`."""
 
@@ -75,3 +79,47 @@ class DnConsistency(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         depth, alpha, normals = (grads[0] * saved if saved.numel() else None for saved in ctx.saved_tensors)
         return depth, alpha, normals, None, None, None, None, None
+
+
+class MultiviewConsistency(torch.autograd.Function):
+    """See :func:`~f3rm_ext.splat.regularization.multiview.multiview_consistency`."""
+
+    @staticmethod
+    def forward(ctx: Any, depth: Tensor, seen: Any, other: Any, most: float, kernels: Any) -> tuple[Tensor, Tensor]:
+        trust, gradient = (depth.new_empty(depth.shape) for _ in range(2))
+        parts = kernels.multiview_consistency(depth, seen, other, most, trust, gradient)
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(trust)
+        return parts.sum().float(), trust
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return grads[0] * ctx.saved_tensors[0], None, None, None, None
+
+
+class PatchDisagreement(torch.autograd.Function):
+    """See :func:`~f3rm_ext.splat.regularization.patches.patch_disagreement`; the middles are given as flat indices."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, depth: Tensor, normals: Tensor, photo: Tensor, picture: Tensor, trust: Tensor, places: Tensor,
+        seen: Any, other: Any, limits: tuple[int, float, float], kernels: Any,
+    ) -> Tensor:  # fmt: skip
+        grads = depth.new_empty(len(places)), depth.new_empty(len(places), 3)
+        losses = depth.new_empty(len(places))
+        pictures = depth, normals, photo, picture, trust
+        kernels.patch_disagreement(*pictures, places, seen, other, limits, *grads, losses)
+        ctx.save_for_backward(places, *grads)
+        ctx.shape = depth.shape
+        return losses.sum() / max(1, len(places))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        places, *parts = ctx.saved_tensors
+        factor, (h, w) = grads[0] / max(1, len(places)), ctx.shape
+        depth, normals = parts[0].new_zeros(h * w), parts[1].new_zeros(h * w, 3)
+        depth.index_add_(0, places, factor * parts[0])
+        normals.index_add_(0, places, factor * parts[1])
+        return depth.view(h, w), normals.view(h, w, 3), *(None,) * 8

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.regularization.kernel_functions import PLANES
-from f3rm_ext.splat.regularization.multiview import DepthView, multiview_consistency, trusted_errors
+from f3rm_ext.splat.regularization.multiview import DepthView, multiview_consistency
 from f3rm_ext.splat.regularization.normals import dn_consistency
 from f3rm_ext.splat.regularization.patches import patch_disagreement
 from f3rm_ext.splat.regularization.regularizer import Needs, Regularizer, TrainingView
@@ -99,11 +99,11 @@ class PlanarRegularizer(Regularizer):
             )
         if view.other is not None and needs.neighbour:
             seen = DepthView(torch.where(counted, view.plane_depth, 0), view.viewmat, view.K)
-            errors, trust = trusted_errors(seen, view.other)
+            loss, trust = multiview_consistency(seen, view.other)
             if options.multiview_factor > 0:
-                losses["multiview"] = options.multiview_factor * multiview_consistency(errors, trust)
+                losses["multiview"] = options.multiview_factor * loss
             if options.patch_factor > 0 and view.picture is not None:
-                pixels = torch.rand(options.patches, device=errors.device, generator=view.generator)
+                pixels = torch.rand(options.patches, device=trust.device, generator=view.generator)
                 losses["patches"] = options.patch_factor * patch_disagreement(
                     seen, view.normals, view.photo, view.other, view.picture, trust, pixels
                 )
