@@ -32,7 +32,7 @@ def _weigh(window, tap, SIZE: tl.constexpr):
 
 
 @no_type_check
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _slopes(
     one, two, window, slopes, parts, rows, width, factor,
     SIZE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,

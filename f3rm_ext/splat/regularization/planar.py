@@ -56,7 +56,7 @@ class PlanarRegularizer(Regularizer):
     """Computes the losses of a step: thickness, agreement of normals with the depth of planes, and of that depth with
     a nearby view's.
 
-    A step keeps 40 bytes per pixel for the backward pass with the kernels of the CPU or of Triton, and 200 in torch.
+    A step keeps 21 bytes per pixel for the backward pass with the kernels of numba or Triton, and 200 in torch.
     """
 
     def needs(self, step: int) -> Needs:
