@@ -117,7 +117,7 @@ def turn_off_kernels() -> None:
     from f3rm_ext.splat.regularization import multiview, normals, patches, planar
 
     for module in (losses, multiview, normals, patches, planar):
-        module.takes_cpu_kernels = lambda *tensors: False  # type: ignore[attr-defined]
+        module.choose_kernels = lambda *_: None  # type: ignore[attr-defined]
 
 
 def run_one(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, get_args
+from unittest import mock
 
 os.environ.update(CUDA_VISIBLE_DEVICES="", TRITON_INTERPRET="1")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cuda_contract"))
@@ -37,6 +38,7 @@ MOST_VALUES = 100_000
 """Larger tensors have a shape only."""
 QUERY_RAYS = (256, 128)
 """A picture of as many rays as a field renders at once on a GPU, 32 768."""
+WITHOUT = "planar, losses in torch"
 QUERY_PX = (1920, 1080)
 FEATURE_DIM = 768
 Row = dict[str, Any]
@@ -82,8 +84,11 @@ def splat_rows(method: str, capture: Path, folder: Path) -> Iterator[Row]:
     """Splats in each stage, at a step without densification, and a picture with a query."""
     from pretend.steps import lift_made_up_features, make_run
 
+    from f3rm_ext.splat import triton_kernels
+
     stages = {"vanilla": ("none", 4001), "entropy": ("density", 7901)}
-    stages |= {mode: (mode, 9601) for mode in ("density", "sdf", "dn-consistency")}
+    stages |= {mode: (mode, 9601) for mode in ("density", "sdf", "dn-consistency", "planar")}
+    stages[WITHOUT] = ("planar", 9601)
     for stage, (mode, step) in stages.items():
 
         def change(config: Any, mode: str = mode) -> None:
@@ -94,13 +99,18 @@ def splat_rows(method: str, capture: Path, folder: Path) -> Iterator[Row]:
 
         run = make_run(method, capture, folder, change)
         surface = run.model.regularizer.options
-        samples, surface.samples = surface.samples, 200
-        run.step(step)
-        surface.samples = samples
-        grow(run)
-        yield row(method, stage, run.step(step + 1))
+        fitting = surface.samples, surface.patches
+        surface.samples, surface.patches = 200, 16
+        with ExitStack() as stack:
+            if stage == WITHOUT:
+                stack.enter_context(mock.patch.object(triton_kernels, "find_kernels", lambda *_: None))
+            run.step(step)
+            surface.samples, surface.patches = fitting
+            grow(run)
+            yield row(method, stage, run.step(step + 1))
         if stage == "vanilla":
             lift_made_up_features(run, FEATURE_DIM)
+            run.query(64, 48)  # kernels are tried out once
             yield row(method, f"query, {QUERY_PX[0]} × {QUERY_PX[1]}", run.query(*QUERY_PX))
 
 

@@ -136,11 +136,6 @@ def kernel_device(tensor: Tensor) -> str:
     return _Planned.device_type if isinstance(tensor, ShapeTensor) or tensor.is_meta else tensor.device.type
 
 
-def takes_cpu_kernels(*tensors: Tensor) -> bool:
-    """Returns whether numba's kernels apply: float32 on the CPU, or on what stands for it."""
-    return all(tensor.dtype == torch.float32 and kernel_device(tensor) == "cpu" for tensor in tensors)
-
-
 def run_kernel(kernel: Callable[..., None], *arguments: Any) -> None:
     """Runs one of numba's kernels on the arrays of tensors and on other arguments, unless a tensor lacks values."""
     if not any(isinstance(value, Tensor) and lacks_values(value) for value in arguments):

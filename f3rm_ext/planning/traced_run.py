@@ -148,7 +148,7 @@ def tracing_run(device_type: str, *, arrays: bool = True) -> Iterator[Allocation
         with tracing(device_type, arrays=arrays) as tracker:
             yield tracker
     finally:
-        caches = (losses._window, colormaps._color_table, mcmc.relocation_table, layout.barycentric_weights)
+        caches = (losses.ssim_window, colormaps._color_table, mcmc.relocation_table, layout.barycentric_weights)
         for cache in caches:
             cache.cache_clear()
 

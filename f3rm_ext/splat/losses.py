@@ -1,14 +1,21 @@
 """Photometric loss of a rendered image."""
 
 from functools import lru_cache
+from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from f3rm_ext.memory.shapes import takes_cpu_kernels
+from f3rm_ext.splat.triton_kernels import choose_kernels
+
+KERNELS = "f3rm_ext.splat.photometric_kernels", "f3rm_ext.splat.triton_photometric"
+WINDOW_PX = 11
+"""Side of the window of :func:`ssim`, pixels."""
+SIGMA_PX = 1.5
+"""Standard deviation of the window."""
 
 
 def photometric_loss(
@@ -28,22 +35,29 @@ def photometric_loss(
     if mask is not None:
         predicted, truth = predicted * mask, truth * mask
     has_ssim = ssim_weight > 0 and min(truth.shape[:2]) >= WINDOW_PX
-    if takes_cpu_kernels(predicted, truth) and not truth.requires_grad:
-        from f3rm_ext.splat.photometric_kernels import PhotometricLoss
-
-        places = np.arange(WINDOW_PX if has_ssim else 0) - WINDOW_PX // 2
-        window = np.exp(-(places**2) / (2 * SIGMA_PX**2))
-        return PhotometricLoss.apply(predicted, truth, window / window.sum(), ssim_weight)  # type: ignore[return-value]
+    kernels = None if truth.requires_grad else choose_kernels(KERNELS, predicted, truth)
+    if kernels is not None:
+        return PhotometricLoss.apply(predicted, truth, ssim_weight, has_ssim, kernels)  # type: ignore[return-value]
     loss = (1 - ssim_weight) * functional.l1_loss(predicted, truth)
     if has_ssim:
         loss = loss + ssim_weight * (1 - ssim(predicted, truth))
     return loss
 
 
-WINDOW_PX = 11
-"""Side of the window of :func:`ssim`, pixels."""
-SIGMA_PX = 1.5
-"""Standard deviation of the window."""
+class PhotometricLoss(torch.autograd.Function):
+    """See :func:`photometric_loss`; differentiable once in the first image, without a mask."""
+
+    @staticmethod
+    def forward(ctx: Any, predicted: Tensor, truth: Tensor, ssim_weight: float, has_ssim: bool, kernels: Any) -> Tensor:
+        gradient = predicted.new_empty(predicted.shape)
+        parts = kernels.compare_pictures(predicted, truth, ssim_weight, has_ssim, gradient)
+        ctx.save_for_backward(gradient)
+        return parts.sum().float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return grads[0] * ctx.saved_tensors[0], None, None, None, None
 
 
 def ssim(one: Float[Tensor, "h w 3"], two: Float[Tensor, "h w 3"]) -> Float[Tensor, ""]:
@@ -56,11 +70,11 @@ def ssim(one: Float[Tensor, "h w 3"], two: Float[Tensor, "h w 3"]) -> Float[Tens
     from pytorch_msssim import ssim as of_batch
 
     batch = (image.permute(2, 0, 1)[None] for image in (one, two))
-    return of_batch(*batch, data_range=1.0, win=_window(one.device, one.dtype), size_average=True)
+    return of_batch(*batch, data_range=1.0, win=ssim_window(one.device, one.dtype), size_average=True)
 
 
 @lru_cache(maxsize=4)
-def _window(device: torch.device, dtype: torch.dtype) -> Float[Tensor, "3 1 1 px"]:
+def ssim_window(device: torch.device, dtype: torch.dtype) -> Float[Tensor, "3 1 1 px"]:
     """Returns the window for each colour. Made anew for each image, it would have to be copied to a GPU every time."""
     places = torch.arange(WINDOW_PX, dtype=torch.float32) - WINDOW_PX // 2
     weights = torch.exp(-(places**2) / (2 * SIGMA_PX**2))

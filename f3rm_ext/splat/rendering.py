@@ -158,7 +158,9 @@ def render(
     composited = dict(zip(widths, rasterization.colors.split(list(widths.values()), dim=-1), strict=True))
     output = RenderOutput(rasterization, composited.get("rgb"), composited.get("normals"))
     if planes:
-        output.plane_depth = plane_depth(composited["normals"], composited["distances"][..., 0], camera.K)
+        # A part of the picture's channels, which each kernel would have to copy for itself.
+        output.normals = composited["normals"].contiguous()
+        output.plane_depth = plane_depth(output.normals, composited["distances"][..., 0], camera.K)
     return output
 
 

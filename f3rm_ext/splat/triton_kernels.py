@@ -1,7 +1,7 @@
-"""Whether kernels written for Triton are used: on CUDA, where Triton is installed and can compile them.
+"""Which kernels are used: numba's on the CPU; on CUDA those of Triton, where it is installed and can compile them.
 
-A module of kernels has a function ``try_out``, which runs each of them on a few rows and checks the results. Without a
-GPU, Triton's interpreter runs them on tensors of the CPU.
+A module of Triton kernels has a function ``try_out``, which runs each of them on a few rows and checks the results.
+Without a GPU, Triton's interpreter runs them on tensors of the CPU.
 """
 
 import importlib
@@ -9,8 +9,34 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from f3rm_ext.memory.shapes import kernel_device, lacks_values
 from f3rm_ext.utils.kernel_trials import explain_choice, reason_against
+
+
+def choose_kernels(modules: tuple[str, str], *tensors: Tensor) -> Any:
+    """Returns the module of kernels for float32 tensors, numba's or Triton's; None where torch computes.
+
+    Tensors without values get numba's module, which only allocates then: what both do.
+
+    Args:
+        modules: of numba and of Triton, with the same functions.
+    """
+    if any(tensor.dtype != torch.float32 for tensor in tensors):
+        return None
+    if all(lacks_values(tensor) or kernel_device(tensor) == "cpu" for tensor in tensors):
+        return importlib.import_module(modules[0])
+    return find_kernels(modules[1], tensors[0].device)
+
+
+def launch(kernel: Any, programs: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Launches a kernel of Triton on the device of its tensors, which it gets contiguous."""
+    arguments = tuple(value.contiguous() if isinstance(value, Tensor) else value for value in arguments)
+    device = next(value for value in arguments if isinstance(value, Tensor))
+    if min(programs):
+        with torch.cuda.device_of(device):
+            kernel[programs](*arguments, **constants)
 
 
 def find_kernels(module: str, device: torch.device) -> Any:

@@ -10,7 +10,7 @@ import torch
 from nerfstudio.data.scene_box import SceneBox
 from pretend.gsplat_kernels import gsplat_kernels
 from pretend.small import small
-from pretend.steps import Run, make_run
+from pretend.steps import Run, make_run, write_capture
 from pretend.tensors import pretended
 from pretend.triton_kernels import Launch, triton_kernels
 from test_budget import BUDGET, WITH_TRITON, WRITES, kernels, over, total, waits
@@ -22,6 +22,12 @@ from f3rm_ext.nerf.hash_levels import LevelTensors, grid_levels
 from f3rm_ext.nerf.hash_triton import hash_grid_triton
 from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig, ProposalOptions
 from f3rm_ext.splat import triton_kernels as found_kernels
+
+
+@pytest.fixture(scope="module")
+def noise_capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photos little larger than the window of SSIM: the interpreter takes long for each pixel."""
+    return write_capture(tmp_path_factory.mktemp("noise") / "capture", size_px=(16, 12))
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +48,8 @@ def launches() -> Iterator[list[Launch]]:
 def _run(method: str, mode: str, capture: Path, folder: Path) -> Run:
     def change(config: Any) -> None:
         small(method, mode)(config)
+        if mode == "planar":
+            config.pipeline.model.surface.patches = 16
         if method == "f3rm-ext":
             model = config.pipeline.model
             model.backend = "triton"

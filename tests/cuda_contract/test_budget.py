@@ -77,6 +77,7 @@ WITH_TRITON = {
     "f3rm-ext, Triton": ("f3rm-ext", "none", 1),
     "sugar-ext vanilla, Triton": ("sugar-ext", "none", 4002),
     "sugar-ext density, Triton": ("sugar-ext", "density", 9602),
+    "sugar-ext planar, Triton": ("sugar-ext", "planar", 9602),
 }
 """Method, regularisation and step of what interpreted_steps.py counts."""
 

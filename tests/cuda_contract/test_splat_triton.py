@@ -26,7 +26,8 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def test_interpreted(tmp_path: Path) -> None:
     """In a process of its own: Triton decides when it is imported whether it interprets."""
     folder = TESTS / "unit" / "splat"
-    checks = (folder / "memory" / "interpreted_adam.py", folder / "regularization" / "interpreted_field.py")
+    checks = [*sorted(folder.rglob("interpreted_*.py")), folder / "regularization" / "test_plane_kernels.py"]
+    assert len(checks) >= 4
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *checks],
         env={**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path)},
@@ -93,6 +94,59 @@ def test_the_optimizer_compiles(architecture: int, storage: str, half: bool) -> 
     constants = {"PICTURES": 1, "COLUMNS": 45, "WIDTH": 64, "ROWS": kernels.ROWS, "DEGREE": 3}
     constants |= {"STORAGE": kernels.STORAGES.index(storage), "HALF": half}
     assert _compiled(kernels._step, types, constants, architecture, enable_fp_fusion=False).asm["ptx"]
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(("architecture", "size"), [(75, 11), (80, 11), (89, 0), (90, 11)])
+def test_the_photometric_loss_compiles(architecture: int, size: int) -> None:
+    from f3rm_ext.splat import triton_photometric as kernels
+
+    constants = {"SIZE": size, "ROWS": kernels.ROWS, "COLUMNS": kernels.COLUMNS}
+    pictures = dict.fromkeys(("one", "two", "window", "slopes"), "*fp32")
+    sizes = {"parts": "*fp32", "width": "i32"}
+    numbers = dict.fromkeys(("ssim_factor", "l1_factor"), "fp32")
+    types = {**pictures, "gradient": "*fp32", **sizes, "height": "i32", **numbers}
+    assert _compiled(kernels._gradient, types, constants, architecture).asm["ptx"]
+    if size:
+        types = {**pictures, **sizes, "rows": "i32", "factor": "fp32"}
+        assert _compiled(kernels._slopes, types, constants, architecture).asm["ptx"]
+
+
+SURFACE_KERNELS = {
+    "_facing_planes": "means quats scales viewmat planes count",
+    "_facing_planes_backward": "means quats scales viewmat grads grad_means grad_quats count",
+    "_plane_depth": "normals distances K depth slopes count w least_cosine",
+    "_plane_depth_backward": "depth slopes K grads grad_normals grad_distances count w",
+    "_dn_consistency": "depth alpha normals weights K grad_depth grad_alpha grad_normals parts count w least scale",
+    "_steepness": "photo steepness tops count w",
+    "_flatness": "weights top count w",
+    "_multiview_consistency": (
+        "depth other K K_other viewmat viewmat_other trust gradient parts count w h2 w2 most scale"
+    ),
+    "_patch_disagreement": (
+        "depth normals photo picture trust places K K_other viewmat viewmat_other grad_depth grad_normals losses "
+        "count w h2 w2 least most"
+    ),
+}
+"""Arguments of the kernels of planes and views."""
+NUMBERS = dict.fromkeys(("count", "w", "h2", "w2"), "i32") | {"places": "*i64"}
+NUMBERS |= dict.fromkeys(("least_cosine", "least", "most", "scale"), "fp32")
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("architecture", [75, 90])
+@pytest.mark.parametrize("name", SURFACE_KERNELS)
+def test_planes_and_views_compile(name: str, architecture: int) -> None:
+    from f3rm_ext.splat.regularization import triton_planes, triton_views
+
+    types = {word: NUMBERS.get(word, "*fp32") for word in SURFACE_KERNELS[name].split()}
+    constants: dict[str, Any] = {"SIZE": triton_planes.BLOCK}
+    if name == "_dn_consistency":
+        constants["DIVIDE"] = True
+    if name == "_patch_disagreement":
+        constants = {"RADIUS": 3, "LANES": 64, "SIZE": triton_views.PATCHES}
+    kernel = getattr(triton_planes, name, None) or getattr(triton_views, name)
+    assert "atom." not in _compiled(kernel, types, constants, architecture).asm["ptx"]
 
 
 @pytest.fixture

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.splat import losses
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
-from f3rm_ext.splat.regularization import make_regularizer
+from f3rm_ext.splat.regularization import kernel_functions, make_regularizer, multiview, normals, patches, planar
 from f3rm_ext.splat.regularization.field import TRITON_KERNELS, neighbour_field
 from f3rm_ext.splat.regularization.multiview import DepthView
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
@@ -170,3 +171,42 @@ def test_planar_and_the_depth_of_planes(cuda: torch.device) -> None:
     assert there == pytest.approx(here, rel=1e-2)
     for one, other in zip(here_grads, there_grads, strict=True):
         assert float((one - other).norm()) < 0.05 * float(one.norm())
+
+
+def test_the_losses_of_triton_are_those_of_torch(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a size of many programs: the photometric loss, planes, normals against depth and two views; again the same."""
+    pytest.importorskip("triton")
+    for names in (losses.KERNELS, kernel_functions.PLANES, kernel_functions.VIEWS):
+        assert find_kernels(names[1], cuda) is not None, "Triton is installed, but its kernels do not work"
+    h, w = 203, 317
+    generator = torch.Generator().manual_seed(0)
+    photo, noise = (torch.rand(h, w, 3, generator=generator).to(cuda) for _ in range(2))
+    K = torch.tensor([[300.0, 0, 160], [0, 310, 100], [0, 0, 1]], device=cuda)
+    viewmats = torch.eye(4, device=cuda).repeat(2, 1, 1)
+    viewmats[1, 0, 3] = -0.2
+    other = DepthView(torch.full((h, w), 5.0, device=cuda), viewmats[1], K)
+    gaussians, pixels = made(3000, cuda), torch.rand(500, generator=generator).to(cuda)
+
+    def compute() -> tuple[torch.Tensor, ...]:
+        planes = normals.facing_planes(gaussians, viewmats[0])
+        tilt = torch.tensor([0.02, 0.04, -1.0], device=cuda) + 0.02 * noise  # errors stay below the most
+        facing = (tilt + 1e-3 * planes[0, :3]).requires_grad_()
+        distances = -5 - 0.01 * noise[..., 0] + 1e-3 * planes[1, 3]
+        depth = normals.plane_depth(facing, distances, K)
+        alpha = 0.4 + 0.6 * noise[..., 1]
+        weights = planar.edge_weights(photo)
+        consistency = normals.dn_consistency(depth, alpha, facing, K, divide=True, weights=weights)
+        seen = DepthView(depth, viewmats[0], K)
+        views, trust = multiview.multiview_consistency(seen, other)
+        agreement = patches.patch_disagreement(seen, facing, photo, other, photo.roll(12, 1), trust, pixels)
+        colors = losses.photometric_loss(facing.abs(), photo, noise[..., :1] > 0.1, 0.2)
+        total = consistency + views + agreement + colors
+        given = facing, gaussians.means, gaussians.quats
+        return weights, depth, trust, consistency, views, agreement, colors, *torch.autograd.grad(total, given)
+
+    found, again = compute(), compute()
+    for module in (losses, multiview, normals, patches, planar):
+        monkeypatch.setattr(module, "choose_kernels", lambda *_: None)
+    for one, two, expected in zip(found, again, compute(), strict=True):
+        assert float((one - two).norm()) < 1e-6 * float(one.norm())
+        assert float((one - expected).norm()) < 5e-3 * float(expected.norm())

@@ -22,7 +22,7 @@ class MemoryOptions:
 
     optimize_memory: Annotated[bool, tyro.conf.arg(aliases=["--optimize-memory"])] = False
     """Turn on the recommended set: options left at auto become float16 storage, bfloat16 moments and expandable
-    segments. By calculation, a step with 6 million Gaussians takes 22 % less at SH degree 3 and 15 % less at
+    segments. By calculation, a step with 6 million Gaussians takes 24 % less at SH degree 3 and 16 % less at
     degree 2."""
     sh_storage: Literal["auto", "float32", "float16", "selective"] = "auto"
     """Storage of spherical harmonics beyond the first. float16 is computed in float32 and rounded stochastically.

@@ -9,8 +9,9 @@ from torch.nn import functional
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.undistort import shrunk_size
-from f3rm_ext.memory.shapes import takes_cpu_kernels
 from f3rm_ext.splat.regularization.frames import pixel_rays, rotate, to_camera
+from f3rm_ext.splat.regularization.kernel_functions import VIEWS, MultiviewConsistency
+from f3rm_ext.splat.triton_kernels import choose_kernels
 
 NEIGHBOURS = 8
 """Neighbours of each view, of which a step takes one."""
@@ -138,8 +139,8 @@ def reprojection_errors(seen: DepthView, other: DepthView) -> tuple[Float[Tensor
     return errors.reshape(h, w), known.reshape(h, w)
 
 
-def trusted_errors(seen: DepthView, other: DepthView) -> tuple[Float[Tensor, "h w"], Float[Tensor, "h w"]]:
-    """Computes reprojection errors in pixels, and how far each pixel is to be trusted.
+def multiview_consistency(seen: DepthView, other: DepthView) -> tuple[Float[Tensor, ""], Float[Tensor, "h w"]]:
+    """Computes the mean over all pixels of their :func:`reprojection_errors` times trust, and the trust.
 
     The trust exp(−φ) of an error φ, without gradient, is largest where views agree already. It is 0 where the error is
     :data:`MOST_ERROR_PX` or more, or where there is none.
@@ -148,16 +149,10 @@ def trusted_errors(seen: DepthView, other: DepthView) -> tuple[Float[Tensor, "h 
         seen: view to learn from.
         other: view that it is compared with; no gradient flows to its depth.
     """
-    if takes_cpu_kernels(seen.depth, other.depth):
-        from f3rm_ext.splat.regularization.view_kernels import TrustedErrors
-
-        return TrustedErrors.apply(seen.depth, seen, other, MOST_ERROR_PX)  # type: ignore[return-value]
+    kernels = choose_kernels(VIEWS, seen.depth, other.depth)
+    if kernels is not None:
+        return MultiviewConsistency.apply(seen.depth, seen, other, MOST_ERROR_PX, kernels)  # type: ignore[return-value]
     errors, known = reprojection_errors(seen, other._replace(depth=other.depth.detach()))
     with torch.no_grad():
         trust = torch.where(known & (errors < MOST_ERROR_PX), (-errors).exp(), 0)
-    return errors, trust
-
-
-def multiview_consistency(errors: Float[Tensor, "h w"], trust: Float[Tensor, "h w"]) -> Float[Tensor, ""]:
-    """Computes the mean over all pixels of the trusted reprojection errors; see :func:`trusted_errors`."""
-    return (trust * errors).sum() / max(1, errors.numel())
+    return (trust * errors).sum() / max(1, errors.numel()), trust

@@ -5,9 +5,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional
 
-from f3rm_ext.memory.shapes import takes_cpu_kernels
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.regularization.frames import pixel_rays, rotate, to_camera
+from f3rm_ext.splat.regularization.kernel_functions import PLANES, DnConsistency, FacingPlanes, PlaneDepth
+from f3rm_ext.splat.triton_kernels import choose_kernels
 
 
 def facing_normals(
@@ -126,12 +127,11 @@ def dn_consistency(
         rebuild_z: see :func:`unit_normals`; SuGaR uses True, with ``divide`` False.
         min_alpha: accumulation that a pixel must exceed, 0 to 1.
     """
-    if not rebuild_z and takes_cpu_kernels(depth, alpha, normals):
-        from f3rm_ext.splat.regularization.plane_kernels import DnConsistency
-
+    kernels = None if rebuild_z else choose_kernels(PLANES, depth, alpha, normals)
+    if kernels is not None:
         weights = torch.ones_like(depth) if weights is None else weights
         weights = weights if mask is None else weights * mask
-        return DnConsistency.apply(depth, alpha, normals, weights, K, divide, max(min_alpha, 1e-6))  # type: ignore[return-value]
+        return DnConsistency.apply(depth, alpha, normals, weights, K, divide, max(min_alpha, 1e-6), kernels)  # type: ignore[return-value]
     used = expected_depth(depth, alpha, divide=divide, min_alpha=min_alpha)
     # Depth 0 at thin pixels makes them and their neighbours invalid.
     from_depth, valid = normals_from_depth(used, K)
@@ -161,10 +161,9 @@ def plane_distances(
 
 def facing_planes(gaussians: Gaussians, viewmat: Float[Tensor, "4 4"]) -> Float[Tensor, "gaussians 4"]:
     """Returns normals by :func:`facing_normals`, and as the last column distances by :func:`plane_distances`."""
-    if takes_cpu_kernels(gaussians.means, gaussians.quats, viewmat):
-        from f3rm_ext.splat.regularization.plane_kernels import FacingPlanes
-
-        return FacingPlanes.apply(gaussians.means, gaussians.quats, gaussians.scales, viewmat)  # type: ignore[return-value]
+    kernels = choose_kernels(PLANES, gaussians.means, gaussians.quats, viewmat)
+    if kernels is not None:
+        return FacingPlanes.apply(gaussians.means, gaussians.quats, gaussians.scales, viewmat, kernels)  # type: ignore[return-value]
     facing = facing_normals(gaussians.normals(), gaussians.means, viewmat)
     return torch.cat([facing, plane_distances(facing, gaussians.means, viewmat)[:, None]], dim=1)
 
@@ -192,10 +191,9 @@ def plane_depth(
         normals: N = Σ w n over 0, camera frame (OpenCV axes).
         distances: D = Σ w d over 0, scene units.
     """
-    if takes_cpu_kernels(normals, distances):
-        from f3rm_ext.splat.regularization.plane_kernels import PlaneDepth
-
-        return PlaneDepth.apply(normals, distances, K, MIN_COSINE)  # type: ignore[return-value]
+    kernels = choose_kernels(PLANES, normals, distances)
+    if kernels is not None:
+        return PlaneDepth.apply(normals, distances, K, MIN_COSINE, kernels)  # type: ignore[return-value]
     h, w = distances.shape
     x, y = pixel_rays(h, w, K)
     towards = normals[..., 0] * x + normals[..., 1] * y[:, None] + normals[..., 2]

@@ -10,9 +10,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from f3rm_ext.memory.shapes import takes_cpu_kernels
 from f3rm_ext.splat.regularization.frames import pixel_rays, rotate, to_camera
+from f3rm_ext.splat.regularization.kernel_functions import VIEWS, PatchDisagreement
 from f3rm_ext.splat.regularization.multiview import DepthView
+from f3rm_ext.splat.triton_kernels import choose_kernels
 
 RADIUS_PX = 3
 """A patch has 2 · 3 + 1 pixels on each side."""
@@ -57,12 +58,11 @@ def patch_disagreement(
         return 0 * seen.depth.sum()
     place = (pixels * (inner[0] * inner[1])).long()
     rows, columns = place // inner[1] + RADIUS_PX, place % inner[1] + RADIUS_PX
-    if takes_cpu_kernels(seen.depth, normals, photo, picture, trust):
-        from f3rm_ext.splat.regularization.view_kernels import PatchDisagreement
-
-        limits = RADIUS_PX, LEAST_CONTRAST**2, MOST_DISAGREEMENT
-        pictures = seen.depth, normals, photo, picture, trust
-        return PatchDisagreement.apply(*pictures, rows * w + columns, seen, other, limits)  # type: ignore[return-value]
+    pictures = seen.depth, normals, photo, picture, trust
+    kernels = choose_kernels(VIEWS, *pictures)
+    if kernels is not None:
+        limits, places = (RADIUS_PX, LEAST_CONTRAST**2, MOST_DISAGREEMENT), rows * w + columns
+        return PatchDisagreement.apply(*pictures, places, seen, other, limits, kernels)  # type: ignore[return-value]
     photo, picture = grey(photo), grey(picture)
     offsets = torch.arange(-RADIUS_PX, RADIUS_PX + 1, device=pixels.device)
     patch_rows = (rows[:, None, None] + offsets[:, None]).expand(-1, len(offsets), len(offsets)).flatten(1)

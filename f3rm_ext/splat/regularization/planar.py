@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from f3rm_ext.memory.shapes import takes_cpu_kernels
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.regularization.multiview import DepthView, multiview_consistency, trusted_errors
+from f3rm_ext.splat.regularization.kernel_functions import PLANES
+from f3rm_ext.splat.regularization.multiview import DepthView, multiview_consistency
 from f3rm_ext.splat.regularization.normals import dn_consistency
 from f3rm_ext.splat.regularization.patches import patch_disagreement
 from f3rm_ext.splat.regularization.regularizer import Needs, Regularizer, TrainingView
+from f3rm_ext.splat.triton_kernels import choose_kernels
 
 
 def thickness(
@@ -41,10 +42,9 @@ def thickness(
 
 def edge_weights(photo: Float[Tensor, "h w 3"]) -> Float[Tensor, "h w"]:
     """Returns (1 − g / max g)², where g is the length of the photo's gradient: surfaces may bend where colours do."""
-    if takes_cpu_kernels(photo):
-        from f3rm_ext.splat.regularization import plane_kernels
-
-        return plane_kernels.edge_weights(photo)
+    kernels = choose_kernels(PLANES, photo)
+    if kernels is not None:
+        return kernels.edge_weights(photo)
     down = torch.zeros_like(photo)
     across = torch.zeros_like(photo)
     down[1:-1], across[:, 1:-1] = photo[2:] - photo[:-2], photo[:, 2:] - photo[:, :-2]
@@ -56,7 +56,7 @@ class PlanarRegularizer(Regularizer):
     """Computes the losses of a step: thickness, agreement of normals with the depth of planes, and of that depth with
     a nearby view's.
 
-    A step keeps 40 bytes per pixel for the backward pass with the kernels of the CPU, and 200 in torch.
+    A step keeps 21 bytes per pixel for the backward pass with the kernels of numba or Triton, and 200 in torch.
     """
 
     def needs(self, step: int) -> Needs:
@@ -99,11 +99,11 @@ class PlanarRegularizer(Regularizer):
             )
         if view.other is not None and needs.neighbour:
             seen = DepthView(torch.where(counted, view.plane_depth, 0), view.viewmat, view.K)
-            errors, trust = trusted_errors(seen, view.other)
+            loss, trust = multiview_consistency(seen, view.other)
             if options.multiview_factor > 0:
-                losses["multiview"] = options.multiview_factor * multiview_consistency(errors, trust)
+                losses["multiview"] = options.multiview_factor * loss
             if options.patch_factor > 0 and view.picture is not None:
-                pixels = torch.rand(options.patches, device=errors.device, generator=view.generator)
+                pixels = torch.rand(options.patches, device=trust.device, generator=view.generator)
                 losses["patches"] = options.patch_factor * patch_disagreement(
                     seen, view.normals, view.photo, view.other, view.picture, trust, pixels
                 )

@@ -7,13 +7,12 @@ allocate.
 """
 
 import math
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import numba
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from f3rm_ext.memory.shapes import run_kernel
 from f3rm_ext.splat.regularization.frames import pixel_rays
@@ -119,23 +118,16 @@ def _facing_planes_backward(means, quats, scales, viewmat, grads, grad_means, gr
         grad_quats[i, 2], grad_quats[i, 3] = (gy - radial * y) / length, (gz - radial * z) / length
 
 
-class FacingPlanes(torch.autograd.Function):
-    """See :func:`~f3rm_ext.splat.regularization.normals.facing_planes`."""
+def facing_planes(means: Tensor, quats: Tensor, scales: Tensor, viewmat: Tensor, planes: Tensor) -> None:
+    """Writes :func:`~f3rm_ext.splat.regularization.normals.facing_planes`."""
+    run_kernel(_facing_planes, means, quats, scales, viewmat, planes)
 
-    @staticmethod
-    def forward(ctx: Any, means: Tensor, quats: Tensor, scales: Tensor, viewmat: Tensor) -> Tensor:
-        planes = torch.empty(len(means), 4)
-        ctx.save_for_backward(means, quats, scales, viewmat)
-        run_kernel(_facing_planes, means, quats, scales, viewmat, planes)
-        return planes
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        means, quats, _, _ = ctx.saved_tensors
-        grad_means, grad_quats = torch.empty_like(means), torch.empty_like(quats)
-        run_kernel(_facing_planes_backward, *ctx.saved_tensors, grads[0], grad_means, grad_quats)
-        return grad_means, grad_quats, None, None
+def facing_planes_backward(
+    means: Tensor, quats: Tensor, scales: Tensor, viewmat: Tensor, grads: Tensor, grad_means: Tensor, grad_quats: Tensor
+) -> None:
+    """Writes the gradients of :func:`facing_planes` by means and quaternions."""
+    run_kernel(_facing_planes_backward, means, quats, scales, viewmat, grads, grad_means, grad_quats)
 
 
 @no_type_check
@@ -165,24 +157,18 @@ def _plane_depth_backward(depth, slopes, x, y, grads, grad_normals, grad_distanc
             grad_normals[i, j, 0], grad_normals[i, j, 1], grad_normals[i, j, 2] = across * x[j], across * y[i], across
 
 
-class PlaneDepth(torch.autograd.Function):
-    """See :func:`~f3rm_ext.splat.regularization.normals.plane_depth`."""
+def plane_depth(
+    normals: Tensor, distances: Tensor, K: Tensor, least_cosine: float, depth: Tensor, slopes: Tensor
+) -> None:
+    """Writes :func:`~f3rm_ext.splat.regularization.normals.plane_depth`, and its slopes by the distances."""
+    run_kernel(_plane_depth, normals, distances, *picture_rays(depth, K), np.float32(least_cosine), depth, slopes)
 
-    @staticmethod
-    def forward(ctx: Any, normals: Tensor, distances: Tensor, K: Tensor, least_cosine: float) -> Tensor:
-        rays = picture_rays(distances, K)
-        depth, slopes = torch.empty_like(distances), torch.empty_like(distances)
-        run_kernel(_plane_depth, normals, distances, *rays, np.float32(least_cosine), depth, slopes)
-        ctx.save_for_backward(depth, slopes, *rays)
-        return depth
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        depth = ctx.saved_tensors[0]
-        grad_normals, grad_distances = depth.new_empty(*depth.shape, 3), torch.empty_like(depth)
-        run_kernel(_plane_depth_backward, *ctx.saved_tensors, grads[0], grad_normals, grad_distances)
-        return grad_normals, grad_distances, None, None
+def plane_depth_backward(
+    depth: Tensor, slopes: Tensor, K: Tensor, grads: Tensor, grad_normals: Tensor, grad_distances: Tensor
+) -> None:
+    """Writes the gradients of :func:`plane_depth` by normals and distances."""
+    run_kernel(_plane_depth_backward, depth, slopes, *picture_rays(depth, K), grads, grad_normals, grad_distances)
 
 
 # --- normals against depth -------------------------------------------------------------------------------------------
@@ -201,7 +187,7 @@ def _dense_depth(depth, alpha, i, j, divide, least):
 @no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
 def _dn_consistency(
-    depth, alpha, normals, weights, x, y, divide, least, grad_depth, grad_alpha, grad_normals, sums
+    depth, alpha, normals, weights, x, y, divide, least, grad_depth, grad_alpha, grad_normals, parts
 ):  # fmt: skip
     h, w = depth.shape
     scale = ONE / np.float32(h * w)
@@ -248,7 +234,7 @@ def _dn_consistency(
                     grad_depth[i, j - 1] -= ux * x[j - 1] + uy * y[i] + uz
                     grad_depth[i + 1, j] += vx * x[j] + vy * y[i + 1] + vz
                     grad_depth[i - 1, j] -= vx * x[j] + vy * y[i - 1] + vz
-                sums[i] = total
+                parts[i] = scale * total
     if divide:
         for i in numba.prange(h):
             for j in range(w):
@@ -257,27 +243,17 @@ def _dn_consistency(
                     grad_alpha[i, j] = -grad_depth[i, j] * depth[i, j] / alpha[i, j]
 
 
-class DnConsistency(torch.autograd.Function):
-    """See :func:`~f3rm_ext.splat.regularization.normals.dn_consistency`, without ``rebuild_z``; pixels of weight 0 do
-    not count."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, depth: Tensor, alpha: Tensor, normals: Tensor, weights: Tensor, K: Tensor, divide: bool, least: float
-    ) -> Tensor:
-        grads = torch.zeros_like(depth), torch.zeros_like(depth) if divide else depth.new_empty(0, 0)
-        grads = *grads, torch.zeros_like(normals)
-        sums = torch.zeros(depth.shape[0], dtype=torch.float64)
-        rays = picture_rays(depth, K)
-        run_kernel(_dn_consistency, depth, alpha, normals, weights, *rays, divide, np.float32(least), *grads, sums)
-        ctx.save_for_backward(*grads)
-        return (sums.sum() / max(1, depth.numel())).float()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        depth, alpha, normals = (grads[0] * saved if saved.numel() else None for saved in ctx.saved_tensors)
-        return depth, alpha, normals, None, None, None, None
+def dn_consistency(
+    depth: Tensor, alpha: Tensor, normals: Tensor, weights: Tensor, K: Tensor, divide: bool, least: float,
+    grad_depth: Tensor, grad_alpha: Tensor, grad_normals: Tensor,
+) -> Tensor:  # fmt: skip
+    """Returns parts of :func:`~f3rm_ext.splat.regularization.normals.dn_consistency`, and writes its gradients."""
+    grads, parts = (grad_depth, grad_alpha, grad_normals), torch.zeros(depth.shape[0], dtype=torch.float64)
+    for grad in grads:
+        grad.zero_()
+    settings = *picture_rays(depth, K), divide, np.float32(least)
+    run_kernel(_dn_consistency, depth, alpha, normals, weights, *settings, *grads, parts)
+    return parts
 
 
 @no_type_check

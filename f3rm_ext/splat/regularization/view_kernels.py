@@ -12,7 +12,6 @@ import numba
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from f3rm_ext.memory.shapes import lacks_values, run_kernel
 from f3rm_ext.splat.regularization.kernels import FLAGS
@@ -39,13 +38,14 @@ def _intrinsics(K: Tensor) -> np.ndarray:
 
 @no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
-def _trusted_errors(seen, other, x, y, focal, camera, turn, shift, most, errors, trust, slopes):
+def _multiview_consistency(seen, other, x, y, focal, camera, turn, shift, most, trust, gradient, parts):
     h, w = seen.shape
     h2, w2 = other.shape
-    far = np.float32(1e-3)
+    far, scale = np.float32(1e-3), ONE / np.float32(h * w)
     for i in numba.prange(h):
+        total = 0.0
         for j in range(w):
-            errors[i, j] = trust[i, j] = slopes[i, j] = ZERO
+            trust[i, j] = gradient[i, j] = ZERO
             z = seen[i, j]
             if not z > 0:
                 continue
@@ -81,8 +81,10 @@ def _trusted_errors(seen, other, x, y, focal, camera, turn, shift, most, errors,
             bx, by = bx / bz, by / bz
             miss_x, miss_y = (bx - x[j]) * focal[0], (by - y[i]) * focal[1]
             error = math.sqrt(miss_x * miss_x + miss_y * miss_y + LEAST_SQUARED)
-            errors[i, j] = error
-            trust[i, j] = math.exp(-error) if error < most else ZERO
+            if not error < most:
+                continue
+            trust[i, j] = math.exp(-error)
+            total += trust[i, j] * error
             # The same round trip for a small change of depth.
             rx_z, ry_z = (ax - rx * az) / pz, (ay - ry * az) / pz
             u_z, v_z = rx_z * camera[0], ry_z * camera[1]
@@ -91,28 +93,19 @@ def _trusted_errors(seen, other, x, y, focal, camera, turn, shift, most, errors,
             there_z = -inverse_z * there * there
             bx_z, by_z, bz_z = rotate_back(turn, rx_z * there + rx * there_z, ry_z * there + ry * there_z, there_z)
             slope = miss_x * focal[0] * (bx_z - bx * bz_z) + miss_y * focal[1] * (by_z - by * bz_z)
-            slopes[i, j] = slope / (bz * error)
+            gradient[i, j] = scale * trust[i, j] * slope / (bz * error)
+        parts[i] = scale * total
 
 
-class TrustedErrors(torch.autograd.Function):
-    """See :func:`~f3rm_ext.splat.regularization.multiview.trusted_errors`."""
-
-    @staticmethod
-    def forward(ctx: Any, depth: Tensor, seen: Any, other: Any, most: float) -> tuple[Tensor, Tensor]:
-        errors, trust, slopes = (torch.empty_like(depth) for _ in range(3))
-        if not lacks_values(depth):
-            rays, cameras = picture_rays(depth, seen.K), (_intrinsics(seen.K), _intrinsics(other.K))
-            between = _between(seen, other)
-            results = errors, trust, slopes
-            run_kernel(_trusted_errors, depth, other.depth, *rays, *cameras, *between, np.float32(most), *results)
-        ctx.save_for_backward(slopes)
-        ctx.mark_non_differentiable(trust)
-        return errors, trust
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return grads[0] * ctx.saved_tensors[0], None, None, None
+def multiview_consistency(depth: Tensor, seen: Any, other: Any, most: float, trust: Tensor, gradient: Tensor) -> Tensor:
+    """Returns parts of :func:`~f3rm_ext.splat.regularization.multiview.multiview_consistency`, and writes trust and
+    gradient."""
+    parts = torch.zeros(depth.shape[0], dtype=torch.float64)
+    if not lacks_values(depth):
+        rays, cameras = picture_rays(depth, seen.K), (_intrinsics(seen.K), _intrinsics(other.K))
+        given = depth, other.depth, *rays, *cameras, *_between(seen, other), np.float32(most)
+        run_kernel(_multiview_consistency, *given, trust, gradient, parts)
+    return parts
 
 
 @no_type_check
@@ -223,32 +216,20 @@ def _patch_disagreement(
         grad_normals[patch, 2] = (gz - along * fz) / length
 
 
-class PatchDisagreement(torch.autograd.Function):
-    """See :func:`~f3rm_ext.splat.regularization.patches.patch_disagreement`; the middles are given as flat indices."""
+def patch_disagreement(
+    depth: Tensor, normals: Tensor, photo: Tensor, picture: Tensor, trust: Tensor, places: Tensor,
+    seen: Any, other: Any, limits: tuple[int, float, float], grad_depth: Tensor, grad_normals: Tensor, losses: Tensor,
+) -> None:  # fmt: skip
+    """Writes the disagreement of each patch (:func:`~f3rm_ext.splat.regularization.patches.patch_disagreement`), and
+    its gradients by depth and normal of its middle.
 
-    @staticmethod
-    def forward(
-        ctx: Any, depth: Tensor, normals: Tensor, photo: Tensor, picture: Tensor, trust: Tensor, places: Tensor,
-        seen: Any, other: Any, limits: tuple[int, float, float],
-    ) -> Tensor:  # fmt: skip
-        grads = depth.new_empty(len(places)), depth.new_empty(len(places), 3)
-        losses = torch.empty_like(grads[0])
-        if not lacks_values(depth):
-            radius, least, most = limits
-            rays, between = picture_rays(depth, seen.K), _between(seen, other)
-            settings = radius, np.float32(least), np.float32(most)
-            pictures = depth, normals, photo, picture, trust, places
-            run_kernel(_patch_disagreement, *pictures, *rays, _intrinsics(other.K), *between, *settings, *grads, losses)
-        ctx.save_for_backward(places, *grads)
-        ctx.shape = depth.shape
-        return losses.sum() / max(1, len(places))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        places, *parts = ctx.saved_tensors
-        factor, (h, w) = grads[0] / max(1, len(places)), ctx.shape
-        depth, normals = parts[0].new_zeros(h * w), parts[1].new_zeros(h * w, 3)
-        depth.index_add_(0, places, factor * parts[0])
-        normals.index_add_(0, places, factor * parts[1])
-        return depth.view(h, w), normals.view(h, w, 3), *(None,) * 7
+    Args:
+        places: the middles as flat indices.
+        limits: radius in pixels, least variance and most disagreement.
+    """
+    if not lacks_values(depth):
+        radius, least, most = limits
+        cameras = *picture_rays(depth, seen.K), _intrinsics(other.K), *_between(seen, other)
+        settings = radius, np.float32(least), np.float32(most)
+        pictures = depth, normals, photo, picture, trust, places
+        run_kernel(_patch_disagreement, *pictures, *cameras, *settings, grad_depth, grad_normals, losses)

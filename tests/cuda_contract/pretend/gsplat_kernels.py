@@ -234,7 +234,9 @@ class Kernels:
         many = tuple(directions.shape[:-1])
         check(directions, (*many, 3))
         check(coefficients, (*many, coefficients.shape[-2], 3))
-        assert (degree + 1) ** 2 <= coefficients.shape[-2] and masks is None and type(degree) is int
+        assert (degree + 1) ** 2 <= coefficients.shape[-2] and type(degree) is int
+        if masks is not None:
+            check(masks, many, torch.bool)  # the others' colours are not defined
         with self._launch("harmonics"):
             return PretendCuda(_harmonics_plain(degree, *_hold(directions, coefficients)))
 

@@ -1,6 +1,12 @@
 """The kernels of planes over pixels agree with their definitions in torch, which double precision takes: values and
-gradients, with holes, masks and cameras that differ in everything."""
+gradients, with holes, masks and cameras that differ in everything.
 
+They are those of numba; in Triton's interpreter, where tests/cuda_contract/test_splat_triton.py runs this file again,
+they are those of Triton.
+"""
+
+import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +15,31 @@ import torch
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.regularization.multiview import DepthView, multiview_consistency, trusted_errors
+from f3rm_ext.splat.regularization import multiview, normals, patches, planar
+from f3rm_ext.splat.regularization.multiview import DepthView, multiview_consistency
 from f3rm_ext.splat.regularization.normals import dn_consistency, facing_planes, plane_depth
 from f3rm_ext.splat.regularization.patches import patch_disagreement
 from f3rm_ext.splat.regularization.planar import edge_weights
 
 H, W = 37, 45
 Case = Callable[[Callable[..., Tensor]], tuple[tuple[Tensor, ...], Callable[..., Tensor]]]
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+
+    def choose(modules: tuple[str, str], *tensors: Tensor) -> Any:
+        if tensors[0].dtype != torch.float32:
+            return None
+        chosen = importlib.import_module(modules[1])
+        for name, size in (("BLOCK", 1024), ("PATCHES", 128)):  # the interpreter takes as long for smaller programs
+            monkeypatch.setattr(chosen, name, size, raising=False)
+        return chosen
+
+    for module in (multiview, normals, patches, planar):
+        monkeypatch.setattr(module, "choose_kernels", choose)
 
 
 def rotation(*turn: float) -> Tensor:
@@ -39,7 +63,7 @@ def bumpy(rand: Callable[..., Tensor], h: int = H, w: int = W) -> Tensor:
     return depth
 
 
-def normals(rand: Callable[..., Tensor]) -> Tensor:
+def rendered_normals(rand: Callable[..., Tensor]) -> Tensor:
     return 0.4 * (rand(H, W, 3) - 0.5) - torch.tensor([0.0, 0.0, 0.8])
 
 
@@ -59,20 +83,23 @@ def planes_of_gaussians(rand: Callable[..., Tensor]) -> Any:
 def depth_of_planes(rand: Callable[..., Tensor]) -> Any:
     distances = -3 - rand(H, W)
     distances[rand(H, W) > 0.9] *= -1
-    across = torch.where(rand(H, W, 1) > 0.9, torch.tensor([1.0, 0.0, 0.0]), normals(rand))
+    distances[3, 5], distances[5, 3] = torch.nan, -torch.inf
+    across = torch.where(rand(H, W, 1) > 0.9, torch.tensor([1.0, 0.0, 0.0]), rendered_normals(rand))
     return (across, distances), lambda n, d: plane_depth(n, d, camera()[1].to(n.dtype))
 
 
 def normals_against_depth(divide: bool) -> Case:
     def case(rand: Callable[..., Tensor]) -> Any:
         weights, mask = rand(H, W), rand(H, W) > 0.1
-        alpha = 0.3 + 0.7 * rand(H, W)
+        weights[10:12] = 0
+        depth, alpha, facing = bumpy(rand), 0.3 + 0.7 * rand(H, W), rendered_normals(rand)
+        depth[3, 5], alpha[8, 9], alpha[8, 20], facing[20, 30] = torch.inf, torch.nan, torch.inf, torch.nan
 
         def compute(*given: Tensor) -> Tensor:
             options: Any = {"divide": divide, "min_alpha": 0.35, "mask": mask, "weights": weights.to(given[0].dtype)}
             return dn_consistency(*given, camera()[1].to(given[0].dtype), **options)
 
-        return (bumpy(rand), alpha, normals(rand)), compute
+        return (depth, alpha, facing), compute
 
     return case
 
@@ -87,8 +114,8 @@ def errors_between_views(rand: Callable[..., Tensor]) -> Any:
 
     def compute(depth: Tensor) -> Tensor:
         views = (DepthView(depth, *(v.to(depth.dtype) for v in seen)), DepthView(*(v.to(depth.dtype) for v in other)))
-        errors, trust = trusted_errors(*views)
-        return multiview_consistency(errors, trust) + 1e-3 * trust.sum()
+        loss, trust = multiview_consistency(*views)
+        return loss + 1e-3 * trust.sum()
 
     return (bumpy(rand),), compute
 
@@ -105,7 +132,7 @@ def patches_between_views(rand: Callable[..., Tensor]) -> Any:
         return patch_disagreement(views[0], facing, mine, views[1], theirs, weight, pixels.to(depth.dtype))
 
     # Patches of noise disagree; of those that are far from certain, a few must be left.
-    return (bumpy(rand), 0.3 * normals(rand) - torch.tensor([0.0, 0.0, 0.7])), compute
+    return (bumpy(rand), 0.3 * rendered_normals(rand) - torch.tensor([0.0, 0.0, 0.7])), compute
 
 
 CASES: dict[str, Case] = {
