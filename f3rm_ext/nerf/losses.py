@@ -36,8 +36,8 @@ def feature_loss(
 def distortion_loss(weights: Float[Tensor, "rays samples"], edges: Float[Tensor, "rays edges"]) -> Float[Tensor, ""]:
     """Returns how far the weights along rays are spread, mean over rays (mip-NeRF 360, eq. 15).
 
-    Midpoints ascend along a ray, so the sum over pairs Σ wᵢ wⱼ |mᵢ − mⱼ| is 2 Σᵢ wᵢ (mᵢ Σ wⱼ − Σ wⱼ mⱼ), with sums
-    over j < i: time and memory grow with the samples instead of their square.
+    Midpoints ascend along a ray, so that sums over pairs Σⱼ wⱼ |mᵢ − mⱼ| are differences of cumulative sums: time and
+    memory grow with the samples instead of their square.
 
     Args:
         weights: volume-rendering weights.
@@ -46,12 +46,15 @@ def distortion_loss(weights: Float[Tensor, "rays samples"], edges: Float[Tensor,
     >>> distortion_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.0, 0.5, 1.0]]))
     tensor(0.3333)
     """
-    middles = (edges[:, 1:] + edges[:, :-1]) / 2
-    moments = weights * middles
-    before, moments_before = weights.cumsum(-1) - weights, moments.cumsum(-1) - moments
-    pairs = (moments * before - weights * moments_before).sum(-1)
-    own = (weights.square() * (edges[:, 1:] - edges[:, :-1])).sum(-1)
-    return (2 * pairs + own / 3).mean()
+    with torch.no_grad():
+        middles, widths = (edges[:, 1:] + edges[:, :-1]) / 2, edges[:, 1:] - edges[:, :-1]
+        moments = weights * middles
+        sums, moment_sums = weights.cumsum(-1), moments.cumsum(-1)
+        apart = middles * (2 * sums - weights - sums[:, -1:]) - (2 * moment_sums - moments - moment_sums[:, -1:])
+        slopes = 2 * (apart + weights * widths / 3)
+    # The loss is quadratic in the weights: half of their product with its slopes.
+    doubled = (weights * slopes).sum(-1).mean()
+    return doubled - doubled.detach() / 2
 
 
 def feature_pairs(
