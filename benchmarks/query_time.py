@@ -131,11 +131,7 @@ def measure(tree: Path, config: Path) -> dict[str, float]:
         return Query("thing", head.name, example.positives, negatives)
 
     score_image(model, run.cameras("test")[0:1], [ask(files[0])])  # compiles kernels
-    lifting.accumulate_pixels(
-        scene,
-        views.take(slice(0, 1)),
-        lifting.upsample(run.feature_map("train", 0, head.name), slice(0, 64), views.take(slice(0, 1))),
-    )
+    lifting.lift_maps(scene, views.take(slice(0, 1)), head.dim, lambda i: run.feature_map("train", i, head.name))
     run._clusters = {}
     figures = {"group": 0.0, "clusters": 0.0}
     if hasattr(run_module, "view_clusters"):
