@@ -34,8 +34,8 @@ ones, and nothing finds parts of a group."""
 _CHUNK = 1 << 14
 """Gaussians whose codes are averaged at a time."""
 CHANNELS = 64
-"""Channels composited at a time, one of which is the weight. Beyond the codes, memory holds a few slices of this width,
-whatever the dimension."""
+"""Channels lifted at a time, beside the weight. Beyond the codes, memory holds a few slices of this width, whatever the
+dimension."""
 SUMS_BYTES = 1 << 29
 """Largest sums of one pass over the views where features are lifted patch by patch, bytes."""
 
@@ -179,7 +179,7 @@ def add_view(
         share: weights of the pixels, 0 to 1; None for 1 everywhere.
         sums: changed in place.
     """
-    if by_patches(scene):
+    if lifts_patches(scene):
         from f3rm_ext.splat.rasterize.patches import accumulate_patches
 
         features = torch.from_numpy(np.asarray(feature_map.values[..., part], dtype=np.float32))
@@ -193,14 +193,14 @@ def add_view(
     return added[:, -1]
 
 
-def by_patches(scene: SplatScene) -> bool:
+def lifts_patches(scene: SplatScene) -> bool:
     """Returns whether features are lifted patch by patch."""
     return resolve_backend(scene.backend, scene.gaussians.means.device) == "numba" and not scene.sharded
 
 
 def channels_at_once(scene: SplatScene) -> int:
     """Returns how many channels of a feature one pass over the views lifts."""
-    return max(CHANNELS, SUMS_BYTES // (4 * len(scene.gaussians))) if by_patches(scene) else CHANNELS - 1
+    return max(CHANNELS, SUMS_BYTES // (4 * len(scene.gaussians))) if lifts_patches(scene) else CHANNELS
 
 
 def upsample(feature_map: FeatureMap, part: slice, view: PinholeCameras) -> Float[Tensor, "h w feat"]:
