@@ -30,7 +30,7 @@ from f3rm_ext.features.base import Extractor, FeatureMap, PatchGrid
 from f3rm_ext.features.extractors.registry import build_extractor
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.store.images import full_size, on_white
-from f3rm_ext.query.groups import Seen
+from f3rm_ext.query.groups import Seen, average_groups
 from f3rm_ext.query.run import Photos, load_run
 from f3rm_ext.splat.features import lifting
 
@@ -86,7 +86,7 @@ class LiftingLevers:
         groups = lifting.group_gaussians(scene, codes, seen)
         for drawn in (False, True):
             if drawn:
-                lifting.average_groups(codes, groups)
+                average_groups(codes, groups)
             head.codes = codes
             run._clusters.clear()
             what = "drawn towards the group" if drawn else "one answer per Gaussian"

@@ -28,11 +28,11 @@ from f3rm_ext.mesh.semantics.mesh_run import open_mesh_run
 from f3rm_ext.query.builders import draw_places
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, find_labelled_cameras
 from f3rm_ext.query.exemplar import append_residual, cluster_centres, take_example
+from f3rm_ext.query.groups import average_groups
 from f3rm_ext.query.metrics import QueryMetrics
 from f3rm_ext.query.options import Region
 from f3rm_ext.query.queryable import QueryHead, get_head, render_map
 from f3rm_ext.query.run import Photos, load_run
-from f3rm_ext.splat.features.lifting import average_groups
 
 HERE = Path(__file__).parent
 TEMPERATURE = 0.1

@@ -31,6 +31,8 @@ MAINS = {
     "ns-viewer": "nerfstudio.scripts.viewer.run_viewer:entrypoint",
     "f3rm-ext": "f3rm_ext.scripts.cli:main",
 }
+LATER_IMPORTS = ("torchmetrics.functional.image", "f3rm_ext.mesh.semantics.mesh_run", "f3rm_ext.nerf.hash_kernels")
+"""What commands import where they need it, which takes them seconds."""
 IMPORT_S = 240
 """Patience with the imports of a busy machine."""
 
@@ -308,13 +310,26 @@ def _run(argv: list[str], main: str) -> NoReturn:
     os._exit(int(code or 0))
 
 
+def _warm_up() -> None:
+    """Does what each fork would do again, and starts no threads, which forks would miss."""
+    import numba
+
+    from f3rm_ext.utils.open3d_library import open3d
+
+    open3d()
+    numba.njit(lambda number: number + 1)(1)  # numba learns its types and operations when it compiles first
+    gc.collect()
+    gc.freeze()  # forks need not search what they share
+
+
 def serve() -> None:
     """Imports everything, then runs what it reads."""
     answers = os.dup(1)
     os.dup2(2, 1)
     os.set_inheritable(answers, False)
-    for main in MAINS.values():
-        importlib.import_module(main.partition(":")[0])
+    for module in (*(main.partition(":")[0] for main in MAINS.values()), *LATER_IMPORTS):
+        importlib.import_module(module)
+    _warm_up()
     os.write(answers, b"ready\n")
     for line in sys.stdin.buffer:
         task = json.loads(line)

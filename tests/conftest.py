@@ -428,23 +428,38 @@ def make_camera() -> Callable[[int], Any]:
 
 
 @pytest.fixture(scope="session")
-def untrained(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A run on the tiny capture with one-hot labels as features, saved before the first step; made in this process."""
+def make_run(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Makes a run on the tiny capture that was saved before its first step, in this process; returns its config.yml."""
     import torch
 
     from f3rm_ext.method_configs.presets import make_config
 
-    root = tmp_path_factory.mktemp("untrained")
-    config = make_config("f3rm-ext-lite")
-    config.data, config.output_dir = tiny_capture, root
-    config.experiment_name, config.timestamp = "e", "t"
-    config.pipeline.datamanager.data = tiny_capture
-    config.pipeline.datamanager.features.extractors = (f"labels:data={tiny_capture}",)
-    config.pipeline.datamanager.features.cache_dir = root / "cache"
-    pipeline = config.pipeline.setup(device="cpu", test_mode="val")
-    run = Run(config.get_base_dir())
-    run.checkpoints.mkdir(parents=True)
-    state = {"step": 0, "pipeline": pipeline.state_dict()}
-    torch.save(state, run.checkpoints / "step-000000000.ckpt")
-    config.save_config()
-    return run
+    def make(
+        extractors: tuple[str, ...], codes: int = 0, change: Callable[[dict[str, Any]], None] = lambda state: None
+    ) -> Path:
+        """``change`` may edit the state of the model before it is saved."""
+        root = tmp_path_factory.mktemp("made")
+        config = make_config("f3rm-ext-lite")
+        config.data, config.output_dir = tiny_capture, root
+        config.experiment_name, config.timestamp = "e", "t"
+        model, manager = config.pipeline.model, config.pipeline.datamanager
+        for grid in (model.grid, model.feature_grid, *(proposal.grid for proposal in model.proposals)):
+            grid.log2_hashmap_size = 13
+        manager.data = tiny_capture
+        manager.features.extractors, manager.features.codes = extractors, codes
+        manager.features.cache_dir = root / "cache"
+        state = config.pipeline.setup(device="cpu", test_mode="val").state_dict()
+        change(state)
+        folder = config.get_base_dir() / "nerfstudio_models"
+        folder.mkdir(parents=True)
+        torch.save({"step": 0, "pipeline": state}, folder / "step-000000000.ckpt")
+        config.save_config()
+        return config.get_base_dir() / "config.yml"
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def untrained(make_run: Callable[..., Path], tiny_capture: Path) -> Run:
+    """A run with one-hot labels as features, saved before the first step."""
+    return Run(make_run((f"labels:data={tiny_capture}",)).parent)

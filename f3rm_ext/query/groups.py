@@ -10,11 +10,16 @@ import heapq
 from collections import defaultdict
 
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int, Int32, Int64
+import torch
+from jaxtyping import Bool, Float, Float16, Float32, Int, Int32, Int64
+from torch import Tensor
 
 from f3rm_ext.query.relevancy import OTHER
 from f3rm_ext.utils.pictures import pick_evenly
 
+GROUP_SHARE = 0.5
+"""Share of the group's mean in the code of a point. With all of it small things vanish in groups of larger ones, and
+nothing finds parts of a group."""
 SEEN_PHOTOS = 64
 """Photos that tell which points are seen together, at most."""
 
@@ -185,6 +190,27 @@ def join_parts(
         for other in adjacent[one]:
             heapq.heappush(heap, (measure(one, other), one, other, changes[one], changes[other]))
     return _number_roots(parent)[parts]
+
+
+@torch.no_grad()
+def average_groups(codes: Float16[Tensor, "points feat"], groups: Int[Tensor, " points"]) -> None:
+    """Draws the code of each point towards the mean of its group (:data:`GROUP_SHARE`), so that a query outlines
+    whole things.
+
+    Args:
+        codes: changed in place; those of points without a group stay.
+        groups: number of each point's group, -1 for none.
+    """
+    known = torch.nonzero(groups >= 0)[:, 0]
+    if not len(known):
+        return
+    count = int(groups.max()) + 1
+    sums = torch.zeros(count, codes.shape[1], device=codes.device)
+    for part in known.split(_CHUNK):
+        sums.index_add_(0, groups[part].long(), codes[part].float())
+    means = sums / torch.bincount(groups[known], minlength=count).clamp_min(1)[:, None]
+    for part in known.split(_CHUNK):
+        codes[part] = codes[part].float().lerp(means[groups[part].long()], GROUP_SHARE).half()
 
 
 def _root(parent: list[int], index: int) -> int:

@@ -104,76 +104,54 @@ def difference() -> Callable[..., float]:
 
 
 @pytest.fixture(scope="package")
-def viewer(trained: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The viewer of the trained run in this process, with small pictures."""
-    if reason := DRIVER.why_not():
-        pytest.skip(reason)
-    with DRIVER.served_run(trained.config, tmp_path_factory.mktemp("viewer") / "viewer.log") as viewer:
-        viewer.control_panel._max_res.value = 64
+def serve(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Any]:
+    """Gives the viewer of a run in this process, with small pictures, for as long as its context lasts."""
+
+    @contextmanager
+    def serve_one(config: Path) -> Iterator[Any]:
+        with DRIVER.served_run(config, tmp_path_factory.mktemp("viewer") / "viewer.log") as viewer:
+            viewer.control_panel._max_res.value = 64
+            yield viewer
+
+    return serve_one
+
+
+@pytest.fixture(scope="package")
+def viewer(serve: Callable[[Path], Any], trained: Any) -> Iterator[Any]:
+    """The viewer of the trained run."""
+    with serve(trained.config) as viewer:
         yield viewer
 
 
 @pytest.fixture(scope="package")
 def labelled_viewer(
-    train: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory
+    serve: Callable[[Path], Any],
+    train: Callable[..., Any],
+    tiny_capture: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Any]:
     """The viewer of a run whose features are the capture's classes: texts can be asked without weights."""
-    if reason := DRIVER.why_not():
-        pytest.skip(reason)
-    run = train(
-        tmp_path_factory.mktemp("labelled"),
-        200,
+    options = (
         *("--pipeline.datamanager.features.extractors", f"labels:data={tiny_capture}"),
         *("--pipeline.datamanager.feature-ray-fraction", 1.0, "--pipeline.model.feature-loss-mult", 0.1),
     )
-    with DRIVER.served_run(run.config, tmp_path_factory.mktemp("viewer") / "viewer.log") as viewer:
-        viewer.control_panel._max_res.value = 64
+    with serve(train(tmp_path_factory.mktemp("labelled"), 200, *options).config) as viewer:
         yield viewer
 
 
 @pytest.fixture(scope="package")
-def serve_splats(
-    run_command: Callable[..., Any], tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., Any]:
-    """Trains splats with some options and gives their viewer, for as long as its context lasts."""
-
-    @contextmanager
-    def serve(*options: object) -> Iterator[Any]:
-        root = tmp_path_factory.mktemp("splats")
-        done = run_command(
-            "ns-train",
-            "sugar-ext-lite",
-            *("--data", tiny_capture, "--output-dir", root, "--experiment-name", "e", "--timestamp", "t"),
-            *("--vis", "tensorboard", "--logging.local-writer.enable", "False", "--max-num-iterations", 200),
-            *("--pipeline.model.num-random", 3000, "--pipeline.model.densify.max-gaussians", 3000),
-            *("--pipeline.model.surface.samples", 2000, "--pipeline.datamanager.num-downscales", 0),
-            *options,
-        )
-        assert done.code == 0, done.text[-4000:]
-        config = root / "e" / "sugar-ext-lite" / "t" / "config.yml"
-        with DRIVER.served_run(config, tmp_path_factory.mktemp("viewer") / "viewer.log") as viewer:
-            viewer.control_panel._max_res.value = 64
-            yield viewer
-
-    return serve
-
-
-@pytest.fixture(scope="package")
-def splat_viewer(serve_splats: Callable[..., Any]) -> Iterator[Any]:
-    """The viewer of a trained run of splats, without lifted features."""
-    if reason := DRIVER.why_not():
-        pytest.skip(reason)
-    with serve_splats() as viewer:
-        yield viewer
-
-
-@pytest.fixture(scope="package")
-def labelled_splat_viewer(serve_splats: Callable[..., Any], tiny_capture: Path) -> Iterator[Any]:
+def labelled_splat_viewer(
+    serve: Callable[[Path], Any], make_once: Callable[..., Path], train_splats: Callable[..., Any], tiny_capture: Path
+) -> Iterator[Any]:
     """The viewer of splats with the capture's classes lifted onto them."""
-    if reason := DRIVER.why_not():
-        pytest.skip(reason)
-    more = ("--max-num-iterations", 400, "--pipeline.model.regularization", "none")
-    with serve_splats(*more, "--pipeline.model.features", f"labels:data={tiny_capture}") as viewer:
+
+    def fill(out: Path) -> None:
+        count = ("--pipeline.model.num-random", 3000, "--pipeline.model.densify.max-gaussians", 3000)
+        done = train_splats(out, *count, "--pipeline.model.features", f"labels:data={tiny_capture}", steps=400)
+        assert done.code == 0, done.text[-4000:]
+
+    config = make_once("seen-splats", fill) / "e" / "sugar-ext-lite" / "t" / "config.yml"
+    with serve(config) as viewer:
         yield viewer
 
 

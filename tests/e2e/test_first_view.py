@@ -120,7 +120,7 @@ def turn(wait_until: Callable[..., None]) -> Callable[[Any, Any], None]:
     return drag
 
 
-@pytest.mark.parametrize("name", ["viewer", pytest.param("splat_viewer", marks=pytest.mark.release)])
+@pytest.mark.parametrize("name", ["viewer", pytest.param("labelled_splat_viewer", marks=pytest.mark.release)])
 def test_a_page_opens_on_a_training_view_and_shows_it(
     request: pytest.FixtureRequest, name: str, open_alone: Callable[..., Any], wait_until: Callable[..., None]
 ) -> None:
@@ -152,6 +152,7 @@ def test_a_slow_picture_grows(
     page.set_max_res(before)
 
 
+@pytest.mark.release
 def test_a_second_page_opens_there_too_and_does_not_move_the_first(
     viewer: Any,
     open_alone: Callable[..., Any],

@@ -110,31 +110,7 @@ def things(page: Page, tiny_capture: Path) -> list[SimpleNamespace]:
     return found
 
 
-@pytest.mark.parametrize("page", ["labelled_viewer", "labelled_splat_viewer"], indirect=True)
-def test_a_text_lights_up_the_thing_and_another_text_another_thing(
-    page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
-) -> None:
-    first, second = things[:2]
-    page.view.write("Query", first.name)
-    wait_until(lambda: page.heat(first.label) > FOUND, WAIT_S, f"heat on {first.name}")
-    assert page.view.output() == "relevancy_overlay" and f"“{first.name}”" in page.view.status()
-    assert page.heat(second.label) < FOUND / 2
-    page.view.write("Query", second.name)
-    wait_until(lambda: page.heat(second.label) > FOUND, WAIT_S, f"heat on {second.name}")
-    assert page.heat(first.label) < FOUND / 2
-
-
-def test_an_empty_text_takes_the_heat_away(
-    page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
-) -> None:
-    page.view.write("Query", things[0].name)
-    wait_until(lambda: page.heat(things[0].label) > FOUND, WAIT_S, "heat")
-    page.view.write("Query", "")
-    wait_until(lambda: page.heat(things[0].label) < FOUND / 2, WAIT_S, "no heat")
-    assert "Query" not in page.view.status() and page.view.output() == "relevancy_overlay"
-
-
-def test_a_threshold_of_one_finds_next_to_nothing(
+def test_a_threshold_of_one_finds_next_to_nothing_and_an_empty_text_nothing(
     page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
 ) -> None:
     page.view.write("Query", things[0].name)
@@ -146,6 +122,9 @@ def test_a_threshold_of_one_finds_next_to_nothing(
     finally:
         page.view.write("Threshold", "0.5")
     wait_until(lambda: page.heat(things[0].label) > FOUND, WAIT_S, "heat again")
+    page.view.write("Query", "")
+    wait_until(lambda: page.heat(things[0].label) < FOUND / 2, WAIT_S, "no heat without a text")
+    assert "Query" not in page.view.status() and page.view.output() == "relevancy_overlay"
 
 
 @pytest.mark.parametrize(
@@ -162,6 +141,103 @@ def test_a_click_lights_up_what_was_clicked(
         wait_until(lambda thing=thing: page.heat(thing.label) > FOUND, WAIT_S, f"heat on {thing.name}")
         assert "cluster 1" in page.view.status()
     assert page.heat(things[0].label) < FOUND / 2
+
+
+def test_labels_show_the_named_queries_in_the_colors_of_the_legend(
+    page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
+) -> None:
+    for thing in things[:2]:
+        page.view.write("Query", thing.name)
+        wait_until(lambda thing=thing: f"“{thing.name}”" in page.view.status(), WAIT_S, "the query")
+        page.view.press("Add to named queries")
+        wait_until(lambda thing=thing: thing.name in page.view.status().split("Named")[-1], WAIT_S, "its name")
+    page.view.choose_output("labels")
+    legend = {things[0].label: (0xE6, 0x9F, 0x00), things[1].label: (0x56, 0xB4, 0xE9)}
+    for color in ("#e69f00", "#56b4e9"):
+        assert color in page.view.status()
+
+    def share(label: int) -> float:
+        """Share of a class's pixels that are nearer to its own colour than to the other's and to grey."""
+        colors, inside = page.seen()
+        palette = np.array([legend[label], *(c for other, c in legend.items() if other != label), (41, 41, 41)]) / 255.0
+        nearest = np.linalg.norm(colors[:, :, None] - palette, axis=-1).argmin(axis=-1)
+        return float((nearest[(page.labels == label) & inside] == 0).mean())
+
+    wait_until(lambda: all(share(thing.label) > 0.6 for thing in things[:2]), WAIT_S, "both in their colours")
+
+
+@pytest.mark.release
+def test_refitted_colors_change_the_picture_and_stay(
+    page: Page, wait_until: Callable[..., None], difference: Callable[..., float]
+) -> None:
+    page.view.choose_output("feature_pca")
+    wait_until(lambda: page.view.output() == "feature_pca" and page.view.picture().std() > CHANGED, WAIT_S, "features")
+    before = page.view.picture()
+    page.view.press("Refit PCA")
+    wait_until(lambda: "fit this view" in page.view.status(), WAIT_S, "an answer")
+    wait_until(lambda: difference(page.view.picture(), before) > CHANGED, WAIT_S, "other colours")
+    page.view.drag(120)
+    wait_until(lambda: difference(page.view.picture(), before) > CHANGED, WAIT_S, "another view")
+
+
+@pytest.mark.release
+def test_missing_weights_are_a_status_and_the_page_lives(
+    page: Page,
+    things: list[SimpleNamespace],
+    wait_until: Callable[..., None],
+    difference: Callable[..., float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (head,) = page.viewer.pipeline.model.query_heads().values()
+    with monkeypatch.context() as patch:
+        patch.setattr(head, "extractor", "clip:pretrained=/no/such/weights.pt")
+        page.view.write("Query", "mug")
+        wait_until(lambda: "Problem" in page.view.status(), WAIT_S, "a problem")
+        assert "weights file /no/such/weights.pt" in page.view.status()
+        assert page.panel.store.state.live is None
+        before = page.view.picture()
+        page.view.drag(150)
+        wait_until(lambda: difference(page.view.picture(), before) > CHANGED, WAIT_S, "another view")
+    page.view.write("Query", things[0].name)
+    wait_until(lambda: "Problem" not in page.view.status(), WAIT_S, "a good query")
+
+
+@pytest.mark.release
+def test_a_failing_output_is_a_status_and_the_page_lives(
+    page: Page,
+    things: list[SimpleNamespace],
+    wait_until: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from f3rm_ext.viewer import outputs
+
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("broken on purpose")
+
+    page.view.write("Query", things[0].name)
+    wait_until(lambda: page.heat(things[0].label) > FOUND, WAIT_S, "heat")
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs, "_relevancy", broken)
+        page.view.write("Temperature", "0.11")
+        wait_until(lambda: page.view.output() == "rgb", WAIT_S, "falling back to rgb")
+        wait_until(lambda: "broken on purpose" in page.view.status(), WAIT_S, "what is wrong")
+    page.view.write("Temperature", "0.1")
+    wait_until(lambda: "relevancy_overlay" in page.view.outputs(), WAIT_S, "the output being offered again")
+
+
+# Those of splats come last: a page of another viewer takes seconds to open.
+@pytest.mark.parametrize("page", ["labelled_viewer", "labelled_splat_viewer"], indirect=True)
+def test_a_text_lights_up_the_thing_and_another_text_another_thing(
+    page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
+) -> None:
+    first, second = things[:2]
+    page.view.write("Query", first.name)
+    wait_until(lambda: page.heat(first.label) > FOUND, WAIT_S, f"heat on {first.name}")
+    assert page.view.output() == "relevancy_overlay" and f"“{first.name}”" in page.view.status()
+    assert page.heat(second.label) < FOUND / 2
+    page.view.write("Query", second.name)
+    wait_until(lambda: page.heat(second.label) > FOUND, WAIT_S, f"heat on {second.name}")
+    assert page.heat(first.label) < FOUND / 2
 
 
 @pytest.mark.parametrize("page", ["labelled_splat_viewer"], indirect=True)
@@ -230,82 +306,3 @@ def test_what_is_removed_comes_back_and_what_is_left_is_saved(
     page.view.press("Undo")
     wait_until(lambda: change(first.label) < GONE / 2, WAIT_S, f"{first.name} being back")
     assert page.panel.hidden() is None
-
-
-def test_labels_show_the_named_queries_in_the_colors_of_the_legend(
-    page: Page, things: list[SimpleNamespace], wait_until: Callable[..., None]
-) -> None:
-    for thing in things[:2]:
-        page.view.write("Query", thing.name)
-        wait_until(lambda thing=thing: f"“{thing.name}”" in page.view.status(), WAIT_S, "the query")
-        page.view.press("Add to named queries")
-        wait_until(lambda thing=thing: thing.name in page.view.status().split("Named")[-1], WAIT_S, "its name")
-    page.view.choose_output("labels")
-    legend = {things[0].label: (0xE6, 0x9F, 0x00), things[1].label: (0x56, 0xB4, 0xE9)}
-    for color in ("#e69f00", "#56b4e9"):
-        assert color in page.view.status()
-
-    def share(label: int) -> float:
-        """Share of a class's pixels that are nearer to its own colour than to the other's and to grey."""
-        colors, inside = page.seen()
-        palette = np.array([legend[label], *(c for other, c in legend.items() if other != label), (41, 41, 41)]) / 255.0
-        nearest = np.linalg.norm(colors[:, :, None] - palette, axis=-1).argmin(axis=-1)
-        return float((nearest[(page.labels == label) & inside] == 0).mean())
-
-    wait_until(lambda: all(share(thing.label) > 0.6 for thing in things[:2]), WAIT_S, "both in their colours")
-
-
-def test_refitted_colors_change_the_picture_and_stay(
-    page: Page, wait_until: Callable[..., None], difference: Callable[..., float]
-) -> None:
-    page.view.choose_output("feature_pca")
-    wait_until(lambda: page.view.output() == "feature_pca" and page.view.picture().std() > CHANGED, WAIT_S, "features")
-    before = page.view.picture()
-    page.view.press("Refit PCA")
-    wait_until(lambda: "fit this view" in page.view.status(), WAIT_S, "an answer")
-    wait_until(lambda: difference(page.view.picture(), before) > CHANGED, WAIT_S, "other colours")
-    page.view.drag(120)
-    wait_until(lambda: difference(page.view.picture(), before) > CHANGED, WAIT_S, "another view")
-
-
-def test_missing_weights_are_a_status_and_the_page_lives(
-    page: Page,
-    things: list[SimpleNamespace],
-    wait_until: Callable[..., None],
-    difference: Callable[..., float],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (head,) = page.viewer.pipeline.model.query_heads().values()
-    with monkeypatch.context() as patch:
-        patch.setattr(head, "extractor", "clip:pretrained=/no/such/weights.pt")
-        page.view.write("Query", "mug")
-        wait_until(lambda: "Problem" in page.view.status(), WAIT_S, "a problem")
-        assert "weights file /no/such/weights.pt" in page.view.status()
-        assert page.panel.store.state.live is None
-        before = page.view.picture()
-        page.view.drag(150)
-        wait_until(lambda: difference(page.view.picture(), before) > CHANGED, WAIT_S, "another view")
-    page.view.write("Query", things[0].name)
-    wait_until(lambda: "Problem" not in page.view.status(), WAIT_S, "a good query")
-
-
-def test_a_failing_output_is_a_status_and_the_page_lives(
-    page: Page,
-    things: list[SimpleNamespace],
-    wait_until: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from f3rm_ext.viewer import outputs
-
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError("broken on purpose")
-
-    page.view.write("Query", things[0].name)
-    wait_until(lambda: page.heat(things[0].label) > FOUND, WAIT_S, "heat")
-    with monkeypatch.context() as patch:
-        patch.setattr(outputs, "_relevancy", broken)
-        page.view.write("Temperature", "0.11")
-        wait_until(lambda: page.view.output() == "rgb", WAIT_S, "falling back to rgb")
-        wait_until(lambda: "broken on purpose" in page.view.status(), WAIT_S, "what is wrong")
-    page.view.write("Temperature", "0.1")
-    wait_until(lambda: "relevancy_overlay" in page.view.outputs(), WAIT_S, "the output being offered again")

@@ -170,9 +170,7 @@ def test_only_it_is_the_mask_of_the_command(browser: Any, answers: tuple[Path, P
     for view, scores in views.items():
         page.does(f"f3rm.look(f3rm.content.cameras.findIndex((one) => one.name.startsWith('{view}.')))")
         for row, (number, threshold) in enumerate(asked):
-            page.does(f"f3rm.ask({number})")
-            page.does(f"f3rm.setThreshold({threshold})")
-            page.does("f3rm.show('only')")
+            page.does(f"(f3rm.ask({number}), f3rm.setThreshold({threshold}), f3rm.show('only'))")
             shown, mask = np.any(page.picture() != (1, 0, 1), axis=2), scores[..., number] >= threshold
             same[row] += (mask & shown).sum()
             either[row] += (mask | shown).sum()

@@ -35,10 +35,10 @@ BLOCKS = (32, 24)
 EMPTY_IMAGE = '<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>'
 SLOW_FRAMES = """
 const request = window.requestAnimationFrame.bind(window);
-window.requestAnimationFrame = (draw) => window.setTimeout(() => request(draw), 100);
+window.requestAnimationFrame = (draw) => window.setTimeout(() => request(draw), 200);
 window.cancelAnimationFrame = (frame) => window.clearTimeout(frame);
 """
-"""Has the page draw ten frames a second at most: without a GPU, it would keep a core busy while nothing changes."""
+"""Has the page draw five frames a second at most: without a GPU, it would keep a core busy while nothing changes."""
 
 
 def why_not() -> str:

@@ -72,36 +72,6 @@ def remember() -> Callable[[Path], Folder]:
 
 
 @pytest.fixture(scope="session")
-def make_run(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Makes a run on the tiny capture that was saved before its first step; returns its config.yml."""
-    import torch
-
-    from f3rm_ext.method_configs.presets import make_config
-
-    def make(
-        extractors: tuple[str, ...], codes: int = 0, change: Callable[[dict[str, Any]], None] = lambda state: None
-    ) -> Path:
-        """``change`` may edit the state of the model before it is saved."""
-        root = tmp_path_factory.mktemp("made")
-        config = make_config("f3rm-ext-lite")
-        config.data, config.output_dir = tiny_capture, root
-        config.experiment_name, config.timestamp = "e", "t"
-        config.pipeline.datamanager.data = tiny_capture
-        config.pipeline.datamanager.features.extractors = extractors
-        config.pipeline.datamanager.features.codes = codes
-        config.pipeline.datamanager.features.cache_dir = root / "cache"
-        state = config.pipeline.setup(device="cpu", test_mode="val").state_dict()
-        change(state)
-        folder = config.get_base_dir() / "nerfstudio_models"
-        folder.mkdir(parents=True)
-        torch.save({"step": 0, "pipeline": state}, folder / "step-000000000.ckpt")
-        config.save_config()
-        return config.get_base_dir() / "config.yml"
-
-    return make
-
-
-@pytest.fixture(scope="session")
 def rename_extractor() -> Callable[[str], Callable[[dict[str, Any]], None]]:
     """Makes a checkpoint say that its features came from an extractor written like this."""
 

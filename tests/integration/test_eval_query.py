@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 Typed = Callable[..., Any]
-pytestmark = pytest.mark.timeout(800)  # the first one waits for a training of 350 steps
+pytestmark = pytest.mark.timeout(800)  # the first one waits for a training of 420 steps
 ROOM_PARTS = ("window", "walls", "floor", "ceiling")
 
 
@@ -37,9 +37,12 @@ def config(room: Path, run_command: Callable[..., Any], tmp_path_factory: pytest
     done = run_command(
         *("ns-train", "f3rm-ext-lite", "--data", room, "--output-dir", out, "--experiment-name", "e"),
         *("--timestamp", "t", "--vis", "tensorboard", "--logging.local-writer.enable", "False"),
-        *("--max-num-iterations", 350, "--steps-per-save", 100_000),
+        *("--max-num-iterations", 420, "--steps-per-save", 100_000),
         *("--pipeline.datamanager.features.extractors", f"labels:data={room}"),
-        *("--pipeline.datamanager.feature-ray-fraction", 0.5),
+        *("--pipeline.datamanager.feature-ray-fraction", 1, "--pipeline.datamanager.train-num-rays-per-batch", 512),
+        *("--pipeline.model.proposals.0.num-samples", 32, "--pipeline.model.num-samples", 16),
+        *("--pipeline.model.grid.num-levels", 6, "--pipeline.model.grid.max-res", 256),
+        *(f"--pipeline.model.{name}.log2-hashmap-size=14" for name in ("grid", "feature-grid", "proposals.0.grid")),
         timeout_s=700,
     )
     assert done.code == 0, done.text[-4000:]

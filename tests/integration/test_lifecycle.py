@@ -24,7 +24,6 @@ def results(trained: Any, run_command: Callable[..., Any], tmp_path_factory: pyt
         "ns-eval",
         *("--load-config", trained.config, "--output-path", out / "eval.json"),
         *("--render-output-path", out / "images"),
-        fresh=True,
     )
     assert done.code == 0, done.text[-3000:]
     content = json.loads((out / "eval.json").read_text())

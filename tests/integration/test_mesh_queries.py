@@ -100,7 +100,8 @@ def test_texture_stays_and_texels_carry_features(
         assert done.code == 0, done.err
         part = read_mesh(tmp_path / name)
         assert (vertex_colors(part) is not None) if name == "part.ply" else (get_texture(part) is not None)
-    done = f3rm_ext("eval", "query", "--mesh", glb, "--by", "example", "--out", tmp_path / "query.json")
+    by_example = ("--by", "example", "--exemplars", 1)
+    done = f3rm_ext("eval", "query", "--mesh", glb, *by_example, "--out", tmp_path / "query.json")
     assert done.code == 0, done.err
 
 

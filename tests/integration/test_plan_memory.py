@@ -29,7 +29,7 @@ def test_plans_are_within_ten_percent(
         benchmark.WINDOW: 12,
         "pipeline.model.eval_num_rays_per_chunk": 2048,
     }
-    splats = {benchmark.COUNT: 20_000, benchmark.REGULARIZATION: "none"}
+    splats = {benchmark.COUNT: 10_000, benchmark.REGULARIZATION: "none"}
     runs = {"field": ("f3rm-ext-lite", 8, field), "splats": ("sugar-ext", 0, splats)}
     monkeypatch.setattr(benchmark, "RUNS", runs)
     monkeypatch.setattr(benchmark, "SPLAT_PX", (320, 180))

@@ -1,7 +1,7 @@
 """A mesh refined with splats on it: train → eval → resume → export → move, as the commands a user types, on the CPU."""
 
 import json
-import subprocess
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_a_run_in_two_parts_is_the_same(refined: Path, train: Train, room_mesh: 
 
 
 def test_its_splats_are_exported_and_a_part_of_them_moves(
-    refined: Path, run_command: Callable[..., Any], tmp_path: Path
+    refined: Path, run_command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = refined / "config.yml"
     done = run_command("f3rm-ext", "export", "splats", "--load-config", config, "--out", tmp_path / "a.ply")
@@ -120,7 +120,8 @@ def test_its_splats_are_exported_and_a_part_of_them_moves(
     middle = before.means.median(dim=0).values
     box = ("--low", *(middle - 0.2).tolist(), "--high", *(middle + 0.2).tolist())
     words = ("--load-config", config, "--out", tmp_path / "b.ply", *box, "--shift", 0, 0, 0.5)
-    subprocess.run([sys.executable, MOVE, *map(str, words)], check=True, capture_output=True)
+    monkeypatch.setattr(sys, "argv", [str(MOVE), *map(str, words)])
+    runpy.run_path(str(MOVE), run_name="__main__")
     apart = (read_splats(tmp_path / "b.ply")[0].means - before.means).norm(dim=1)
     assert 0 < int((apart > 1e-4).sum()) < len(apart) and float(apart.max()) == pytest.approx(0.5, abs=1e-3)
 

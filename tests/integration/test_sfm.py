@@ -131,6 +131,7 @@ def test_undistorted_with_masks(run_command: Run, photos: Path, tmp_path: Path) 
             assert np.frombuffer(data, np.float32).reshape(rows, cols)[:, 0].min() >= 299
 
 
+@pytest.mark.release
 def test_a_video(run_command: Run, scene: Scene, tmp_path: Path) -> None:
     av = pytest.importorskip("av")
     with av.open(str(tmp_path / "clip.mp4"), "w") as container:
@@ -232,7 +233,7 @@ def test_a_killed_run_goes_on(
     photos: Path, command_server: Any, run_command: Run, wait_until: Callable[..., None], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    words = ("f3rm-ext", "sfm", "process", "--images", photos, "--output", out)
+    words = ("f3rm-ext", "sfm", "process", "--images", photos, "--output", out, "--max-features", 1000)
     process = command_server.start(*words)
     wait_until(lambda: "\nMatching photos" in command_server.said(), 100, "matching")
     os.kill(process, signal.SIGKILL)

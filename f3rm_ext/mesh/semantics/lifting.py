@@ -22,8 +22,7 @@ from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.mesh.texture.photos import Photos
 from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places
-from f3rm_ext.query.groups import Seen
-from f3rm_ext.splat.features.lifting import average_groups
+from f3rm_ext.query.groups import Seen, average_groups
 from f3rm_ext.utils.console import StageProgress
 from f3rm_ext.utils.open3d_library import RayCaster
 
@@ -68,7 +67,7 @@ def lift_vertices(
     Args:
         mesh: triangles, in the frame of the cameras.
         per_group: draw the feature of each vertex towards the mean of its group, see
-            :func:`~f3rm_ext.splat.features.lifting.average_groups`.
+            :func:`~f3rm_ext.query.groups.average_groups`.
 
     Raises:
         MeshError: no photo sees any vertex.

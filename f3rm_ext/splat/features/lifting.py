@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float16, Int, Int32
+from jaxtyping import Float, Float16, Int32
 from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
@@ -21,18 +21,13 @@ from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.source import FeatureSource
-from f3rm_ext.query.groups import Seen
+from f3rm_ext.query.groups import Seen, average_groups
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.rasterize import resolve_backend
 from f3rm_ext.splat.rendering import SplatScene, composite
 
 SOLID = 0.05
 """Opacity from which on a Gaussian belongs to a group."""
-GROUP_SHARE = 0.5
-"""Share of the group's mean in the code of a Gaussian. With all of it small things vanish in groups of larger
-ones, and nothing finds parts of a group."""
-_CHUNK = 1 << 14
-"""Gaussians whose codes are averaged at a time."""
 CHANNELS = 64
 """Channels lifted at a time, beside the weight. Beyond the codes, memory holds a few slices of this width, whatever the
 dimension."""
@@ -105,27 +100,6 @@ def group_gaussians(
     shapes = scene.shapes()
     solid = (shapes.alphas.flatten() >= SOLID).cpu().numpy()
     return torch.from_numpy(seen.group(shapes.means.cpu().numpy(), codes.cpu().numpy(), solid)).to(codes.device)
-
-
-@torch.no_grad()
-def average_groups(codes: Float16[Tensor, "gaussians feat"], groups: Int[Tensor, " gaussians"]) -> None:
-    """Draws the code of each Gaussian towards the mean of its group (:data:`GROUP_SHARE`), so that a query outlines
-    whole things.
-
-    Args:
-        codes: changed in place; those of Gaussians without a group stay.
-        groups: number of each Gaussian's group, -1 for none.
-    """
-    known = torch.nonzero(groups >= 0)[:, 0]
-    if not len(known):
-        return
-    count = int(groups.max()) + 1
-    sums = torch.zeros(count, codes.shape[1], device=codes.device)
-    for part in known.split(_CHUNK):
-        sums.index_add_(0, groups[part].long(), codes[part].float())
-    means = sums / torch.bincount(groups[known], minlength=count).clamp_min(1)[:, None]
-    for part in known.split(_CHUNK):
-        codes[part] = codes[part].float().lerp(means[groups[part].long()], GROUP_SHARE).half()
 
 
 @torch.no_grad()

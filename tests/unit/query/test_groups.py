@@ -2,9 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 
 from f3rm_ext.query import groups
-from f3rm_ext.query.groups import group_points, join_parts, neighbour_pairs, reduce_features, segment_graph
+from f3rm_ext.query.groups import (
+    average_groups,
+    group_points,
+    join_parts,
+    neighbour_pairs,
+    reduce_features,
+    segment_graph,
+)
 
 BLOB = 60
 
@@ -134,3 +142,16 @@ def test_joining_is_the_plain_algorithm(
         labels[labels == best[2]] = best[1]
     found = join_parts(np.arange(80), pairs, descriptors, masses)
     assert as_sets(found) == as_sets(labels) and 1 < len(as_sets(found)) < 60
+
+
+def test_codes_are_drawn_towards_the_mean_of_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "_CHUNK", 7)
+    codes = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)).half()
+    numbers, before = torch.arange(40, dtype=torch.int32) % 4 - 1, codes.clone().float()
+    average_groups(codes, numbers)
+    for group in range(3):
+        own = before[numbers == group]
+        wanted = (own + own.mean(dim=0)) / 2
+        torch.testing.assert_close(codes[numbers == group].float(), wanted, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(codes[numbers < 0].float(), before[numbers < 0])
+    average_groups(codes[:1], torch.full((1,), -1))

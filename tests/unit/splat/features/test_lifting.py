@@ -129,19 +129,6 @@ def test_patches_add_up_to_what_pixels_do(
     assert found[0][0].max() > 1 and (found[0][1] != 1).any()
 
 
-def test_codes_are_drawn_towards_the_mean_of_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifting, "_CHUNK", 7)
-    codes = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)).half()
-    groups, before = torch.arange(40, dtype=torch.int32) % 4 - 1, codes.clone().float()
-    lifting.average_groups(codes, groups)
-    for group in range(3):
-        own = before[groups == group]
-        wanted = (own + own.mean(dim=0)) / 2
-        torch.testing.assert_close(codes[groups == group].float(), wanted, atol=2e-3, rtol=2e-3)
-    torch.testing.assert_close(codes[groups < 0].float(), before[groups < 0])
-    lifting.average_groups(codes[:1], torch.full((1,), -1))
-
-
 def test_gaussians_are_grouped_by_what_views_see_of_them(scene: SplatScene, views: PinholeCameras) -> None:
     seen = lifting.Seen(len(scene.gaussians), 3)
     codes = lifting.lift_maps(scene, views, DIM, maps().__getitem__, on_weights=seen.add)
