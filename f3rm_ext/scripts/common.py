@@ -74,8 +74,7 @@ class SplatBudgetOptions:
             return None
         degree = MAX_SH_DEGREE if self.sh_degree is None else self.sh_degree
         kept = reduce_splats(run, size_of, out, Limit(degree, self.max_mb, self.max_loss_db), bad_values)
-        for line in (*kept.notices, str(kept)):
-            note(line)
+        note(*kept.notices, str(kept))
         return kept
 
 
