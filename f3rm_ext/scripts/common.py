@@ -137,14 +137,6 @@ class MeshPhotos:
         assert self.data is not None
         return open_capture(self.data)
 
-    def frame_of(self, mesh: Path) -> Literal["capture", "scene"]:
-        """Returns the frame of a mesh file: the given one, or for auto what the file says, else capture."""
-        from f3rm_ext.utils.provenance import read_provenance
-
-        if self.frame != "auto":
-            return self.frame
-        return "scene" if read_provenance(mesh).get("frame") == "scene" else "capture"
-
 
 def check_crop(low: Vector | None, high: Vector | None) -> None:
     """Raises ConfigError where a crop box is empty."""
