@@ -62,7 +62,6 @@ class SplatBudgetOptions:
         """Chooses what a file keeps and says so; None where there is no limit.
 
         Args:
-            size_of: measures files.
             out: name of a file of the format whose losses count.
             bad_values: treatment of values that are NaN or infinite.
         """

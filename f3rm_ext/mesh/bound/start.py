@@ -72,7 +72,6 @@ def far_from_mesh(
 
     Args:
         points: scene frame, CPU.
-        mesh: the mesh.
         cameras: positions, scene frame, CPU.
         share: above 0.
     """
