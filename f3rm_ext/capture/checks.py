@@ -298,7 +298,7 @@ def check_dataparser_outputs(outputs: DataparserOutputs, *, check_files: bool = 
     """
     paths = [Path(path) for path in outputs.image_filenames]
     if min_images >= 2:
-        require_images(min(len(paths), 2), "The training split of the capture")
+        require_images(len(paths), "The training split of the capture")
     if check_files:
         missing = [path for path in paths if not path.is_file()]
         if missing:

@@ -103,7 +103,7 @@ class CaptureDataParser(Nerfstudio):
         self._folder = folder
         if self.config.eval_mode == "auto":
             self.config = replace(self.config, eval_mode="interval" if MODEL_KEY in meta else "fraction")
-        checks.require_images(min(len(meta["frames"]), 2), self.config.data)
+        checks.require_images(len(meta["frames"]), self.config.data)
         if self._opens_images or self.config.drop_missing_frames:
             meta = self._drop_missing(meta, folder)
         checks.check_frame_poses(meta["frames"])
@@ -145,7 +145,7 @@ class CaptureDataParser(Nerfstudio):
                 f"{sentence}: copy them back, or remove their frames from transforms.json; `ns-train` leaves them out "
                 "with `f3rm-ext-data --drop-missing-frames True` at its end."
             )
-        checks.require_images(min(len(kept), 2), f"{self.config.data} without its missing frames")
+        checks.require_images(len(kept), f"{self.config.data} without its missing frames")
         CONSOLE.log(f"Going on without missing frames: {sentence}.", markup=False)
         return {**meta, "frames": kept}
 

@@ -105,13 +105,6 @@ class CaptureGroundTruth:
         """Whether there are classes and at least one label image."""
         return bool(self.things) and any(_first_value(frame, LABEL_KEYS) for frame in self._frames.values())
 
-    @property
-    def exact_depth(self) -> bool:
-        """Whether there are depth images with a known unit."""
-        return self._depth_unit_m is not None and any(
-            _first_value(frame, DEPTH_KEYS) for frame in self._frames.values()
-        )
-
     def depth_m(self, image: Path, height_px: int, width_px: int) -> Float32[np.ndarray, "h w"] | None:
         """Returns depth along the optical axis, metres, 0 if unknown, by nearest pixel; None without a depth image."""
         path = self.file(image, DEPTH_KEYS) if self._depth_unit_m else None

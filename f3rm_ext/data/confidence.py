@@ -19,20 +19,17 @@ TOLERANCE = 0.1
 """A point agrees with the depth of a view if it differs by at most this share of it."""
 
 
-def agreement(
-    depths: Float[Tensor, " points"], shown: Float[Tensor, " points"], tolerance: float = TOLERANCE
-) -> Float[Tensor, " points"]:
+def agreement(depths: Float[Tensor, " points"], shown: Float[Tensor, " points"]) -> Float[Tensor, " points"]:
     """Returns how well points agree with the depth of a view, 0 to 1.
 
     Args:
         depths: of the points, along the axis of the camera.
         shown: what the view shows where they are; 0 where it shows nothing, or where they are not in the picture.
-        tolerance: share of the depth at which the agreement ends.
 
     >>> agreement(torch.tensor([2.0, 2.1, 3.0, 2.0]), torch.tensor([2.0, 2.0, 2.0, 0.0])).round(decimals=3).tolist()
     [1.0, 0.5, 0.0, 0.0]
     """
-    weights = 1 - (depths - shown).abs() / (tolerance * shown).clamp_min(1e-12)
+    weights = 1 - (depths - shown).abs() / (TOLERANCE * shown).clamp_min(1e-12)
     return torch.where(shown > 0, weights.clamp_min(0), 0)
 
 

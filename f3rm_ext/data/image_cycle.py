@@ -54,7 +54,8 @@ class ImageCycle:
         self._order = self._shuffle(0, avoid_first=[], first=0)
         self._position = 0
         self._round: list[list[int]] = []
-        self._uses = 0
+        self.uses = 0
+        """Number of steps that have used the present window."""
 
     @property
     def changes(self) -> bool:
@@ -64,17 +65,7 @@ class ImageCycle:
     @property
     def ends(self) -> bool:
         """Whether the next :meth:`step` deals a new window."""
-        return not self._round or (self._limit is not None and self._uses >= self._limit)
-
-    @property
-    def epoch(self) -> int:
-        """Number of complete passes before the present one."""
-        return self._epoch
-
-    @property
-    def uses(self) -> int:
-        """Number of steps that have used the present window."""
-        return self._uses
+        return not self._round or (self._limit is not None and self.uses >= self._limit)
 
     @property
     def round(self) -> tuple[tuple[int, ...], ...]:
@@ -85,8 +76,8 @@ class ImageCycle:
         """Returns the images of the next step. Deals a new window when the present one has been used for R steps."""
         if self.ends:
             self._round, self._epoch, self._order, self._position = self._dealt()
-            self._uses = 0
-        self._uses += 1
+            self.uses = 0
+        self.uses += 1
         return tuple(self._round[self.shard])
 
     def upcoming(self) -> tuple[int, ...] | None:
@@ -119,7 +110,7 @@ class ImageCycle:
             "order": list(self._order),
             "position": self._position,
             "round": [list(window) for window in self._round],
-            "uses": self._uses,
+            "uses": self.uses,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> bool:
@@ -135,7 +126,7 @@ class ImageCycle:
         self._epoch, self._order, self._position = int(state["epoch"]), order, int(state["position"])
         same = int(state["window_size"]) == self.window_size and int(state["shards"]) == self.shards
         self._round = [[int(image) for image in window] for window in state["round"]] if same else []
-        self._uses = int(state["uses"]) if same else 0
+        self.uses = int(state["uses"]) if same else 0
         return True
 
     def _dealt(self) -> tuple[list[list[int]], int, list[int], int]:

@@ -198,7 +198,6 @@ class ImageStream(WindowStream[PictureWindow]):
         dataset: PinholeDataset,
         cycle: ImageCycle,
         *,
-        split: str = "train",
         device: torch.device | str = "cpu",
         masked: MaskedPixels = "ignore",
         placement: Placement | None = None,
@@ -206,10 +205,10 @@ class ImageStream(WindowStream[PictureWindow]):
         """See the base."""
         cameras = dataset.cameras
         super().__init__(
-            cameras, cycle, split=split, device=device, masked=masked, placement=placement, whole_images=True
+            cameras, cycle, split="train", device=device, masked=masked, placement=placement, whole_images=True
         )
         self.dataset = dataset
-        self._turns = ImageTurns(cycle, split)
+        self._turns = ImageTurns(cycle, self.split)
         self.pixels_per_batch = int(cameras.height[0]) * int(cameras.width[0])
         """Pixels of the last image; before the first step, of the first image."""
         self._cameras = cameras  # The host reads their sizes; models move the rest.

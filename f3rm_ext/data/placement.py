@@ -14,13 +14,13 @@ The rest is for gradients, moments and activations, which do not exist yet when 
 """
 
 
-def fits(needed_bytes: int, free_bytes: int, share: float = SHARE) -> bool:
+def fits(needed_bytes: int, free_bytes: int) -> bool:
     """Returns whether images fit on a device.
 
-    >>> fits(6, 24), fits(7, 24), fits(7, 24, share=0.5)
-    (True, False, True)
+    >>> fits(6, 24), fits(7, 24)
+    (True, False)
     """
-    return needed_bytes <= share * free_bytes
+    return needed_bytes <= SHARE * free_bytes
 
 
 def free_memory(device: torch.device) -> int:

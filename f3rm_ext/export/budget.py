@@ -82,7 +82,6 @@ def reduce_splats(
     """Chooses the Gaussians of a file, and their degree of harmonics, by one of two limits.
 
     Args:
-        run: the run.
         size_of: returns the size in bytes of a file with these rows, of this SH degree.
         out: name of a file of the format whose losses count; it is not written.
         limit: what the file may take, or lose.
@@ -171,9 +170,7 @@ class BudgetSearch(SizeSearch):
     """Finds which Gaussians show most in a size, or least size for a loss.
 
     Args:
-        budget: measures losses.
         choose: returns the Gaussians that are kept, as many as it is told.
-        size_of: measures sizes.
     """
 
     def __init__(self, budget: SplatBudget, choose: Choose, size_of: SizeOf) -> None:

@@ -222,14 +222,13 @@ def _visible_points(
 
 
 def estimate_normals(
-    points: Float[np.ndarray, "points 3"], seen_from: Float[np.ndarray, "points 3"], neighbours: int = NEIGHBOURS
+    points: Float[np.ndarray, "points 3"], seen_from: Float[np.ndarray, "points 3"]
 ) -> Float32[np.ndarray, "points 3"]:
     """Estimates unit normals: across the plane that fits a point's neighbours best, towards the side it was seen from.
 
     Args:
         points: in any unit.
         seen_from: a place outside the surface for each point, such as the centre of the camera that saw it.
-        neighbours: number of points to fit, the point itself included; fewer where there are fewer.
 
     Returns:
         One normal for each point. With fewer than three points, the direction to where each was seen from.
@@ -241,7 +240,7 @@ def estimate_normals(
     if len(points) < 3:
         return towards.astype(np.float32)
     tree = KDTree(points)
-    count = min(neighbours, len(points))
+    count = min(NEIGHBOURS, len(points))
     normals = np.empty((len(points), 3), dtype=np.float32)
     for start in range(0, len(points), _NORMALS_CHUNK):
         part = slice(start, start + _NORMALS_CHUNK)

@@ -65,7 +65,6 @@ def require_own_run(out: Path, run: Path, command: str) -> None:
     """Checks, before the work begins, that a folder may become the derived run.
 
     Args:
-        out: the folder.
         run: folder of the run that it is made of.
         command: for example ``splats clean``.
 

@@ -26,7 +26,6 @@ def save_edits(model: "GaussianModel", manager: "ImageDataManager", checkpoint: 
     :func:`~f3rm_ext.export.derived.write_derived`.
 
     Args:
-        model: whose points are edited.
         checkpoint: the file that it was loaded from.
         edits: at least one step.
 

@@ -103,8 +103,6 @@ class PageContent:
         Args:
             queries: the questions that the page answers, all of one feature of the run; and the threshold of each,
                 the score from which upwards it matches at first.
-            title: headline.
-            frame: of the capture.
             notes: texts that are pinned to places.
 
         Raises:
@@ -171,7 +169,6 @@ def write_page(out: Path, content: PageContent) -> PageInfo:
 
     Args:
         out: an .html file.
-        content: what it shows.
 
     Raises:
         ConfigError: a note has no place, or the file cannot be written.

@@ -111,7 +111,6 @@ def find_places(
 
     Args:
         gaussians: on the CPU, scene frame.
-        matches: which of them match.
         cameras: of the capture, scene frame.
         scale: scene units per unit of the capture, in which sizes are told.
     """

@@ -39,8 +39,6 @@ class Comparison:
     base: Entry
     new: Entry
     rows: Sequence[Row]
-    interleaved: bool
-    """Whether the repeats took turns, so that changes of the machine cancel out."""
     remarks: Sequence[str]
     """Sentences about the reliability of the figures."""
 
@@ -80,7 +78,7 @@ def compare(base: Entry, new: Entry, tolerance: float = TOLERANCE) -> Comparison
             f"{new.name} and {base.name} have no figure in common that can be judged: measure both with at least "
             f"{MIN_REPEATS} repeats, and evaluate them."
         )
-    return Comparison(base, new, rows, bool(sessions), _remarks(base, new, unknown, sessions))
+    return Comparison(base, new, rows, _remarks(base, new, unknown, sessions))
 
 
 def _remarks(base: Entry, new: Entry, unknown: set[str], sessions: set[str]) -> list[str]:

@@ -48,7 +48,6 @@ def thin_parts(
     Args:
         stored: the views that the mesh was made of, with the depth that was fused.
         mesh: scene frame.
-        fuse: makes meshes of pixels.
     """
 
     def choose(index: int, view: "_MeshView") -> UInt8[np.ndarray, "h w"]:
@@ -69,7 +68,6 @@ def hole_parts(
     Args:
         stored: the views that the mesh was made of.
         mesh: scene frame, triangles counter-clockwise from outside.
-        fuse: makes meshes of pixels.
     """
 
     def choose(index: int, view: "_MeshView") -> UInt8[np.ndarray, "h w"]:

@@ -28,6 +28,7 @@ MAKERS = (
     "f3rm-ext query",
 )
 """Commands whose files may be replaced; others are kept."""
+Frame = Literal["capture", "scene"]
 Up = Literal["z", "y"]
 Corner = tuple[float, float, float] | None
 _Y_UP = np.eye(4)
@@ -64,10 +65,17 @@ def vertex_colors(mesh: trimesh.Trimesh) -> np.ndarray | None:
     return None
 
 
-def require_format(path: Path, option: str = "--out") -> None:
+def find_frame(path: Path, frame: Literal["auto"] | Frame) -> Frame:
+    """Returns the frame of a mesh file: the given one, or for auto what the file says, else capture."""
+    if frame != "auto":
+        return frame
+    return "scene" if read_provenance(path).get("frame") == "scene" else "capture"
+
+
+def require_format(path: Path) -> None:
     """Raises MeshError unless the name ends in one of :data:`SUFFIXES`."""
     if path.suffix.lower() not in SUFFIXES:
-        raise MeshError(f"{option} is {path}, but meshes are written as {', '.join(SUFFIXES)}: choose such a name.")
+        raise MeshError(f"--out is {path}, but meshes are written as {', '.join(SUFFIXES)}: choose such a name.")
 
 
 def require_replaceable(path: Path, *, textured: bool = False) -> None:
@@ -145,7 +153,7 @@ def read_mesh(path: Path) -> trimesh.Trimesh:
     Raises:
         MeshError: there is no such file, it cannot be read, or it has no faces.
     """
-    surface = _load(path)
+    surface = read_surface(path)
     if not isinstance(surface, trimesh.Trimesh):
         raise MeshError(f"{path} has points but no faces, so it is no mesh: give a mesh.")
     return surface
@@ -155,12 +163,8 @@ def read_surface(path: Path) -> trimesh.Trimesh | SurfacePoints:
     """Reads a mesh, or points with or without normals: PLY, or NPZ with ``points`` and perhaps ``normals``.
 
     Raises:
-        MeshError: there is no such file, or it has neither faces nor points.
+        MeshError: there is no such file, it cannot be read, or it has neither faces nor points.
     """
-    return _load(path)
-
-
-def _load(path: Path) -> trimesh.Trimesh | SurfacePoints:
     if not path.is_file():
         raise MeshError(f"There is no file {path}: give a mesh (.ply, .obj, .glb, .npz) or points (.ply, .npz).")
     try:

@@ -277,12 +277,12 @@ def capture_views(capture: Path) -> tuple[PinholeCameras, CaptureFrame]:
 _SLAB = 1 << 20
 
 
-def thin_out(points: SurfacePoints, spacing: float, seed: int = 0) -> SurfacePoints:
+def thin_out(points: SurfacePoints, spacing: float) -> SurfacePoints:
     """Removes points until none is nearer than the spacing to another: in random order, each keeps its neighbours out.
 
     Works on slabs along the longest axis, so that memory holds the pairs of one slab only.
     """
-    order = np.random.default_rng(seed).permutation(len(points))
+    order = np.random.default_rng(0).permutation(len(points))
     axis = int(np.ptp(points.positions, axis=0).argmax()) if len(points) else 0
     slabs = max(1, len(points) // _SLAB)
     slab_of = np.argsort(np.argsort(points.positions[order, axis], kind="stable")) * slabs // max(1, len(points))

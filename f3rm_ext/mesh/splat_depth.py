@@ -137,7 +137,6 @@ def _march(starts, ranks, geometry, planes, columns, K, depth):
         geometry: see :class:`~f3rm_ext.splat.rasterize.tiles.Bins`.
         planes: of each rank, (ranks, 6).
         columns: tiles per row of tiles.
-        K: intrinsics, pixels.
         depth: result, (h, w).
     """
     height, width = depth.shape

@@ -27,7 +27,7 @@ from f3rm_ext.moco.training import StepResult, Training
 from f3rm_ext.moco.views import load_batches, make_views
 from f3rm_ext.moco.weights import export
 from f3rm_ext.profiling.memory import MIB, peak_bytes, reset_peak, resident_bytes
-from f3rm_ext.utils.console import console, image_progress
+from f3rm_ext.utils.console import image_progress, say
 from f3rm_ext.utils.provenance import require_own_folder
 
 _STATE_KEYS = ("step", "plan", "fingerprint", "query", "key", "predictor", "queue", "optimizer")
@@ -101,10 +101,10 @@ class TrainingRun:
         device = _open_device(config.device) if config.memory_gib is None else torch.device(_device_name(config.device))
         memory = plan_memory(config, images, device, config.memory_gib)
         plan = memory.plan
-        self._say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
+        _say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
         if config.probe:
             seconds = step_seconds(plan, _open_device(config.device))
-            self._say(
+            _say(
                 f"A step takes {seconds:.2f} s on this {device.type} ({plan.pair.effective_batch / seconds:.1f} "
                 f"images/s), so the training takes about {seconds * plan.steps / 3600:.2f} hours."
             )
@@ -129,10 +129,10 @@ class TrainingRun:
         self.config = config = replace(memory.config, batch_size=launch.broadcast_first(memory.config.batch_size))
         plan = make_plan(config, len(tiles))
         training = Training(plan, tiles.fingerprint, device)
-        self._say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
+        _say(*plan.announcement(), *plan.warnings(), *memory.sentences(), f"Device: {device}.")
         if saved is not None:
             messages = training.restore(saved)
-            self._say(*messages, f"Resuming at step {training.step} of {plan.steps}.")
+            _say(*messages, f"Resuming at step {training.step} of {plan.steps}.")
         return self._train(training, tiles, memory)
 
     def _train(self, training: Training, tiles: Tiles, memory: MemoryPlan) -> int:
@@ -166,7 +166,7 @@ class TrainingRun:
                         if events is not None:
                             events.add_scalar("MoCo/peak_memory_mib", peak / MIB, training.step)
                         if training.step == first_pass:
-                            self._say(*memory.compare_first_pass(peak))
+                            _say(*memory.compare_first_pass(peak))
                     if training.step % _LOG_EVERY == 0 or training.step == plan.steps:
                         rate = (training.step - first) * images / (time.monotonic() - started)
                         self._log(events, training, result, rate)
@@ -178,15 +178,15 @@ class TrainingRun:
                 events.close()
         self._save(training)
         if stop:
-            self._say(f"Stopped at step {training.step} of {plan.steps}. Resume with: {self._resume_command()}")
+            _say(f"Stopped at step {training.step} of {plan.steps}. Resume with: {self._resume_command()}")
             return 128 + stop
         seconds = time.monotonic() - started
         if training.step > first:
             rate = (training.step - first) * images / seconds
-            self._say(f"Trained {training.step - first} steps in {seconds:.0f} s, {rate:.0f} images/s.")
+            _say(f"Trained {training.step - first} steps in {seconds:.0f} s, {rate:.0f} images/s.")
         facts = {**plan.record(), "step": training.step, "tiles": tiles.fingerprint}
         if is_first():
-            self._say(f"Weights are in {export(training.query.backbone, config.output, facts)}.")
+            _say(f"Weights are in {export(training.query.backbone, config.output, facts)}.")
         return 0
 
     def _shortage(self, training: Training) -> MemoryShortageError:
@@ -211,7 +211,7 @@ class TrainingRun:
         events.add_scalar("MoCo/images_per_s", images_per_s, training.step)
         if scalars["output_spread"] < COLLAPSED and not self._warned:
             self._warned = True
-            self._say(
+            _say(
                 f"Warning: the outputs of all images are nearly the same at step {training.step} (spread "
                 f"{scalars['output_spread']:.3f}; 1 is even): the training may have collapsed, so try a smaller "
                 "--learning-rate."
@@ -229,7 +229,7 @@ class TrainingRun:
         folder = self.config.output / "checkpoints"
         if not checkpoint.newest_first(folder):
             raise CheckpointError(f"There is no checkpoint in {self.config.output}: leave out --resume to start a run.")
-        return checkpoint.load(checkpoint.newest_intact(folder, self._say), _STATE_KEYS)
+        return checkpoint.load(checkpoint.newest_intact(folder, _say), _STATE_KEYS)
 
     def _decode(self) -> None:
         """Decodes the pictures with a progress bar and lists those that cannot be read."""
@@ -247,17 +247,17 @@ class TrainingRun:
         if tiles.skipped:
             examples = "; ".join(f"{name} ({reason})" for name, reason in list(tiles.skipped.items())[:_MAX_NAMED])
             more = f"; {tiles.array.with_suffix('.json')} lists all" if len(tiles.skipped) > _MAX_NAMED else ""
-            self._say(f"Skipped {len(tiles.skipped)} files that cannot be read: {examples}{more}.")
+            _say(f"Skipped {len(tiles.skipped)} files that cannot be read: {examples}{more}.")
 
     def _resume_command(self) -> str:
         """Returns the typed command line with --resume."""
         typed = [word for word in sys.argv[1:] if word != "--resume"]
         return launch.command_prefix() + shlex.join(["f3rm-ext", *typed, "--resume"])
 
-    @staticmethod
-    def _say(*sentences: str) -> None:
-        for sentence in sentences if is_first() else ():
-            console().print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+def _say(*sentences: str) -> None:
+    if is_first():
+        say(*sentences)
 
 
 def _device_name(device: str) -> str:

@@ -75,12 +75,9 @@ def comparison_sentence(ours: Profile, theirs: Profile) -> str:
     text += f" ({100 * change / other:+.0f} %)." if other else "."
     if ours.device != theirs.device:
         return text + f" The runs differ in their device ({ours.device}, {theirs.device}), so do not compare peaks."
-    mine, other_run = ours.snapshots[-1], theirs.snapshots[-1]
-    differences = {
-        name: size - other_run.categories.get(name, 0)
-        for name, size in {**mine.categories, "activations": mine.activations}.items()
-    }
-    differences["activations"] = mine.activations - other_run.activations
+    lasts = (ours.snapshots[-1], theirs.snapshots[-1])
+    sizes, other_sizes = ({**last.categories, "activations": last.activations} for last in lasts)
+    differences = {name: size - other_sizes.get(name, 0) for name, size in sizes.items()}
     name = max(differences, key=lambda one: abs(differences[one]))
     if differences[name]:
         sign = "more" if differences[name] > 0 else "less"

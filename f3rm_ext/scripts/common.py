@@ -62,7 +62,6 @@ class SplatBudgetOptions:
         """Chooses what a file keeps and says so; None where there is no limit.
 
         Args:
-            size_of: measures files.
             out: name of a file of the format whose losses count.
             bad_values: treatment of values that are NaN or infinite.
         """
@@ -74,8 +73,7 @@ class SplatBudgetOptions:
             return None
         degree = MAX_SH_DEGREE if self.sh_degree is None else self.sh_degree
         kept = reduce_splats(run, size_of, out, Limit(degree, self.max_mb, self.max_loss_db), bad_values)
-        for line in (*kept.notices, str(kept)):
-            note(line)
+        note(*kept.notices, str(kept))
         return kept
 
 
@@ -137,14 +135,6 @@ class MeshPhotos:
             return open_run_capture(self.load_config)
         assert self.data is not None
         return open_capture(self.data)
-
-    def frame_of(self, mesh: Path) -> Literal["capture", "scene"]:
-        """Returns the frame of a mesh file: the given one, or for auto what the file says, else capture."""
-        from f3rm_ext.utils.provenance import read_provenance
-
-        if self.frame != "auto":
-            return self.frame
-        return "scene" if read_provenance(mesh).get("frame") == "scene" else "capture"
 
 
 def check_crop(low: Vector | None, high: Vector | None) -> None:

@@ -225,11 +225,8 @@ def check_weights() -> Iterator[Finding]:
 
 def check_storage() -> Iterator[Finding]:
     """Checks the feature store's folder and its disk."""
-    given = os.environ.get("F3RM_EXT_CACHE")
-    folder = Path(given).expanduser() if given else Path.home() / ".cache" / "f3rm_ext"
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    folder = Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser()
+    existing = next((each for each in (folder, *folder.parents) if each.exists()), Path(folder.anchor))
     free = shutil.disk_usage(existing).free / _GIB
     status = f"{folder} ({free:.1f} GiB free)"
     if not os.access(existing, os.W_OK):

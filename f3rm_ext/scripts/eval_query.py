@@ -186,8 +186,7 @@ class EvalQuery(QueryTarget):
                 direct = judge_points(predictions, surface, truth, classes, self.threshold)
             if direct is not None:
                 results["direct-3d"] = direct
-        for sentence in judgement.notices():
-            note(sentence)
+        note(*judgement.notices())
         record = {"predictions": str(folder.resolve()), "protocol": judgement.protocol()}
         return self._report(out, record, results)
 

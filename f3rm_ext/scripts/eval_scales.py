@@ -70,8 +70,7 @@ class EvalScales:
         if self.view >= len(photos):
             raise ConfigError(f"--view is {self.view}, but there are {len(photos)} held-out photos: use 0 and up.")
         possible = select_scales(self.scales, photos.views, photos.scale_factor)
-        for sentence in possible.left_out:
-            say(sentence)
+        say(*possible.left_out)
         if not possible.scales:
             raise ConfigError("None of the --scales can be compared, for the reasons above: choose others.")
         out = self.out or self.load_config.parent / self._name()

@@ -42,7 +42,7 @@ class EvalTexture(MeshPhotos):
         """Renders, compares, prints the means and writes the metrics. Returns the exit code."""
         import numpy as np
 
-        from f3rm_ext.mesh.mesh_files import read_mesh
+        from f3rm_ext.mesh.mesh_files import find_frame, read_mesh
         from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo
         from f3rm_ext.utils.console import image_progress, say
         from f3rm_ext.utils.output_file import replace_file, require_writable
@@ -54,7 +54,7 @@ class EvalTexture(MeshPhotos):
         if self.pictures is not None:
             require_writable(self.pictures / "any", "--pictures")
         renderer = MeshRenderer(read_mesh(self.mesh), str(self.mesh))
-        photos = self.photo_source().photos(self.views, self.frame_of(self.mesh))
+        photos = self.photo_source().photos(self.views, find_frame(self.mesh, self.frame))
         sign, scores = {"made_by": COMMAND}, []
         pictures = [self.pictures / f"{self.views}-{index:04d}.png" for index in range(len(photos)) if self.pictures]
         for path in pictures:

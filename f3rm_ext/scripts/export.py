@@ -248,8 +248,7 @@ class Splats(SplatBudgetOptions, QueryInputs):
             lines.append("The format cannot record that the splats need anti-aliasing (SplatRenderMode: mip).")
         size_mib = self.out.stat().st_size / 2**20
         lines.append(f"{made.count} Gaussians (SH degree {made.sh_degree}, {size_mib:.1f} MiB) are in {self.out}.")
-        for line in lines:
-            say(line)
+        say(*lines)
         return 0
 
     def _scores(self, run: "SplatRun", queries: list[QuerySpec]) -> "GaussianScores":
@@ -338,8 +337,7 @@ class Convert:
             *(made.lost or ["Nothing was lost."]),
             f"{made.result.count} Gaussians (SH degree {made.result.sh_degree}, {size_mib:.1f} MiB) are in {self.out}.",
         ]
-        for line in lines:
-            say(line)
+        say(*lines)
         return 0
 
 

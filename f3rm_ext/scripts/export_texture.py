@@ -42,13 +42,13 @@ class Texture(MeshPhotos, MeshOutput):
 
     def main(self) -> int:
         """Colours and writes the mesh. Returns the exit code."""
-        from f3rm_ext.mesh.mesh_files import read_mesh
+        from f3rm_ext.mesh.mesh_files import find_frame, read_mesh
         from f3rm_ext.mesh.texture.baking import bake_texture, bake_vertices
         from f3rm_ext.utils.console import image_progress, note, show_stages
 
         self._check_output()
         mesh = read_mesh(self.mesh)
-        frame = self.frame_of(self.mesh)
+        frame = find_frame(self.mesh, self.frame)
         photos = self.photo_source().photos("train", frame)
         bake = bake_vertices if self.out.suffix.lower() == ".ply" else bake_texture
         with measured_cost() as cost, image_progress("steps") as progress:

@@ -212,8 +212,7 @@ class Info(_Store):
             say(f"{total / (1 << 20):.1f} MiB in all.")
         elif not broken:
             say(f"There are no features in {cache} yet.")
-        for message in broken:
-            say(message, "red")
+        say(*broken, style="red")
         return EXIT_DAMAGED if broken else 0
 
 
@@ -252,8 +251,7 @@ class Verify(_Store):
                     if damage is not None:
                         damages.append(f"{damage.path} {damage.reason}")
                 checked += len(keys)
-        for message in damages:
-            say(message, "red")
+        say(*damages, style="red")
         if damages:
             say(
                 f"{len(damages)} of {checked} files are damaged: run `f3rm-ext features extract` on their captures, or "

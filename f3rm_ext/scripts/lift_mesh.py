@@ -114,6 +114,5 @@ class LiftMesh(MeshPhotos):
                 f"No photo sees {unseen} of {len(mesh.vertices)} vertices: they have the features of the "
                 "nearest ones along the surface."
             )
-        for line in lines:
-            say(line)
+        say(*lines)
         return 0

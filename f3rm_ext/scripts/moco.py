@@ -10,6 +10,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.options import Architecture, TrainConfig
+from f3rm_ext.scripts.common import require_own_file
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -239,13 +240,10 @@ class Eval:
     def main(self) -> int:
         """Prints the accuracies and returns the exit code."""
         from f3rm_ext.moco.evaluation import scores_table
-        from f3rm_ext.utils.console import console, image_progress
-        from f3rm_ext.utils.output_file import require_writable
-        from f3rm_ext.utils.provenance import require_ours
+        from f3rm_ext.utils.console import image_progress, say
 
         if self.table is not None:
-            require_ours(self.table, _EVAL, "--table")
-            require_writable(self.table, "--table")
+            require_own_file(self.table, _EVAL, "--table")
         with image_progress("splits", disable=self.json) as progress:
             task = progress.add_task("Evaluating", total=(4 + (self.imagenet is not None)) * self.seeds)
             if self.masks is not None:
@@ -258,7 +256,7 @@ class Eval:
         table = scores_table(scores, titles)
         if self.table is not None:
             self._write(title, table)
-        console().print(f"{title}.\n\n{table.text()}", highlight=False, markup=False, soft_wrap=True)
+        say(f"{title}.\n\n{table.text()}")
         return 0
 
     def _score_images(self, done: Callable[[], None]) -> "Results":

@@ -100,7 +100,7 @@ class Query(QueryOptions):
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.query.group_list import PICTURE, list_groups, tabulate
         from f3rm_ext.query.queryable import HasGroups, get_head
-        from f3rm_ext.utils.console import console, say
+        from f3rm_ext.utils.console import say
 
         run, out = open_run_or_mesh(self.load_config, self.mesh, self.data), self.out or self.target_folder() / "groups"
         views, grouped, head = self._views(run, None), run.model, get_head(run.model.query_heads(), self.feature)
@@ -109,8 +109,7 @@ class Query(QueryOptions):
         groups = list_groups(run, grouped, views, head, self.text, out)
         if self.mesh is not None and grouped is run.model:
             self._write_group_mesh(run, head.name, out)
-        console().print(tabulate(groups).text(), markup=False, highlight=False, soft_wrap=True)
-        say(f"{len(groups)} groups; {out / PICTURE} shows them.")
+        say(tabulate(groups).text(), f"{len(groups)} groups; {out / PICTURE} shows them.")
         return 0
 
     def _views(self, run: "Photos", path: "CameraPath | None") -> "list[View]":

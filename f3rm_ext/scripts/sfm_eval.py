@@ -1,11 +1,11 @@
 """``f3rm-ext sfm eval``: errors of the poses of a capture against true poses."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.scripts.common import require_own_file, write_json
 
 if TYPE_CHECKING:
     from f3rm_ext.sfm.metrics import PoseMetrics
@@ -49,14 +49,11 @@ class Eval:
         """Prints a table, writes the metrics and returns the exit code."""
         from f3rm_ext.sfm import capture_cameras, metrics
         from f3rm_ext.sfm.capture_cameras import match_images, read_capture_cameras
-        from f3rm_ext.utils.console import console
-        from f3rm_ext.utils.output_file import replace_file, require_writable
+        from f3rm_ext.utils.console import say
         from f3rm_ext.utils.output_folder import made_by
-        from f3rm_ext.utils.provenance import require_ours
 
         if self.out is not None:
-            require_ours(self.out, "f3rm-ext sfm eval")
-            require_writable(self.out)
+            require_own_file(self.out, "f3rm-ext sfm eval")
         predicted, true = read_capture_cameras(self.predicted), read_capture_cameras(self.truth)
         pairs = match_images(predicted, true)
         theirs, ours = (list(indices) for indices in zip(*pairs, strict=True))
@@ -84,11 +81,10 @@ class Eval:
                 **asdict(result),
                 "chamfer": chamfer,
             }
-            with replace_file(self.out) as stream:
-                stream.write((json.dumps(record, indent=1) + "\n").encode())
-        console().print(self._table(result, chamfer, len(lost)), highlight=False, markup=False, soft_wrap=True)
+            write_json(self.out, record)
+        say(self._table(result, chamfer, len(lost)))
         if self.out is not None:
-            console().print(f"Metrics are in {self.out}.", highlight=False, markup=False, soft_wrap=True)
+            say(f"Metrics are in {self.out}.")
         return 0
 
     def _table(self, result: "PoseMetrics", chamfer: float | None, lost: int) -> str:

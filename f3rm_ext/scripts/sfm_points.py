@@ -11,7 +11,7 @@ import numpy as np
 import tyro
 
 from f3rm_ext.capture.points import STEREO_POINTS
-from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.errors import CaptureError
 from f3rm_ext.utils.ranges import Range, check_ranges
 
 
@@ -75,6 +75,7 @@ class Points:
 
     def _write(self, meta: dict[str, Any], folder: Path, positions: np.ndarray, colors: np.ndarray) -> None:
         from f3rm_ext.data.stereo.points import DensePoints, encode_ply
+        from f3rm_ext.utils.output_file import write_error
 
         fresh = self.out.with_name(f".{self.out.name}.{os.getpid()}.tmp")
         try:
@@ -87,9 +88,7 @@ class Points:
             (fresh / "transforms.json").write_text(json.dumps(meta, indent=1))
             os.rename(fresh, self.out)
         except OSError as error:
-            raise ConfigError(
-                f"{self.out} cannot be written ({error.strerror or error}): free some space or choose another --out."
-            ) from error
+            raise write_error(self.out, error) from error
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
 

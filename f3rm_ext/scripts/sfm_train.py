@@ -69,9 +69,10 @@ class Train:
 
     def _show_plan(self, settings: Settings, processes: int) -> int:
         from f3rm_ext.sfm.diffusion.plan import memory_lines, plan_lines
+        from f3rm_ext.utils.console import say
 
         settings = scale_steps(settings, processes)
-        _say(*plan_lines(settings, processes), *memory_lines(settings, processes))
+        say(*plan_lines(settings, processes), *memory_lines(settings, processes))
         return 0
 
 
@@ -99,7 +100,7 @@ class Prepare:
     def main(self) -> int:
         """Writes the data and returns the exit code."""
         from f3rm_ext.sfm.diffusion.co3d_lists import FrameLists, convert_captures, find_downloads, list_co3d
-        from f3rm_ext.utils.console import image_progress
+        from f3rm_ext.utils.console import image_progress, say
 
         first, *others = self.category or ("",)
         every = first == "all" and not others
@@ -123,12 +124,12 @@ class Prepare:
         missing = {name: path for each in lists for name, path in each.missing.items()}
         if missing:
             names = ", ".join(list(missing)[:3]) + (" …" if len(missing) > 3 else "")
-            _say(
+            say(
                 f"Files of {len(missing)} sequences are missing ({names}), such as {next(iter(missing.values()))}. "
                 "Frames without files are left out: download these sequences to use them."
             )
         wanted = "all_train" if every else ",".join(self.category)
-        _say(
+        say(
             f"{sum(each.counts['train'] for each in lists)} images to train with and "
             f"{sum(each.counts['test'] for each in lists)} to test with are in {self.output}.",
             f"To train: f3rm-ext sfm train dataset.path={self.output} dataset.category={wanted}",
@@ -184,34 +185,35 @@ def _launch(launcher: list[str], preset: Preset, words: list[str]) -> int:
 def _train(settings: Settings) -> int:
     from f3rm_ext.sfm.diffusion.plan import plan_lines
     from f3rm_ext.sfm.diffusion.training import Training, make_accelerator
+    from f3rm_ext.utils.console import say
 
     accelerator, warning = make_accelerator()
     settings = scale_steps(settings, accelerator.num_processes)
     if accelerator.is_main_process:
         if warning:
-            _say(f"Warning: {warning}")
-        _say(*plan_lines(settings, accelerator.num_processes))
+            say(f"Warning: {warning}")
+        say(*plan_lines(settings, accelerator.num_processes))
     training = Training(settings, accelerator)
     if accelerator.is_main_process and training.notice:
-        _say(training.notice)
+        say(training.notice)
     if accelerator.is_main_process and training.iteration:
-        _say(f"Resuming at step {training.iteration:,}.")
+        say(f"Resuming at step {training.iteration:,}.")
     log = _start_wandb(settings) if settings.debug.wandb and accelerator.is_main_process else None
 
     def report(iteration: int, loss: float) -> None:
         if log is not None:
             log.log({"loss": loss}, step=iteration)
         if iteration % _EVERY == 0 or iteration == settings.training.max_iterations:
-            _say(f"step {iteration:,} of {settings.training.max_iterations:,}: loss {loss:.5f}")
+            say(f"step {iteration:,} of {settings.training.max_iterations:,}: loss {loss:.5f}")
 
     def report_metrics(iteration: int, metrics: dict[str, float]) -> None:
         if log is not None:
             log.log(metrics, step=iteration)
-        _say(f"step {iteration:,}, held-out sets: " + ", ".join(f"{name} {v:.3f}" for name, v in metrics.items()))
+        say(f"step {iteration:,}, held-out sets: " + ", ".join(f"{name} {v:.3f}" for name, v in metrics.items()))
 
     training.run(report, report_metrics)
     if accelerator.is_main_process:
-        _say(f"Checkpoints are in {settings.folder / 'checkpoints'}.")
+        say(f"Checkpoints are in {settings.folder / 'checkpoints'}.")
     return 0
 
 
@@ -228,13 +230,6 @@ def _start_wandb(settings: Settings) -> Any:
         raise ConfigError(
             f"Weights & Biases cannot be used ({reason_of(error)}): run `wandb login`, or set debug.wandb=False."
         ) from error
-
-
-def _say(*lines: str) -> None:
-    from f3rm_ext.utils.console import console
-
-    for line in lines:
-        console().print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":  # in each process that accelerate starts

@@ -68,9 +68,7 @@ class View:
         cameras, origin = self._cameras(content)
         up = content.up if self.up == "auto" else self.up
         server = serve_content(content, self.file.name, cameras, self.host, self.port, up)
-        say(f"{self.file} has {content.summary}; its {up} axis points up here{origin}.")
-        for remark in content.remarks:
-            say(remark)
+        say(f"{self.file} has {content.summary}; its {up} axis points up here{origin}.", *content.remarks)
         return serve_until_interrupt(server)
 
     def _cameras(self, content: "Content") -> "tuple[list[NamedCamera], str]":

@@ -46,13 +46,7 @@ class CameraSet:
 
     def __getitem__(self, index: slice | list[int]) -> "CameraSet":
         """Returns some of the cameras."""
-        return CameraSet(
-            self.rotations[index],
-            self.centers[index],
-            self.focals_px[index],
-            self.principals_px[index],
-            self.sizes_px[index],
-        )
+        return CameraSet(**{name: values[index] for name, values in vars(self).items()})
 
     def directions(self, pixels: Float[Tensor, "cams *points 2"]) -> Float[Tensor, "cams *points 3"]:
         """Returns world directions through pixels, of length 1 along the optical axis."""

@@ -90,10 +90,8 @@ class FeatureDatabase:
                 f"COLMAP cannot open {self.path}, which may be damaged: add --start-over to rebuild it; the capture "
                 "stays until the new one is complete."
             ) from error
-        try:
+        with contextlib.closing(database):
             yield database
-        finally:
-            database.close()
 
     def ids(self) -> dict[str, int]:
         """Returns the id of each photo by name."""
@@ -217,8 +215,7 @@ def _set_focal_lengths(path: Path, focal_px: Mapping[str, float]) -> None:
     """Gives each camera the median of the focal lengths that are known for its photos."""
     if not focal_px:
         return
-    database = colmap().Database.open(path)
-    try:
+    with contextlib.closing(colmap().Database.open(path)) as database:
         of_camera: dict[int, list[float]] = defaultdict(list)
         for image in database.read_all_images():
             if image.name in focal_px:
@@ -229,5 +226,3 @@ def _set_focal_lengths(path: Path, focal_px: Mapping[str, float]) -> None:
             params[camera.focal_length_idxs()] = float(np.median(values))
             camera.params, camera.has_prior_focal_length = params, True
             database.update_camera(camera)
-    finally:
-        database.close()

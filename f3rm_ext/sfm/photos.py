@@ -217,13 +217,13 @@ def read_mask(path: Path, photo_path: Path, photo: Photo) -> Bool[np.ndarray, "h
         with Image.open(path) as image:
             mask = image.convert("L")
         with Image.open(photo_path) as original:
-            orientation = original.getexif().get(274, 1)
+            orientation = original.getexif().get(_ORIENTATION, 1)
     except UNREADABLE as error:
         raise CaptureError(f"The mask {path} cannot be read ({reason_of(error)}): write it again.") from error
     stored = photo.stored_size
     upright = stored[::-1] if photo.turned and orientation >= 5 else stored
     if mask.size == stored and photo.turned and (stored != upright or orientation < 5):
-        mask.getexif()[274] = orientation
+        mask.getexif()[_ORIENTATION] = orientation
         mask = ImageOps.exif_transpose(mask)
     elif mask.size != upright:
         raise CaptureError(

@@ -14,8 +14,6 @@ from torch import Tensor
 from f3rm_ext.sfm.cameras import CameraSet
 from f3rm_ext.sfm.rays import cell_centers, map_points
 
-Center = Literal["mean", "intersection"]
-"""Definition of a camera's centre: the mean of its rays' origins, or the point nearest to all of its rays."""
 Unknown = Literal["focal", "all"]
 """Intrinsics to recover: focal lengths, with the principal point in the middle of the image, or that point, too.
 Noise of the rays turns the camera several times as much if the principal point is free."""
@@ -25,19 +23,6 @@ _JUDGES = 2048
 """Largest number of rays by which hypotheses are judged."""
 _INLIER_SIGMAS = 2.5
 _SIGMAS_PER_MEDIAN = 1.4826
-
-
-def nearest_centers(
-    origins: Float[Tensor, "cams rays 3"], directions: Float[Tensor, "cams rays 3"]
-) -> Float[Tensor, "cams 3"]:
-    """Returns the points with the smallest sum of squared distances to each camera's rays.
-
-    They solve Σ(I - rrᵀ) c = Σ(I - rrᵀ) o for unit directions r and origins o.
-    """
-    unit = torch.nn.functional.normalize(directions, dim=-1)
-    across = torch.eye(3, dtype=unit.dtype, device=unit.device) - unit[..., :, None] * unit[..., None, :]
-    right = (across @ origins[..., None]).sum(dim=1)
-    return torch.linalg.lstsq(across.sum(dim=1), right).solution[..., 0]
 
 
 def procrustes(local: Float[Tensor, "cams rays 3"], world: Float[Tensor, "cams rays 3"]) -> Float[Tensor, "cams 3 3"]:
@@ -140,9 +125,10 @@ def recover_cameras(
     maps: Float[Tensor, "cams 8 rows cols"],
     sizes_px: Float[Tensor, "cams 2"],
     intrinsics: tuple[Float[Tensor, "cams 2"], Float[Tensor, "cams 2"]] | Unknown = "focal",
-    center: Center = "mean",
 ) -> CameraSet:
     """Recovers cameras from their ray maps, in the maps' frame and scale. Computes in float64.
+
+    A camera's centre is the mean of its rays' origins.
 
     Args:
         intrinsics: focal lengths and principal points in pixels, or which of them to find.
@@ -150,10 +136,7 @@ def recover_cameras(
     rows, cols = maps.shape[-2:]
     sizes_px = sizes_px.double()
     origins, endpoints = (points.flatten(1, 2) for points in map_points(maps.double()))
-    if center == "mean":
-        centers = origins.mean(dim=1)
-    else:
-        centers = nearest_centers(origins, endpoints - origins)
+    centers = origins.mean(dim=1)
     world = endpoints - centers[:, None]
     pixels = cell_centers(sizes_px, rows, cols).flatten(1, 2)
     if isinstance(intrinsics, str):

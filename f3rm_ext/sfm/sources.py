@@ -49,7 +49,7 @@ def find_sources(config: ProcessConfig) -> dict[str, Source]:
     if config.images is None:
         return {}
     paths = find_photos(config.images)
-    require_images(min(len(paths), 2), config.images)
+    require_images(len(paths), config.images)
     masks = {} if config.masks is None else find_masks(config.masks, paths, config.images)
     sources = [Source(path, masks.get(path)) for path in paths]
     return dict(zip(capture_names(paths, config.images), sources, strict=True))
@@ -69,7 +69,7 @@ def write_frames(work: WorkFolder, path: Path, config: ProcessConfig, show: Stag
             image.save(stream, "JPEG", quality=_FRAME_QUALITY, subsampling=0)
             frames.append(work.images / f"frame_{len(frames) + 1:05d}.jpg")
             work.write(frames[-1], stream.getvalue())
-        require_images(min(len(frames), 2), path)
+        require_images(len(frames), path)
         work.save(video={"wanted": origin, "frames": [frame.name for frame in frames]})
     return {frame.stem: Source(frame) for frame in frames}
 

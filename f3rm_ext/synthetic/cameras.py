@@ -9,9 +9,7 @@ RADII = (1.62, 1.66, 1.56)
 """Distances of the cameras from the axis of the room, in turn, metres."""
 
 
-def look_at(
-    eye: Float[np.ndarray, "3"], target: Float[np.ndarray, "3"], up: tuple[float, float, float] = (0.0, 0.0, 1.0)
-) -> Float[np.ndarray, "4 4"]:
+def look_at(eye: Float[np.ndarray, "3"], target: Float[np.ndarray, "3"]) -> Float[np.ndarray, "4 4"]:
     """Returns the pose of a camera at ``eye`` whose optical axis passes through ``target``.
 
     >>> look_at(np.array([0.0, -2.0, 0.0]), np.zeros(3))[:3, 2].tolist()  # z points away from the target
@@ -19,7 +17,7 @@ def look_at(
     """
     back = eye - target
     back = back / np.linalg.norm(back)
-    right = np.cross(up, back)
+    right = np.cross((0.0, 0.0, 1.0), back)
     right = right / np.linalg.norm(right)
     pose = np.eye(4)
     pose[:3, 0], pose[:3, 1], pose[:3, 2], pose[:3, 3] = right, np.cross(back, right), back, eye

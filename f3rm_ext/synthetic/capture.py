@@ -13,6 +13,7 @@ from f3rm_ext.synthetic.render import render
 from f3rm_ext.synthetic.world import LOOK_AT, World, build_world, light_world
 from f3rm_ext.utils.console import image_progress
 from f3rm_ext.utils.pictures import to_bytes, to_srgb
+from f3rm_ext.utils.ranges import check_ranges
 
 CONVENTIONS = {
     "units": "metres",
@@ -30,7 +31,7 @@ def write_capture(out: Path, config: SynthConfig, progress: bool = True) -> Path
     """Writes a synthetic capture, see :func:`f3rm_ext.synthetic.synthesize`."""
     from rich.console import Console
 
-    config.check()
+    check_ranges(config)
     console = Console(stderr=True)
     with (
         files.replace_capture(out, config.overwrite) as folder,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from f3rm_ext.utils.ranges import Range, check_ranges
+from f3rm_ext.utils.ranges import Range
 
 
 @dataclass
@@ -32,10 +32,6 @@ class SynthConfig:
     """Every n-th view is held out for evaluation (val and test), n ≥ 2."""
     overwrite: bool = False
     """Replace a synthetic capture in the folder. Other files there are kept."""
-
-    def check(self) -> None:
-        """Raises :class:`~f3rm_ext.errors.ConfigError` if an option is out of range."""
-        check_ranges(self)
 
 
 @dataclass
@@ -68,7 +64,3 @@ class PictureConfig:
     """Add a strip with depth, normals and labels below the picture."""
     overwrite: bool = False
     """Replace an existing file."""
-
-    def check(self) -> None:
-        """Raises :class:`~f3rm_ext.errors.ConfigError` if an option is out of range."""
-        check_ranges(self)

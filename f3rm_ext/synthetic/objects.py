@@ -232,7 +232,7 @@ def picture_frame(shop: Workshop) -> Mesh:
     level = [shapes.rounded_box(width, 0.018, bar, 0.005, 0.015).place(z=z).paint(gilt) for z in (0.0, height - bar)]
     back = shapes.box(width - bar, 0.004, height - bar, 0.015).place(0.0, 0.002, bar / 2).paint(board)
     front = landscape(shop, width - 2 * bar, height - 2 * bar, gloss=0.03).place(0.0, -0.0015, height / 2)
-    leaning = join_meshes([*upright, *level, back, front]).move(shapes.placement(0, 0, 0, 0, -14))
+    leaning = join_meshes([*upright, *level, back, front]).place(tilt_deg=-14)
     path = np.array([[0.0, 0.11, 0.003], [0.0, 0.08, 0.06], [0.0, 0.043, 0.15]])
     return join_meshes([leaning.place(y=-0.02, z=0.0025), shapes.tube(path, 0.004, around=8).paint(gilt)])
 
@@ -242,7 +242,7 @@ def landscape(shop: Workshop, width: Real, height: Real, gloss: Real = 0.0, spac
     paint = shop.material(Pattern.PAINTING, GREY, params=(float(shop.rng.uniform(0, 50)),), gloss=gloss)
     sheet = shapes.rectangle(width, height, spacing)
     sheet = sheet.texture(sheet.vertices / [width, height, 1.0] + [0.5, 0.5, 0.0])
-    return sheet.move(shapes.placement(0, 0, 0, 0, 90)).paint(paint)
+    return sheet.place(tilt_deg=90).paint(paint)
 
 
 def metal_ball(shop: Workshop) -> Mesh:

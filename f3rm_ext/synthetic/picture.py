@@ -14,13 +14,14 @@ from f3rm_ext.synthetic.render import View, render
 from f3rm_ext.synthetic.world import LOOK_AT, build_world, light_world
 from f3rm_ext.utils.atomic_files import open_atomic
 from f3rm_ext.utils.colormaps import label_table_bytes
+from f3rm_ext.utils.ranges import check_ranges
 
 _FORMATS = {".jpg": "JPEG", ".jpeg": "JPEG", ".png": "PNG"}
 
 
 def write_picture(out: Path, config: PictureConfig) -> Path:
     """Writes one picture of the room, see :func:`f3rm_ext.synthetic.take_picture`."""
-    config.check()
+    check_ranges(config)
     if out.suffix.lower() not in _FORMATS:
         raise ConfigError(f"{out} does not end in .jpg or .png, so its format is unclear: choose such a name.")
     if out.is_dir() or (out.exists() and not config.overwrite):

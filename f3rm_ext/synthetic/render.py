@@ -109,7 +109,6 @@ def render(
     focal_px: float,
     samples: int = 2,
     bounces: int = 2,
-    exposure: float = 1.0,
 ) -> View:
     """Renders one view of the scene.
 
@@ -141,6 +140,6 @@ def render(
             # Each sample of a pixel sees another part of the sun, the same part in every pixel.
             tilt = _SUN_WIDTH * (across - 0.5), _SUN_WIDTH * (down - 0.5)
             rng = np.random.default_rng([int(pixels[0]), number])
-            total += _film(exposure * _radiance(scene, origin, directions, bounces, tilt, rng))
+            total += _film(_radiance(scene, origin, directions, bounces, tilt, rng))
         view.rgb[pixels] = to_bytes(to_srgb(total / samples**2))
     return View(*(values.reshape(height_px, width_px, *values.shape[1:]) for values in view))

@@ -5,7 +5,7 @@ import numpy as np
 from f3rm_ext.synthetic import shapes
 from f3rm_ext.synthetic.lighting import Lights
 from f3rm_ext.synthetic.materials import Pattern, srgb
-from f3rm_ext.synthetic.mesh import Mesh, Real, join_meshes, placement
+from f3rm_ext.synthetic.mesh import Mesh, Real, join_meshes
 from f3rm_ext.synthetic.objects import SHADE, Workshop, landscape
 
 HALF = 2.5
@@ -29,7 +29,7 @@ def floor(shop: Workshop) -> Mesh:
 def ceiling(shop: Workshop) -> Mesh:
     """White plaster."""
     plaster = shop.material(Pattern.PLAIN, srgb(0xF2EFE8), params=(0.08, 0.03))
-    return shapes.rectangle(2 * HALF, 2 * HALF, 0.1).move(placement(0, 0, HEIGHT, 0, 180)).paint(plaster)
+    return shapes.rectangle(2 * HALF, 2 * HALF, 0.1).place(z=HEIGHT, tilt_deg=180).paint(plaster)
 
 
 def walls(shop: Workshop) -> Mesh:
@@ -40,12 +40,11 @@ def walls(shop: Workshop) -> Mesh:
     wood = shop.material(Pattern.PLAIN, srgb(0xF4F1EA))
     parts = []
     for k in range(4):
-        turn = placement(0, 0, 0, 90.0 * k)
-        wall = shapes.rectangle(2 * HALF, HEIGHT, 0.09).move(placement(0, HALF, HEIGHT / 2, 0, 90))
+        wall = shapes.rectangle(2 * HALF, HEIGHT, 0.09).place(y=HALF, z=HEIGHT / 2, tilt_deg=90)
         wall = wall.texture(wall.vertices * [1.0, 0.0, 1.0]).paint(paper)
         skirting = shapes.box(2 * HALF, 0.02, 0.11, 0.1).place(0, HALF - 0.01).paint(wood)
         rail = shapes.box(2 * HALF, 0.025, 0.035, 0.1).place(0, HALF - 0.0125, 0.905).paint(wood)
-        parts.append(join_meshes([wall, skirting, rail]).move(turn))
+        parts.append(join_meshes([wall, skirting, rail]).place(turn_deg=90.0 * k))
     return join_meshes(parts)
 
 
@@ -55,9 +54,8 @@ def window(shop: Workshop) -> Mesh:
     sky = shop.material(Pattern.SKY, srgb(0xDCE9F2), srgb(0x8FBBE8), srgb(0xFFFFFF), emission=1.5)
     white = shop.material(Pattern.PLAIN, srgb(0xF7F5F0), gloss=0.02, roughness=0.1)
     pane = shapes.rectangle(width, height, 0.12)
-    pane = pane.texture(pane.vertices / [width, height, 1] + [0.5, 0.5, 0]).move(
-        placement(0, HALF - 0.03, middle, 0, 90)
-    )
+    pane = pane.texture(pane.vertices / [width, height, 1] + [0.5, 0.5, 0])
+    pane = pane.place(y=HALF - 0.03, z=middle, tilt_deg=90)
     low = middle - height / 2
     bars = [
         shapes.box(0.05, 0.06, height + 0.1, 0.09).place(x=x, z=low - 0.05)

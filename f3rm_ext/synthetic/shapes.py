@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Float
 
-from f3rm_ext.synthetic.mesh import Mesh, Real, join_meshes, placement
+from f3rm_ext.synthetic.mesh import Mesh, Real, join_meshes
 
 
 def patch(points: Float[np.ndarray, "us vs 3"], closed_v: bool = False) -> Mesh:
@@ -248,6 +248,6 @@ def box(width: Real, depth: Real, height: Real, spacing: Real = 0.05) -> Mesh:
         ((depth, height, width), ((90, 90), (90, 270))),
     ):
         for tilt, turn in turns:
-            sides.append(rectangle(w, d, spacing).place(z=h / 2).move(placement(0, 0, 0, turn, tilt)))
+            sides.append(rectangle(w, d, spacing).place(z=h / 2).place(turn_deg=turn, tilt_deg=tilt))
     mesh = join_meshes(sides).place(z=height / 2)
     return mesh.texture(mesh.vertices)

@@ -46,15 +46,17 @@ def silence() -> "Iterator[None]":
         log.quiet = before
 
 
-def say(text: str, style: str = "") -> None:
-    """Prints a text as it is, without markup and without breaking its lines."""
-    console().print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+def say(*texts: str, style: str = "") -> None:
+    """Prints each text as it is, without markup and without breaking its lines."""
+    for text in texts:
+        console().print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
-def note(sentence: str) -> None:
-    """Prints a sentence that the user should read, and tells it to the program that started this one."""
-    events.note(sentence)
-    say(sentence)
+def note(*sentences: str) -> None:
+    """Prints sentences that the user should read, and tells them to the program that started this one."""
+    for sentence in sentences:
+        events.note(sentence)
+        say(sentence)
 
 
 def image_progress(unit: str = "images", on: "Console | None" = None, *, disable: bool = False) -> "Progress":

@@ -30,10 +30,6 @@ def open3d() -> Any:
 class RayCaster:
     """Casts rays at triangles (Embree); lengths are in the unit of the vertices, single precision.
 
-    Args:
-        vertices: corners of the triangles.
-        faces: three vertices each.
-
     Raises:
         ConfigError: see :func:`open3d`.
     """

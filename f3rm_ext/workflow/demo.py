@@ -113,7 +113,7 @@ class DemoRun(StageRunner):
             self.run_stage(Stage("query", "Querying by example", program, exemplar, inputs, words, outputs))
             if method == SPLATS:
                 self._make_splats_page(config, inputs, read_json(measured))
-            return self.write_report(self._page(method, data, run, views.outputs["scores"], measured))
+            return self.write_report(self._page(method, run, views.outputs["scores"], measured))
 
     def check_requirements(self) -> list[str]:
         """See :meth:`StageRunner.check_requirements`."""
@@ -211,7 +211,7 @@ class DemoRun(StageRunner):
         given = self.options.images or self.options.data
         return "the room" if given is None else capture_name(given)
 
-    def _page(self, method: str, data: Path, run: Path, scores: Path, measured: Path) -> str:
+    def _page(self, method: str, run: Path, scores: Path, measured: Path) -> str:
         measure: dict[str, Any] = read_json(measured)
         content = ReportContent(
             method=method,

@@ -106,10 +106,10 @@ class PhotoStereo:
         return len(self.cameras.widths)
 
     @classmethod
-    def from_dataset(cls, dataset: PinholeDataset, options: StereoOptions | None = None) -> "PhotoStereo":
+    def from_dataset(cls, dataset: PinholeDataset) -> "PhotoStereo":
         """Returns the stereo of a data set's photos, at its size; reading one raises CaptureError if it cannot be
         read."""
-        return cls(dataset.picture, PinholeCameras.of(dataset.cameras), options)
+        return cls(dataset.picture, PinholeCameras.of(dataset.cameras))
 
     def color(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
         """Returns the colours of a photo."""

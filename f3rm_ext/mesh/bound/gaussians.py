@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from f3rm_ext.mesh.bound.layout import barycentric_weights, initial_size
+from f3rm_ext.mesh.bound.layout import INITIAL_SIZES, barycentric_weights
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count, sh_to_rgb
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def bind(
     """
     count = len(faces) * per_triangle
     stretch = _in_plane_edges(vertices[faces]) @ torch.linalg.inv(_in_plane_edges(torch.tensor([_EQUILATERAL])))
-    axes, sizes = _ellipses(initial_size(per_triangle) * stretch)
+    axes, sizes = _ellipses(INITIAL_SIZES[per_triangle] * stretch)
     if corner_colors is None:
         colors = torch.full((count, 3), GREY)
     else:

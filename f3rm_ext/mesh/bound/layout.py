@@ -9,8 +9,9 @@ from torch import Tensor
 
 PerTriangle = Literal[1, 3, 4, 6]
 _CENTRE = (1 / 3, 1 / 3, 1 / 3)
-_RADII = {1: 1 / (2 * 3**0.5), 3: 1 / (2 * (3**0.5 + 1)), 4: 1 / (4 * 3**0.5), 6: 1 / (4 + 2 * 3**0.5)}
-"""Radii of the circles at these places in an equilateral triangle, in units of its side."""
+INITIAL_SIZES = {1: 1 / (2 * 3**0.5), 3: 1 / (2 * (3**0.5 + 1)), 4: 1 / (4 * 3**0.5), 6: 1 / (4 + 2 * 3**0.5)}
+"""First standard deviation of each Gaussian by their number on a triangle, in units of its shortest edge: the radii of
+circles at these places in an equilateral triangle."""
 
 
 def _cyclic_points(own: float, other: float) -> tuple[tuple[float, float, float], ...]:
@@ -35,20 +36,9 @@ def barycentric_weights(
 
     Args:
         count: Gaussians per triangle: 1, 3, 4 or 6.
-        device: of the tensor.
-        dtype: of the tensor.
 
     >>> barycentric_weights(3)[0].tolist()
     [0.5, 0.25, 0.25]
     """
     with torch.inference_mode(False):
         return torch.tensor(_WEIGHTS[count], device=device, dtype=dtype)
-
-
-def initial_size(count: int) -> float:
-    """Returns the first standard deviation of each Gaussian, in units of the triangle's shortest edge.
-
-    >>> round(initial_size(1), 4)
-    0.2887
-    """
-    return _RADII[count]

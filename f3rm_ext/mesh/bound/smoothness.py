@@ -52,8 +52,6 @@ def normal_inconsistency(
 
     Args:
         vertices: any frame; differentiable.
-        faces: vertex indices.
-        pairs: of these faces.
     """
     if not len(pairs.first):
         return 0 * vertices.sum()

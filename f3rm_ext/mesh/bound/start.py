@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from f3rm_ext.mesh.bound.gaussians import BoundGaussians
 from f3rm_ext.mesh.bound.layout import barycentric_weights
 from f3rm_ext.mesh.texture.photos import Photos
 
-Frame = Literal["capture", "scene"]
 _THINNEST = 1e-7
 """Triangles are dropped whose height is a smaller share of their longest edge: float32 gives them no normal."""
 
@@ -31,7 +30,7 @@ class StartMesh:
     """Vertex indices; every triangle has an area."""
     corner_colors: Float[Tensor, "faces 3 3"] | None
     """Colours of the triangles' corners, 0 to 1; None where the mesh has none."""
-    frame: Frame
+    frame: Literal["capture", "scene"]
     """Frame of the file."""
 
 
@@ -48,12 +47,9 @@ def read_start_mesh(
     Raises:
         MeshError: there is no such file, it cannot be read, or it has no triangles with an area.
     """
-    from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors
+    from f3rm_ext.mesh.mesh_files import find_frame, read_mesh, vertex_colors
 
-    mesh = read_mesh(path)
-    if frame == "auto":
-        frame_name = read_provenance(path).get("frame")
-        frame = cast(Frame, frame_name) if frame_name in ("capture", "scene") else "capture"
+    mesh, frame = read_mesh(path), find_frame(path, frame)
     vertices, faces = np.asarray(mesh.vertices, np.float64), np.asarray(mesh.faces, np.int64)
     if frame == "capture":
         vertices = find_capture_frame().to_scene(vertices)
@@ -76,7 +72,6 @@ def far_from_mesh(
 
     Args:
         points: scene frame, CPU.
-        mesh: the mesh.
         cameras: positions, scene frame, CPU.
         share: above 0.
     """

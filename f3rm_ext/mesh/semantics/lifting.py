@@ -20,7 +20,7 @@ from scipy.spatial import KDTree
 from f3rm_ext.errors import MeshError
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
-from f3rm_ext.mesh.texture.photos import Photos
+from f3rm_ext.mesh.texture.photos import UNSEEN, Photos
 from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places
 from f3rm_ext.query.groups import Seen, average_groups
 from f3rm_ext.utils.console import StageProgress
@@ -93,10 +93,7 @@ def lift_vertices(
     for part, lifted in lift_places(mesh, places, photos, load, dim, on_progress, on_weights):
         codes[part], visible[part] = lifted
     if not visible.any():
-        raise MeshError(
-            "No training photo sees the mesh: it is of another capture or in another frame, so try --frame scene or "
-            "--frame capture."
-        )
+        raise MeshError(UNSEEN)
     groups = seen.group(points, codes, visible)
     if per_group:
         average_groups(torch.from_numpy(codes), torch.from_numpy(groups))

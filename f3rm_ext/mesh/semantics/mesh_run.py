@@ -12,7 +12,7 @@ from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.image_datamanager import ImageDataManager, ImageDataManagerConfig, LiftedFeatureOptions
 from f3rm_ext.errors import MeshError
-from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance
+from f3rm_ext.mesh.mesh_files import find_frame, read_mesh, read_provenance
 from f3rm_ext.mesh.semantics.feature_file import MeshFeatures, features_path, load_features
 from f3rm_ext.mesh.semantics.model import QueryableMesh
 from f3rm_ext.mesh.texture.photos import read_datamanager
@@ -126,11 +126,10 @@ def open_capture_manager(
             data=Path(manager.data or manager.dataparser.data),
             dataparser=manager.dataparser,
             camera_res_scale_factor=getattr(manager, "camera_res_scale_factor", 1.0),
-            features=LiftedFeatureOptions(options.extractors, options.cache_dir, options.codes),
         )
     else:
         config = ImageDataManagerConfig(data=data, dataparser=CaptureDataParserConfig())
-    options = config.features
+        options = config.features
     config.features = LiftedFeatureOptions(
         tuple(extractors) or options.extractors,
         cache_dir or options.cache_dir,
@@ -145,9 +144,8 @@ def frame_of_mesh(path: Path, frame: Literal["auto", "capture", "scene"], captur
     Raises:
         MeshError: the file is in the scene frame of another capture.
     """
-    record = read_provenance(path)
-    origin = frame if frame != "auto" else "scene" if record.get("frame") == "scene" else "capture"
-    if frame == "auto" and origin == "scene" and not same_frame(record, capture):
+    origin = find_frame(path, frame)
+    if frame == "auto" and origin == "scene" and not same_frame(read_provenance(path), capture):
         raise MeshError(
             f"{path} is in the scene frame of another capture, or of this one with other options of its dataparser: "
             "give the run that it was made of with --load-config, or a mesh in the frame of the capture."

@@ -14,8 +14,8 @@ from f3rm_ext.errors import ConfigError, MeshError, reason_of
 from f3rm_ext.mesh.box_contraction import BoxContraction
 from f3rm_ext.utils.open3d_library import RayCaster
 
-SMALLEST_PX, LARGEST_PX = 64, 8192
-"""Sides of textures."""
+LARGEST_PX = 8192
+"""Longest side of a texture."""
 _ROWS_AT_ONCE = 256
 _GROWN = 1.3
 """By how much the charts must exceed a texture of free size for its side to be doubled."""

@@ -23,7 +23,7 @@ from f3rm_ext.mesh.texture.atlas import (
     weld,
 )
 from f3rm_ext.mesh.texture.blending import blend_photos
-from f3rm_ext.mesh.texture.photos import Photos
+from f3rm_ext.mesh.texture.photos import UNSEEN, Photos
 from f3rm_ext.mesh.texture.seams import fill_outward, level_seams
 from f3rm_ext.utils.console import StageProgress
 from f3rm_ext.utils.open3d_library import RayCaster
@@ -115,10 +115,7 @@ def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: BoxContraction | N
         [depth / np.sqrt(camera.focal.prod()) for depth, camera in zip(depths, photos.cameras, strict=True)]
     )
     if not len(widths):
-        raise MeshError(
-            "No training photo sees the mesh: it is of another capture or in another frame, so try --frame scene or "
-            "--frame capture."
-        )
+        raise MeshError(UNSEEN)
     area = (mesh if space is None else contract_mesh(mesh, space)).area
     side = np.sqrt(area / _USED) / max(float(np.quantile(widths, 0.25)), 1e-12)
     return int(np.clip(2 ** np.round(np.log2(side)), 256, LARGEST_PX))

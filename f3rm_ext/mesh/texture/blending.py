@@ -10,7 +10,8 @@ from scipy.spatial import KDTree
 from f3rm_ext.data.gains import fit_log_gains
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.texture.atlas import Texels
-from f3rm_ext.mesh.texture.photos import Photos
+from f3rm_ext.mesh.texture.photos import UNSEEN, Photos
+from f3rm_ext.mesh.texture.rendering import interpolate
 from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places
 from f3rm_ext.utils.console import StageProgress
 from f3rm_ext.utils.open3d_library import RayCaster
@@ -58,12 +59,10 @@ def blend_photos(
         CaptureError: a photo cannot be read.
     """
     caster = RayCaster(mesh.vertices, mesh.faces)
-    corners = np.asarray(mesh.vertices, np.float32)[mesh.faces]
-    normals = np.asarray(mesh.face_normals, np.float32)
+    vertices, normals = np.asarray(mesh.vertices, np.float32), np.asarray(mesh.face_normals, np.float32)
     points = np.empty((len(texels), 3), np.float32)
     for part in _chunks(len(texels)):
-        triangle, (b, c) = corners[texels.faces[part]], texels.weights[part].T[..., None]
-        points[part] = triangle[:, 0] * (1 - b - c) + triangle[:, 1] * b + triangle[:, 2] * c
+        points[part] = interpolate(vertices, np.asarray(mesh.faces)[texels.faces[part]], texels.weights[part])
 
     def places(which: np.ndarray | slice) -> Places:
         face = texels.faces[which]
@@ -88,10 +87,7 @@ def blend_photos(
         on_progress("Photos", index + 1, len(photos))
     seen = total > 0
     if not seen.any():
-        raise MeshError(
-            "No training photo sees the mesh: it is of another capture or in another frame, so try --frame scene or "
-            "--frame capture."
-        )
+        raise MeshError(UNSEEN)
     sums[seen] /= total[seen, None]
     _fill(points, sums, seen, on_progress)
     return Blend(np.clip(sums, 0, 255, out=sums), seen, gains)

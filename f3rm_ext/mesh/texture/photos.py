@@ -16,6 +16,10 @@ from f3rm_ext.mesh.camera import Camera
 if TYPE_CHECKING:
     from f3rm_ext.data.pinhole_dataset import PinholeDataset
 
+UNSEEN = (
+    "No training photo sees the mesh: it is of another capture or in another frame, so try --frame scene or --frame "
+    "capture."
+)
 _OPAQUE = 250
 """Alpha below which a pixel shows more than its own surface."""
 

@@ -53,11 +53,7 @@ class PhotoColors(NamedTuple):
 
 
 class PhotoLookup:
-    """One photo, ready to colour places.
-
-    Args:
-        photo: its pixels.
-    """
+    """One photo, ready to colour places."""
 
     def __init__(self, camera: Camera, photo: Photo, caster: RayCaster) -> None:
         self._camera, self._caster = camera, caster

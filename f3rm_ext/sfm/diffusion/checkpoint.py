@@ -105,24 +105,20 @@ def image_side_px(path: Path) -> int:
     return int(settings.get("dataset.image_size", IMAGE_SIDE_PX))
 
 
-def build_model(state: Mapping[str, Tensor], vit: VisionTransformer | None = None) -> RayDiffuser:
+def build_model(state: Mapping[str, Tensor]) -> RayDiffuser:
     """Builds the model that these weights belong to.
-
-    Args:
-        vit: encoder to use if the weights have none.
 
     Raises:
         CheckpointError: parameters are missing, unknown or of other shapes.
     """
     size, stage = model_size(state)
     encoder = {name.removeprefix(_ENCODER): tensor for name, tensor in state.items() if name.startswith(_ENCODER)}
-    if encoder:
-        try:
-            vit = VisionTransformer.from_state_dict(encoder)
-        except ExtractorError as error:
-            raise CheckpointError(f"The image encoder in the checkpoint cannot be used: {error}") from error
-    if vit is None:
+    if not encoder:
         raise CheckpointError("The checkpoint has no image encoder: give the weights of DINOv2 ViT-S/14, too.")
+    try:
+        vit = VisionTransformer.from_state_dict(encoder)
+    except ExtractorError as error:
+        raise CheckpointError(f"The image encoder in the checkpoint cannot be used: {error}") from error
     with torch.device("meta"):
         model = RayDiffuser(vit, size, stage, residual="residual" in state)
     model.encoder.vit = vit

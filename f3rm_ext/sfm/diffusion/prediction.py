@@ -1,6 +1,6 @@
 """Cameras of images by a trained model, and how well those of held-out sets fit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +12,13 @@ from torch import Tensor
 from f3rm_ext.sfm.cameras import CameraSet
 from f3rm_ext.sfm.diffusion.co3d import Co3dScenes
 from f3rm_ext.sfm.diffusion.model import IMAGE_SIDE_PX, RayDiffuser
-from f3rm_ext.sfm.diffusion.schedule import PUBLISHED_STOP, predict_in_chunks, sample
+from f3rm_ext.sfm.diffusion.schedule import predict_in_chunks, sample
 from f3rm_ext.sfm.metrics import PoseMetrics, compare_poses
 from f3rm_ext.sfm.rays import cell_ndc
-from f3rm_ext.sfm.recovery import Unknown, recover_cameras
+from f3rm_ext.sfm.recovery import recover_cameras
+
+_MOST_IMAGES = 8
+"""Images that the model takes at once; more go in groups with the first."""
 
 
 def predict_maps(
@@ -23,15 +26,12 @@ def predict_maps(
     images: Float[Tensor, "images 3 h w"],
     ndc: Float[Tensor, "images 2 patches patches"],
     generator: torch.Generator,
-    stop: int = PUBLISHED_STOP,
-    most_images: int = 8,
 ) -> Float[Tensor, "images 8 cells cells"]:
     """Predicts the ray maps of images of one scene, in the frame of the first.
 
     Args:
         images: square crops, 0 to 1.
         ndc: where their patches lie in the uncropped images.
-        most_images: images that the model takes at once; more go in groups with the first.
     """
     with torch.no_grad():
         encoded = model.encoder(images[None])
@@ -40,22 +40,19 @@ def predict_maps(
         return model(maps, steps, encoded.select(chosen), ndc[None, chosen]).float()
 
     cells = ndc.shape[-1] * model.cells
-    return sample(predict_in_chunks(predict, most_images), (1, len(images), cells, cells), generator, stop)[0]
+    return sample(predict_in_chunks(predict, _MOST_IMAGES), (1, len(images), cells, cells), generator)[0]
 
 
 def predict_photos(
     model: RayDiffuser,
     photos: Sequence[UInt8[np.ndarray, "_ _ 3"]],
-    focals_px: Sequence[float] | None = None,
-    seed: int = 0,
     side_px: int = IMAGE_SIDE_PX,
 ) -> CameraSet:
     """Predicts the cameras of photos of one scene, in the frame of the first; its median point has distance 1.
 
-    The square in the middle of each photo is used, as in training.
+    The square in the middle of each photo is used, as in training. Principal points are in the middle.
 
     Args:
-        focals_px: focal lengths in pixels; None predicts them, too. Principal points are in the middle.
         side_px: side of the images that the model was trained on.
     """
     model.eval()
@@ -70,14 +67,10 @@ def predict_photos(
         images.append(torch.from_numpy(pixels).permute(2, 0, 1))
     patches = side_px // model.encoder.vit.patch_px
     ndc = cell_ndc(patches, patches, images[0]).expand(len(images), -1, -1, -1)
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(0)
     maps = predict_maps(model, torch.stack(images).to(device), ndc.to(device), generator).cpu()
     scale = (sides / side_px)[:, None]
-    intrinsics: tuple[Tensor, Tensor] | Unknown = "focal"
-    if focals_px is not None:
-        focals = torch.tensor(focals_px, dtype=torch.float64)[:, None].expand(-1, 2) / scale
-        intrinsics = (focals, (sizes / 2 - corners) / scale)
-    cropped = recover_cameras(maps, torch.full_like(sizes, side_px), intrinsics)
+    cropped = recover_cameras(maps, torch.full_like(sizes, side_px))
     return replace(
         cropped,
         focals_px=cropped.focals_px * scale,
@@ -86,13 +79,7 @@ def predict_photos(
     )
 
 
-def evaluate(
-    model: RayDiffuser,
-    scenes: Co3dScenes,
-    count: int,
-    stop: int = PUBLISHED_STOP,
-    on_set: Callable[[int], None] = lambda done: None,
-) -> list[PoseMetrics]:
+def evaluate(model: RayDiffuser, scenes: Co3dScenes, count: int) -> list[PoseMetrics]:
     """Compares the predicted cameras of image sets with the true ones, with known intrinsics."""
     model.eval()
     device = next(model.parameters()).device
@@ -100,10 +87,9 @@ def evaluate(
     for number in range(count):
         scene = scenes[number]
         generator = torch.Generator(device).manual_seed(number)
-        maps = predict_maps(model, scene.images.to(device), scene.ndc.to(device), generator, stop).cpu()
+        maps = predict_maps(model, scene.images.to(device), scene.ndc.to(device), generator).cpu()
         sizes = torch.full((len(maps), 2), float(scene.images.shape[-1]))
         cameras = recover_cameras(maps, sizes, (scene.focals_px, scene.principals_px))
         true = (scene.rotations.double().numpy(), scene.centers.double().numpy())
         rows.append(compare_poses((cameras.rotations.numpy(), cameras.centers.numpy()), true))
-        on_set(number + 1)
     return rows

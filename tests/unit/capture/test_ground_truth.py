@@ -36,7 +36,7 @@ def test_truth_reads_depth_in_metres_and_labels(labelled) -> None:
     truth = CaptureGroundTruth(labelled)
     image = labelled / "images" / "a.png"
     depth, labels = truth.depth_m(image, 4, 6), truth.labels(image, 4, 6)
-    assert depth is not None and labels is not None and truth.exact_depth
+    assert depth is not None and labels is not None
     np.testing.assert_allclose(depth, np.arange(24).reshape(4, 6) * 0.1, rtol=1e-6)
     assert labels[:, 0].tolist() == [0, 1, 2, 3]
 
@@ -58,7 +58,7 @@ def test_truth_of_photos_without_it_is_none(labelled) -> None:
         assert truth.depth_m(image, 4, 6) is None and truth.labels(image, 4, 6) is None
     (labelled / "transforms.json").write_text(json.dumps({"frames": [{"file_path": "images/a.png"}]}))
     plain = CaptureGroundTruth(labelled)
-    assert not plain.exact_depth and plain.things == []
+    assert plain.depth_m(labelled / "images" / "a.png", 4, 6) is None and plain.things == []
 
 
 def test_label_path_and_label_file_path_mean_the_same(labelled) -> None:
@@ -69,7 +69,7 @@ def test_label_path_and_label_file_path_mean_the_same(labelled) -> None:
     frame["depth_path"] = frame.pop("depth_file_path")
     path.write_text(json.dumps(meta))
     truth, image = CaptureGroundTruth(labelled), labelled / "images" / "a.png"
-    assert truth.has_labels and truth.exact_depth
+    assert truth.has_labels
     assert truth.labels(image, 4, 6) is not None and truth.depth_m(image, 4, 6) is not None
     assert truth.files(LABEL_KEYS) == [labelled / "labels" / "a.png"]
 
@@ -130,8 +130,8 @@ def test_a_box_is_tight(labelled) -> None:
 def test_captures_that_say_nothing_have_no_labels(labelled, meta) -> None:
     (labelled / "transforms.json").write_text(json.dumps(meta))
     truth = CaptureGroundTruth(labelled)
-    assert not truth.has_labels and not truth.exact_depth
-    assert truth.view(labelled / "images" / "a.png", 4, 6) is None
+    assert not truth.has_labels
+    assert truth.view(image := labelled / "images" / "a.png", 4, 6) is None and truth.depth_m(image, 4, 6) is None
 
 
 def test_a_capture_without_transforms_says_nothing(tmp_path) -> None:

@@ -30,7 +30,7 @@ def test_a_second_window_needs_room_of_its_own():
 
 
 def test_a_share_of_the_free_memory_may_be_taken():
-    assert fits(0, 0) and fits(10, 40, share=0.25) and not fits(11, 40, share=0.25)
+    assert fits(0, 0) and fits(10, 40) and not fits(11, 40)
     assert fits(int(SHARE * 40 * GIB), 40 * GIB) and not fits(int(SHARE * 40 * GIB) + 1, 40 * GIB)
 
 

@@ -21,14 +21,11 @@ def rotation_errors_deg(found: Tensor, true: Tensor) -> Tensor:
     return torch.rad2deg(torch.atan2(sine, cosine))
 
 
-@pytest.mark.parametrize("center", ["mean", "intersection"])
 @pytest.mark.parametrize("known", [True, False])
-def test_recovery_is_exact_without_noise(
-    cameras: CameraSet, depth: Tensor, center: recovery.Center, known: bool
-) -> None:
+def test_recovery_is_exact_without_noise(cameras: CameraSet, depth: Tensor, known: bool) -> None:
     intrinsics = (cameras.focals_px, cameras.principals_px) if known else "all"
     maps = render_maps(cameras, depth)
-    found = recovery.recover_cameras(maps, cameras.sizes_px, intrinsics, center)
+    found = recovery.recover_cameras(maps, cameras.sizes_px, intrinsics)
     true = cameras.relative_to_first()
     assert rotation_errors_deg(found.rotations, true.rotations).max() < 1e-5
     torch.testing.assert_close(found.centers, true.centers, atol=1e-6, rtol=0)

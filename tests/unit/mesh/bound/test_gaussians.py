@@ -13,7 +13,7 @@ from f3rm_ext.mesh.bound.gaussians import (
     rotate_in_plane,
     triangle_frames,
 )
-from f3rm_ext.mesh.bound.layout import barycentric_weights, initial_size
+from f3rm_ext.mesh.bound.layout import INITIAL_SIZES, barycentric_weights
 from f3rm_ext.mesh.mesh_files import vertex_colors
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations, rgb_to_sh, sh_to_rgb
 
@@ -41,7 +41,7 @@ def covariances(gaussians: Gaussians) -> torch.Tensor:
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_the_gaussians_of_a_layout_stay_apart_and_inside(count: int) -> None:
-    weights, radius = barycentric_weights(count), initial_size(count)
+    weights, radius = barycentric_weights(count), INITIAL_SIZES[count]
     torch.testing.assert_close(weights.sum(dim=1), torch.ones(count))
     torch.testing.assert_close(weights.mean(dim=0), torch.full((3,), 1 / 3))
     # A corner's weight is the distance from the side opposite, in units of the height.
@@ -79,7 +79,7 @@ def test_gaussians_fill_their_triangles_whatever_their_shapes() -> None:
     needle = torch.tensor([[0.0, 0, 0], [9, 0.1, 1], [5, 0.3, 0]])
     for count in COUNTS:
         made = bind(equilateral, torch.tensor([[0, 1, 2]]), None, count, 0, 0.5, 1e-6)
-        torch.testing.assert_close(made.scales.exp(), torch.full((count, 2), 2 * initial_size(count)))
+        torch.testing.assert_close(made.scales.exp(), torch.full((count, 2), 2 * INITIAL_SIZES[count]))
     for corners in (equilateral, needle):
         found = bind(corners, torch.tensor([[0, 1, 2]]), None, 1, 0, 0.5, 1e-6).gaussians()
         # The ellipse that touches the middles of the sides (Steiner's).
@@ -87,7 +87,7 @@ def test_gaussians_fill_their_triangles_whatever_their_shapes() -> None:
         torch.testing.assert_close(covariances(found)[0], away.T @ away / 6, atol=1e-5, rtol=1e-4)
     many = bind(needle, torch.tensor([[0, 1, 2]]), None, 6, 0, 0.5, 1e-6).gaussians()
     one = covariances(bind(needle, torch.tensor([[0, 1, 2]]), None, 1, 0, 0.5, 1e-6).gaussians())
-    share = (initial_size(6) / initial_size(1)) ** 2
+    share = (INITIAL_SIZES[6] / INITIAL_SIZES[1]) ** 2
     torch.testing.assert_close(covariances(many), (share * one).expand(6, 3, 3), atol=1e-5, rtol=1e-4)
 
 
