@@ -29,7 +29,7 @@ def _presets() -> list[tuple[int, ...]]:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    **{f"preset {shape}": {"shape": shape, "count": 40} for shape in _presets()},
+    **{f"preset {shape}": {"shape": shape, "count": 16} for shape in _presets()},
     **{f"small {shape}": {"shape": shape, "count": 10} for shape in SMALL},
     "several blocks": {"shape": SMALL[1], "count": 600},
     "half": {"shape": SMALL[3], "count": 10, "dtype": "float16"},

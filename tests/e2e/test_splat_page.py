@@ -165,7 +165,7 @@ def test_only_it_is_the_mask_of_the_command(browser: Any, answers: tuple[Path, P
     page = OpenPage(browser, file, width, height)
     page.page.evaluate("f3rm.renderer.background = [1, 0, 1]")
     # Not 0.5, which pixels without features have.
-    asked = [(0, 0.7), *((number, 0.55) for number in range(len(CLASSES)))]
+    asked = [(0, 0.7), *((number, 0.55) for number in range(0, len(CLASSES), 3))]
     same, either = np.zeros(len(asked)), np.zeros(len(asked))
     for view, scores in views.items():
         page.does(f"f3rm.look(f3rm.content.cameras.findIndex((one) => one.name.startsWith('{view}.')))")

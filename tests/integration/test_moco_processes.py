@@ -63,6 +63,7 @@ def test_two_processes_equal_one_with_the_double_batch(
             )
 
 
+@pytest.mark.release
 @pytest.mark.timeout(240)
 def test_one_interrupted_process_stops_all_and_they_go_on(
     train: Callable[..., list[Any]], tmp_path: Path, wait_until: Callable[..., None]

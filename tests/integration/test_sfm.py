@@ -233,7 +233,7 @@ def test_a_killed_run_goes_on(
     photos: Path, command_server: Any, run_command: Run, wait_until: Callable[..., None], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    words = ("f3rm-ext", "sfm", "process", "--images", photos, "--output", out, "--max-features", 1000)
+    words = ("f3rm-ext", "sfm", "process", "--images", photos, "--output", out, "--max-features", 600)
     process = command_server.start(*words)
     wait_until(lambda: "\nMatching photos" in command_server.said(), 100, "matching")
     os.kill(process, signal.SIGKILL)
