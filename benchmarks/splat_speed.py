@@ -220,7 +220,7 @@ def main() -> None:
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "device": rows[0]["device"],
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
+        "options": {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()},
         "rows": rows,
     }
     options.out.write_text(json.dumps(record, indent=1) + "\n")
