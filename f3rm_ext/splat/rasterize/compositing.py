@@ -85,6 +85,15 @@ def block_within(x, reach, block):
 
 @no_type_check
 @numba.njit(inline="always")
+def _read_gaussian(geometry, rank, left, top):
+    """Returns a row of :attr:`~f3rm_ext.splat.rasterize.tiles.Bins.geometry`, the centre from the corner of a tile."""
+    x, y = geometry[rank, 0] - np.float32(left), geometry[rank, 1] - np.float32(top)
+    a, b, c = geometry[rank, 2], geometry[rank, 3], geometry[rank, 4]
+    return x, y, a, b, c, geometry[rank, 5], geometry[rank, 6], geometry[rank, 7]
+
+
+@no_type_check
+@numba.njit(inline="always")
 def _weigh(lo, hi, x, y, a, b, c, opacity, mark, through, final, last, weights):
     """Computes the weights of one Gaussian in pixels lo to hi; updates their transmittances (0 once full)."""
     for p in range(lo, hi):
@@ -149,9 +158,7 @@ def forward(order, starts, ranks, geometry, payload, background, columns, colors
         start = starts[tile]
         for k in range(starts[tile + 1] - start):
             rank = ranks[start + k]
-            x, y = geometry[rank, 0] - np.float32(left), geometry[rank, 1] - np.float32(top)
-            a, b, c = geometry[rank, 2], geometry[rank, 3], geometry[rank, 4]
-            opacity, reach_x, reach_y = geometry[rank, 5], geometry[rank, 6], geometry[rank, 7]
+            x, y, a, b, c, opacity, reach_x, reach_y = _read_gaussian(geometry, rank, left, top)
             row0, row1 = rows_within(y, reach_y)
             for block in range(2):
                 if row0 >= row1 or not block_within(x, reach_x, block):
@@ -226,9 +233,7 @@ def measure(order, starts, ranks, geometry, payload, picture, truth, share, colu
         start = starts[tile]
         for k in range(starts[tile + 1] - start):
             rank = ranks[start + k]
-            x, y = geometry[rank, 0] - np.float32(left), geometry[rank, 1] - np.float32(top)
-            a, b, c = geometry[rank, 2], geometry[rank, 3], geometry[rank, 4]
-            opacity, reach_x, reach_y = geometry[rank, 5], geometry[rank, 6], geometry[rank, 7]
+            x, y, a, b, c, opacity, reach_x, reach_y = _read_gaussian(geometry, rank, left, top)
             row0, row1 = rows_within(y, reach_y)
             for block in range(2):
                 if row0 >= row1 or not block_within(x, reach_x, block):
@@ -334,9 +339,7 @@ def backward(
             deepest = max(deepest, t_last[p])
         for k in range(deepest, -1, -1):
             rank = ranks[start + k]
-            x, y = geometry[rank, 0] - np.float32(left), geometry[rank, 1] - np.float32(top)
-            a, b, c = geometry[rank, 2], geometry[rank, 3], geometry[rank, 4]
-            opacity, reach_x, reach_y = geometry[rank, 5], geometry[rank, 6], geometry[rank, 7]
+            x, y, a, b, c, opacity, reach_x, reach_y = _read_gaussian(geometry, rank, left, top)
             row0, row1 = rows_within(y, reach_y)
             result = rows[start + k - first]
             for block in range(2):
@@ -409,9 +412,7 @@ def backward_colors(order, starts, ranks, geometry, columns, upstream, last, fir
             deepest = max(deepest, t_last[p])
         for k in range(deepest + 1):
             rank = ranks[start + k]
-            x, y = geometry[rank, 0] - np.float32(left), geometry[rank, 1] - np.float32(top)
-            a, b, c = geometry[rank, 2], geometry[rank, 3], geometry[rank, 4]
-            opacity, reach_x, reach_y = geometry[rank, 5], geometry[rank, 6], geometry[rank, 7]
+            x, y, a, b, c, opacity, reach_x, reach_y = _read_gaussian(geometry, rank, left, top)
             row0, row1 = rows_within(y, reach_y)
             result = rows[start + k - first]
             for block in range(2):
@@ -459,9 +460,7 @@ def spread(order, starts, ranks, geometry, columns, down, across, share, first, 
         start = starts[tile]
         for k in range(starts[tile + 1] - start):
             rank = ranks[start + k]
-            x, y = geometry[rank, 0] - np.float32(left), geometry[rank, 1] - np.float32(top)
-            a, b, c = geometry[rank, 2], geometry[rank, 3], geometry[rank, 4]
-            opacity, reach_x, reach_y = geometry[rank, 5], geometry[rank, 6], geometry[rank, 7]
+            x, y, a, b, c, opacity, reach_x, reach_y = _read_gaussian(geometry, rank, left, top)
             row0, row1 = rows_within(y, reach_y)
             result = rows[start + k - first]
             for block in range(2):
