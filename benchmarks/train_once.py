@@ -80,7 +80,7 @@ class TrainOnce:
 
         peer = self.method == "nerfacto-f3rm"
         config: Any = all_methods["nerfacto" if peer else self.method]
-        ours = self.method.startswith("f3rm-ext")
+        ours = self.method.startswith(("f3rm-ext", "sugar-ext"))
         if peer:
             from peers import f3rm_peer
 
@@ -134,6 +134,7 @@ class TrainOnce:
         rays = trainer.pipeline.datamanager.get_train_rays_per_batch()
         first = min(20, len(durations) // 2)
         q1, median, q3 = statistics.quantiles(durations[first:], n=4)
+        parameters = getattr(trainer.pipeline.model, "gauss_params", None)
         cpu_median = statistics.median(cpu_durations[first:])
         report_result(
             {
@@ -151,6 +152,7 @@ class TrainOnce:
                 "peak_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
                 "threads": torch.get_num_threads(),
                 "config": str(config.get_base_dir() / "config.yml"),
+                **({} if parameters is None else {"gaussians": len(parameters["means"])}),
             }
         )
 
