@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from nerfstudio.engine.optimizers import AdamOptimizerConfig
-
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
-from f3rm_ext.engine.optimizers import RunDecaySchedulerConfig
+from f3rm_ext.engine.optimizers import FusedAdamOptimizerConfig, RunDecaySchedulerConfig
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.mesh.bound.model import BoundModelConfig
 from f3rm_ext.query.pipeline import FeaturePipelineConfig
@@ -55,7 +53,7 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
         manager = ImageDataManagerConfig(num_downscales=0, stereo_points="never")  # it starts from a mesh
     optimizers: dict[str, Any] = {}
     for group, lr in (BOUND_LEARNING_RATES if refine else LEARNING_RATES).items():
-        kind = PackedAdamOptimizerConfig if group == "features_rest" else AdamOptimizerConfig
+        kind = PackedAdamOptimizerConfig if group == "features_rest" else FusedAdamOptimizerConfig
         optimizers[group] = {"optimizer": kind(lr=lr, eps=1e-15), "scheduler": None}
     # A short run moves as far as a long one only at higher rates.
     for group in ("vertices", "free_means") if refine else ("means",):
@@ -63,7 +61,7 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
         places["optimizer"].lr *= 5 if lite else 1
         places["scheduler"] = RunDecaySchedulerConfig(lr_final=places["optimizer"].lr / 100)
     optimizers["exposure"] = {
-        "optimizer": AdamOptimizerConfig(lr=2e-2, eps=1e-15),
+        "optimizer": FusedAdamOptimizerConfig(lr=2e-2, eps=1e-15),
         "scheduler": RunDecaySchedulerConfig(lr_final=2e-3),
     }
     return F3rmTrainerConfig(

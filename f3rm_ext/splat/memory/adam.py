@@ -13,11 +13,13 @@ from torch.nn import Parameter
 from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.shapes import lacks_values
+from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory import remainder
-from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, MomentStorage, detect_storage, resize_moments
+from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, SECOND, MomentStorage, detect_storage, resize_moments
 from f3rm_ext.splat.memory.packed import (
     TRITON_KERNELS,
     PackedGradient,
+    fits_numba,
     forget_gradient,
     gather_gradient,
     packed_gradient,
@@ -40,9 +42,10 @@ class PackedAdam(torch.optim.Optimizer):
     decay, and the remaining momentum moves the row. The result equals plain Adam, unlike SelectiveAdam of gsplat 1.5,
     which does not catch up.
 
-    All arithmetic is float32 on a few rows at a time; on CUDA it is one Triton kernel where that works. A float16
-    parameter is rounded stochastically, so updates below its resolution count on average. The random numbers of a step
-    depend only on the seed and the step, so a resumed run gives the same result.
+    All arithmetic is float32 on a few rows at a time; it is one Triton kernel on CUDA where that works, and one of
+    numba on the CPU if nothing is stored in fewer bits. A float16 parameter is rounded stochastically, so updates below
+    its resolution count on average. The random numbers of a step depend only on the seed and the step, so a resumed run
+    gives the same result.
 
     Uses the gradients gathered by :func:`f3rm_ext.splat.memory.packed.packed_sh_colors` if there are any, else
     ``.grad``.
@@ -159,17 +162,38 @@ class PackedAdam(torch.optim.Optimizer):
 def _step_with_kernel(
     parameter: Parameter, state: dict[str, Any], group: dict[str, Any], seed: int, packed: PackedGradient
 ) -> bool:
-    """Takes the step with the Triton kernel if there is one for this device, storage and gradient."""
+    """Takes the step with a kernel if there is one for this device, storage and gradient."""
     if lacks_values(parameter):
         return True  # beside its moments, a step takes little: one kernel, or some thousand rows at a time
     kernels = find_kernels(TRITON_KERNELS, parameter.device)
-    if kernels is None or remainder.SLOT in state or not parameter.is_contiguous():
+    on_cpu = kernels is None and fits_numba(parameter) and group["moments"] == "float32"
+    if not (kernels or on_cpu) or remainder.SLOT in state or not parameter.is_contiguous():
         return False
     gradients = packed.expand(len(parameter))
     if gradients is None:
         return False
-    kernels.step_packed(parameter, state, group, seed, *gradients)
+    if on_cpu:
+        _step_on_cpu(parameter, state, group, *gradients)
+    else:
+        kernels.step_packed(parameter, state, group, seed, *gradients)
     return True
+
+
+def _step_on_cpu(
+    parameter: Parameter, state: dict[str, Any], group: dict[str, Any], directions: Tensor, colors: Tensor, degree: int
+) -> None:
+    """Takes the step with the numba kernel, which rounds nothing."""
+    from f3rm_ext.splat.rasterize.sh_kernels import update
+
+    if not parameter.numel():
+        return
+    (beta1, beta2), step, rows = group["betas"], state["step"], len(parameter)
+    arrays = [tensor.view(rows, -1).numpy() for tensor in (parameter.data, state[FIRST], state[SECOND])]
+    update(
+        *arrays, state[SEEN].numpy(), directions.contiguous().numpy(), colors.contiguous().numpy(), degree,
+        sh_rest_count(degree), step, -group["lr"] / (1 - beta1**step), (1 - beta2**step) ** 0.5, group["eps"],
+        beta1, beta2,
+    )  # fmt: skip
 
 
 def _catch_up(first: Tensor, second: Tensor, missed: Tensor, group: dict[str, Any], step: int) -> Tensor:

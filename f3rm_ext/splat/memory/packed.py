@@ -204,6 +204,13 @@ class _StoredHarmonics(torch.autograd.Function):
         if kernel_device(directions) == "cuda" and (lacks_values(directions) or compat.has_gsplat_kernels()):
             return _evaluate_with_gsplat(directions, storage, degree)
         colors = torch.empty_like(directions)
+        if fits_numba(storage):
+            from f3rm_ext.splat.rasterize.sh_kernels import evaluate
+
+            arrays = (directions.contiguous(), torch.zeros_like(directions), storage.detach(), colors)
+            directed, dc, rest, result = (tensor.numpy() for tensor in arrays)
+            evaluate(degree, sh_rest_count(degree), directed, dc, rest, 0.0, result)
+            return colors
         for part in chunks(directions, _chunk(directions)):
             bases = sh_bases(degree, directions[part])
             colors[part] = torch.einsum("nk,nkc->nc", bases, _coefficients(storage, part, degree))
@@ -241,6 +248,11 @@ def _evaluate_with_gsplat(directions: Tensor, storage: Tensor, degree: int) -> T
         coefficients = functional.pad(_coefficients(storage, part, degree), (0, 0, 1, 0))
         colors[part] = spherical_harmonics(degree, directions[part], coefficients)
     return colors
+
+
+def fits_numba(parameter: Tensor) -> bool:
+    """Whether the kernels of :mod:`f3rm_ext.splat.rasterize.sh_kernels` can read a parameter."""
+    return not lacks_values(parameter) and parameter.device.type == "cpu" and parameter.dtype == torch.float32
 
 
 def _takes_all(gradient: Tensor) -> bool:

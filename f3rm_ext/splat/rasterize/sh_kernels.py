@@ -1,4 +1,4 @@
-"""View-dependent colours on the CPU: numba kernels for values and gradients, one pass over the coefficients.
+"""View-dependent colours on the CPU: numba kernels for values, gradients and steps of coefficients, one pass each.
 
 The definition is :func:`f3rm_ext.splat.rasterize.sh_bases.sh_bases`.
 """
@@ -67,14 +67,15 @@ def _unit(directions, i):
 
 @no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
-def _forward(degree, count, directions, dc, rest, colors):
+def evaluate(degree, count, directions, dc, rest, offset, colors):
+    """Writes an offset plus the harmonics up to a degree, of which `count` are in `rest`."""
     total = directions.shape[0]
     for task in numba.prange((total + CHUNK - 1) // CHUNK):
         bases = np.empty(15, np.float64)
         for i in range(task * CHUNK, min((task + 1) * CHUNK, total)):
             x, y, z, _ = _unit(directions, i)
             _fill_bases(degree, x, y, z, bases)
-            red, green, blue = (SH_C0 * dc[i, 0] + 0.5, SH_C0 * dc[i, 1] + 0.5, SH_C0 * dc[i, 2] + 0.5)
+            red, green, blue = (SH_C0 * dc[i, 0] + offset, SH_C0 * dc[i, 1] + offset, SH_C0 * dc[i, 2] + offset)
             for k in range(count):
                 red += bases[k] * rest[i, k, 0]
                 green += bases[k] * rest[i, k, 1]
@@ -102,6 +103,56 @@ def _backward(degree, count, directions, rest, upstream, g_directions, g_rest):
             g_directions[i, 2] = (gz - z * along) / length
 
 
+@no_type_check
+@numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
+def update(value, first, second, seen, directions, colors, degree, count, step, rate, root, eps, beta1, beta2):
+    """Takes a step of :class:`~f3rm_ext.splat.memory.adam.PackedAdam`, whose gradients it unpacks on the way.
+
+    Args:
+        value: coefficients, (gaussians, width), changed in place like their moments, first and second, and seen.
+        directions: from the cameras to the Gaussians, length 1, (images, gaussians, 3).
+        colors: gradients with respect to the colours; all 0 where a Gaussian is not visible.
+        count: coefficients of each colour that the degree has.
+        step: of the optimiser, from 1.
+        rate: minus the learning rate, over the correction of first moments.
+        root: root of the correction of second moments.
+    """
+    total, width = value.shape
+    ratio = beta1 / np.sqrt(beta2)
+    add1, keep2, add2 = np.float32(1 - beta1), np.float32(beta2), np.float32(1 - beta2)
+    rate, root, eps = np.float32(rate), np.float32(root), np.float32(eps)
+    for task in numba.prange((total + CHUNK - 1) // CHUNK):
+        bases, gradient = np.empty(15, np.float64), np.empty(width, np.float32)
+        for i in range(task * CHUNK, min((task + 1) * CHUNK, total)):
+            shown = False
+            gradient[:] = np.float32(0)
+            for picture in range(colors.shape[0]):
+                red, green, blue = colors[picture, i, 0], colors[picture, i, 1], colors[picture, i, 2]
+                if red != 0 or green != 0 or blue != 0:
+                    shown = True
+                    x, y, z = directions[picture, i, 0], directions[picture, i, 1], directions[picture, i, 2]
+                    _fill_bases(degree, x, y, z, bases)
+                    for k in range(count):
+                        basis = np.float32(bases[k])
+                        gradient[3 * k] += basis * red
+                        gradient[3 * k + 1] += basis * green
+                        gradient[3 * k + 2] += basis * blue
+            if not shown:
+                continue
+            missed = step - 1 - seen[i]
+            seen[i] = step
+            decay1, decay2 = np.float32(beta1**missed), np.float32(beta2**missed)
+            series = np.float32((1 - ratio**missed) * (ratio / (1 - ratio)))
+            for j in range(width):
+                m, v, g = first[i, j], second[i, j], gradient[j]
+                # The momentum of the steps that the row has missed.
+                change = series * (m / (np.sqrt(v) / root + eps) * rate)
+                m, v = decay1 * m, decay2 * v
+                m, v = m + add1 * (g - m), keep2 * v + add2 * g * g
+                first[i, j], second[i, j] = m, v
+                value[i, j] += change + m / (np.sqrt(v) / root + eps) * rate
+
+
 class NumbaHarmonics(torch.autograd.Function):
     """Colours, ½ + harmonics, up to a degree from 1 to 3; not clamped; float32, on the CPU."""
 
@@ -109,7 +160,7 @@ class NumbaHarmonics(torch.autograd.Function):
     def forward(ctx: Any, degree: int, directions: Tensor, dc: Tensor, rest: Tensor) -> Tensor:
         directions, dc, rest = (value.detach().contiguous() for value in (directions, dc, rest))
         colors = torch.empty(len(dc), 3)
-        _forward(degree, sh_rest_count(degree), directions.numpy(), dc.numpy(), rest.numpy(), colors.numpy())
+        evaluate(degree, sh_rest_count(degree), directions.numpy(), dc.numpy(), rest.numpy(), 0.5, colors.numpy())
         ctx.save_for_backward(directions, rest)
         ctx.degree = degree
         return colors

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.densify import Change, apply
-from f3rm_ext.splat.memory import adam
+from f3rm_ext.splat.memory import adam, packed
 from f3rm_ext.splat.memory.adam import PackedAdam, PackedAdamOptimizerConfig
 from f3rm_ext.splat.memory.moments import MOMENTS
 from f3rm_ext.splat.memory.packed import packed_sh_colors
@@ -47,6 +47,36 @@ def saved(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("images", [1, 2])
+@pytest.mark.parametrize("coeffs", [3, 15])
+def test_the_kernel_of_the_cpu_takes_the_steps_of_torch(
+    images: int, coeffs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = []
+    for kernel in (False, True):
+        if not kernel:
+            for module in (adam, packed):
+                monkeypatch.setattr(module, "fits_numba", lambda _: False)
+        generator = torch.Generator().manual_seed(0)
+        rest = Parameter(0.1 * torch.randn(37, coeffs, 3, generator=generator))
+        optimizer, colors = PackedAdam([rest], lr=0.01), []
+        for step in range(9):  # the first of lower degrees; each image shows half of the Gaussians
+            for _ in range(images):
+                directions, weights = torch.randn(2, 37, 3, generator=generator)
+                weights *= torch.rand(37, 1, generator=generator) > 0.5
+                degree = min(1 if coeffs == 3 else 3, 1 + step // 3)
+                colors.append(packed_sh_colors(degree, directions, torch.full((37, 3), 9.0), rest))
+                (colors[-1] * weights).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        state = optimizer.state[rest]
+        results.append([rest.detach(), *colors, *(state[name] for name in ("exp_avg", "exp_avg_sq", "seen"))])
+        monkeypatch.undo()
+    assert len(results[0][-1].unique()) > 1
+    for expected, value in zip(*results, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-7)
+
+
 def test_with_dense_gradients_it_is_adam() -> None:
     start = random(20, 5)
     ours, theirs = Parameter(start.clone()), Parameter(start.clone())
