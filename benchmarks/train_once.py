@@ -6,7 +6,6 @@ Used by the other benchmarks, each run in a process of its own so that neither m
 import ast
 import copy
 import functools
-import resource
 import statistics
 import time
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from typing import Any, Literal
 import torch
 import tyro
 from processes import report_result
+
+from f3rm_ext.engine.cost import peak_mib
 
 
 def measured_config(
@@ -149,7 +150,7 @@ class TrainOnce:
                 "step_cpu_ms_median": round(1e3 * cpu_median, 2),
                 "train_cpu_s": round(sum(cpu_durations), 2),
                 "rays_per_cpu_s": round(rays / cpu_median, 1),
-                "peak_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+                "peak_rss_mib": round(peak_mib(torch.device("cpu"))),
                 "threads": torch.get_num_threads(),
                 "config": str(config.get_base_dir() / "config.yml"),
                 **({} if parameters is None else {"gaussians": len(parameters["means"])}),

@@ -46,7 +46,6 @@ def saved(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return torch.load(buffer, weights_only=True)
 
 
-@pytest.mark.usefixtures("small_chunks")
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("coeffs", [3, 15])
 def test_the_kernel_of_the_cpu_takes_the_steps_of_torch(
@@ -77,6 +76,7 @@ def test_the_kernel_of_the_cpu_takes_the_steps_of_torch(
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.usefixtures("small_chunks")
 def test_with_dense_gradients_it_is_adam() -> None:
     start = random(20, 5)
     ours, theirs = Parameter(start.clone()), Parameter(start.clone())
