@@ -38,12 +38,10 @@ from processes import require_result, write_report
 from f3rm_ext.capture.checks import read_transforms
 
 HERE = Path(__file__).parent
-SPEED = ((20_000, (200, 150)), (100_000, (800, 600)))
-"""Gaussians, and width and height of the photos, for the time of a step."""
-SPEED_STEPS = 30
-"""Steps of which the time is measured; the first third is not counted."""
+SPEED = ((20_000, (200, 150), 40), (100_000, (800, 600), 12))
+"""Gaussians, width and height of the photos, and steps, for the time of a step; the first third is not counted."""
 QUALITY = SPEED[0]
-"""The same for quality after equal times."""
+"""The same for quality after equal times; so many steps tell how many the time allows."""
 SH_DEGREE = 2
 """That of `sugar-ext-lite`."""
 WORLD_FRAME = (
@@ -173,40 +171,44 @@ class OpenSplat:
 
     def _speeds(self) -> list[dict[str, Any]]:
         rows, cores = [], sorted(os.sched_getaffinity(0))
-        for count, size in SPEED:
+        for count, size, steps in SPEED:
             scene = self._scene(count, size)
             for threads in range(1, min(len(cores), 2) + 1):
                 os.sched_setaffinity(0, cores[:threads])  # of this process, and of those that it starts
                 told = {"gaussians": count, "size": list(size), "threads": threads}
-                ours = self._train("sugar-ext-lite", scene, SPEED_STEPS, (*PLAIN, *FIXED_COUNT))
+                ours = self._train("sugar-ext-lite", scene, steps, (*PLAIN, *FIXED_COUNT))
                 if ours["gaussians"] != count:
                     raise SystemExit(f"Ours began with {ours['gaussians']} Gaussians instead of {count}.")
                 rows.append(told | {"program": "sugar-ext-lite", **_times(ours)})
                 print(json.dumps(rows[-1]), flush=True)
                 if self.opensplat is not None:
                     never = ("--densify-from", 10**9, "--sh-degree-interval", 1)
-                    rows.append(told | {"program": "OpenSplat", **_times(self._run_peer(scene, SPEED_STEPS, *never))})
+                    rows.append(told | {"program": "OpenSplat", **_times(self._run_peer(scene, steps, *never))})
                     print(json.dumps(rows[-1]), flush=True)
             os.sched_setaffinity(0, cores)
             shutil.rmtree(scene)
         return rows
 
     def _qualities(self) -> dict[str, Any]:
-        scene = self._scene(*QUALITY)
+        count, size, trial = QUALITY
+        scene = self._scene(count, size)
         rows = []
         for seconds in self.seconds:
             for program, changes in (("sugar-ext-lite", PLAIN), ("f3rm-ext-lite", ())):
                 # How many steps the time allows has to be known beforehand: schedules stretch over them.
-                pace = 1e-3 * self._train(program, scene, SPEED_STEPS, changes)["step_ms_median"]
-                done = self._train(program, scene, int(seconds / pace), changes)
+                whole = (*changes, "pipeline.datamanager.num_downscales=0") if changes else ()
+                pace = 1e-3 * self._train(program, scene, trial, whole)["step_ms_median"]
+                steps = int(seconds / pace)
+                full_size = (f"pipeline.datamanager.resolution_schedule={steps // 6}",) if changes else ()
+                done = self._train(program, scene, steps, (*changes, *full_size))
                 metrics = evaluate(Path(done["config"]), self._environment)
                 rows.append({"program": program, "seconds": seconds, **_times(done), "psnr": metrics["psnr"]})
                 print(json.dumps(rows[-1]), flush=True)
             if self.opensplat is None:
                 continue
-            pace = 1e-3 * self._run_peer(scene, SPEED_STEPS)["step_ms_median"]
+            pace = 1e-3 * self._run_peer(scene, trial)["step_ms_median"]
             steps = int(seconds / pace)
-            part = steps // 10
+            part = max(20, steps // 10)  # it crashes if it adds Gaussians before all its optimisers have stepped
             fitted = ("--sh-degree-interval", part, "--densify-from", part, "--refine-every", part)
             schedules = {"OpenSplat, schedule fitted to the time": fitted}
             if seconds == max(self.seconds):
@@ -216,7 +218,6 @@ class OpenSplat:
                 psnr = self._judge(scene, done["splats"])
                 rows.append({"program": program, "seconds": seconds, **_times(done), "psnr": psnr})
                 print(json.dumps(rows[-1]), flush=True)
-        count, size = QUALITY
         return {"gaussians": count, "size": list(size), "rows": rows}
 
     def _train(self, method: str, scene: Path, steps: int, changes: tuple[str, ...]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from markdown_table import Report, quality, table
 _NAMES = (
     "benchmarks.md",
     "coming-from.md",
+    "comparison.md",
     "datamanager.md",
     "page.md",
     "splat-files.md",
@@ -309,6 +310,33 @@ def _splat_steps(report: Report) -> str:
     return table(["step", "ms (range)", "ratio"], rows)
 
 
+def _opensplat(report: Report) -> str:
+    """Time of a step at equal numbers of Gaussians, then quality after equal times by capture."""
+    speeds: dict[tuple[int, str, int], dict[str, Report]] = {}
+    for row in report["speed"]["rows"]:
+        key = row["gaussians"], "{} × {}".format(*row["size"]), row["threads"]
+        speeds.setdefault(key, {})[row["program"]] = row
+
+    def spread(row: Report) -> str:
+        return f"{row['step_ms_median']:,.0f} ({row['step_ms_q1']:,.0f}–{row['step_ms_q3']:,.0f})"
+
+    steps = []
+    for (count, size, threads), programs in speeds.items():
+        ours, theirs = programs["sugar-ext-lite"], programs.get("OpenSplat")
+        told = [f"{count:,}", size, str(threads), spread(ours)]
+        told += [spread(theirs), f"{theirs['step_ms_median'] / ours['step_ms_median']:.1f}"] if theirs else ["–", "–"]
+        steps.append(told)
+    quality = [
+        [capture, str(row["seconds"]), row["program"], f"{row['steps']:,} in {row['train_s']:.0f} s",
+         f"{row['gaussians']:,}" if "gaussians" in row else "–", f"{row['psnr']:.2f}", f"{row['peak_rss_mib']:,}"]
+        for capture, found in report["captures"].items()
+        for row in found["rows"]
+    ]  # fmt: skip
+    first = ["Gaussians", "photos", "threads", "sugar-ext-lite, ms/step (quartiles)", "OpenSplat", "ratio"]
+    second = ["capture", "time, s", "program", "steps", "Gaussians at the end", "held-out PSNR", "peak MiB"]
+    return f"{table(first, steps)}\n\n{table(second, quality)}"
+
+
 def _shared(report: Report) -> str:
     companies = list(report["rows"][0]["companies"])
     speeds: dict[tuple[str, str], dict[str, list[float]]] = {}
@@ -527,6 +555,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "query_time": _query_times,
     "rasterize_cpu": _splats,
     "splat_steps": _splat_steps,
+    "opensplat": _opensplat,
     "splat_surfaces": mesh_tables.surfaces,
     "mesh_extraction": mesh_tables.meshes,
     "refinement": mesh_tables.refinement,
