@@ -42,13 +42,13 @@ class Places(NamedTuple):
 class PhotoColors(NamedTuple):
     """The colours of one photo at the places that it sees."""
 
-    which: Int[np.ndarray, " m"]
+    indices: Int[np.ndarray, " m"]
     """Indices of those places."""
     weights: Float[np.ndarray, " m"]
     """Weights of the colours in the texture, > 0."""
     colors: Float[np.ndarray, "m 3"]
     """Colours, 0 to 255."""
-    at: Float[np.ndarray, "m 2"]
+    pixels: Float[np.ndarray, "m 2"]
     """Column and row of each place in the photo, pixels."""
 
 
