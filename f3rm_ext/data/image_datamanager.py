@@ -67,7 +67,8 @@ class ImageDataManagerConfig(CyclingConfig, FullImageDatamanagerConfig):
     start. Splats with random initial points start with sides of at most 64 px, except with 0. Evaluation always uses
     the full size."""
     resolution_schedule: Count = 3000
-    """Training steps after which image sides are doubled, up to full size, at least 1."""
+    """Training steps after which image sides are doubled, up to full size, at least 1; in short runs a fifth of the run
+    at most."""
     cache_images: Literal["cpu", "gpu"] = "gpu"
     """Memory that holds the training images. gpu keeps them on the GPU if they fit into a quarter of its free memory.
     cpu keeps them in main memory and copies the next image ahead. Both train alike."""

@@ -48,7 +48,7 @@ class SceneViews:
     """The views of a trained scene from which a mesh is extracted."""
 
     cameras: PinholeCameras
-    """On the CPU, scene frame."""
+    """Cameras of the views, on the CPU, in the frame of the scene."""
     render: Callable[[int], RenderedView]
     """Renders a view by its index."""
 

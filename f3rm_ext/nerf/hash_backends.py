@@ -19,7 +19,7 @@ Backend = Literal["auto", "tcnn", "triton", "numba", "torch"]
 Implementation = Literal["tcnn", "triton", "numba", "torch"]
 
 FASTEST_FIRST: tuple[Kernels, ...] = ("tcnn", "triton")
-"""What is tried on a CUDA device."""
+"""Backends that are tried on a CUDA device before torch, which works everywhere."""
 _TRIED = (2, 2, 4, 16, 8)
 """Levels, features, base and finest resolution and table size of the grid on which backends are tried."""
 

@@ -44,11 +44,11 @@ class Saving:
     now: str
     """Present value of the first option."""
     quality_impact: QualityImpact
-    """What it costs."""
+    """How much worse results may get by it."""
     peak: Peak
-    """Which peak it lowers."""
+    """The peak of memory that it lowers."""
     saved_bytes: int
-    """How much lower that peak gets, after the options before it."""
+    """Bytes by which that peak falls, after all options before it are set."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Advice:
     request: PlanRequest
     """The run with these options."""
     estimate: MemoryEstimate
-    """Its memory."""
+    """Memory of that run."""
 
     @property
     def fits(self) -> bool:

@@ -27,7 +27,7 @@ class Growth:
     last: int
     """Gaussians at the end of growth; memory is planned for them."""
     source: str
-    """Where that number comes from."""
+    """The origin of `last`, as the plan prints it."""
     begin: int
     """Step of the run after which Gaussians are added."""
     end: int

@@ -122,7 +122,7 @@ class ImageSizes:
     points: int = 0
     """Number of initial points for splats; 0 if the capture has none."""
     source: str = ""
-    """Where the sizes come from, for people."""
+    """The origin of the sizes, as the plan prints it."""
     parsed: tuple[Path, DataparserOutputs] | None = field(default=None, repr=False, compare=False)
     """The capture, and the dataparser's outputs for its training images; None where only numbers are known."""
 

@@ -38,11 +38,12 @@ WARM_UP_STEPS = 5
 
 @dataclass(frozen=True)
 class Throughput:
-    """A measured speed."""
+    """Speed of training, measured on this machine."""
 
     steps_per_s: float
+    """Training steps per second."""
     source: str
-    """How it was measured, for people."""
+    """How the speed was measured, as the plan prints it."""
 
     def duration_s(self, steps: int) -> float:
         """Returns how long a number of steps takes at this speed, seconds."""

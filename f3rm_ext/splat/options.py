@@ -10,6 +10,7 @@ from nerfstudio.engine.trainer import TrainerConfig
 
 from f3rm_ext.engine.launch import processes
 from f3rm_ext.engine.ns_export import check_export
+from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.options import MemoryOption, RunState
@@ -94,8 +95,11 @@ class GaussianOptions(OwnModelConfig):
     def fit_trainer(self, trainer: TrainerConfig) -> None:
         """Checks and adapts the trainer's options, in place; see :func:`~f3rm_ext.splat.resources.fit_trainer`."""
         fit_trainer(trainer, self.memory, self.backend)
+        manager = cast(Any, trainer.pipeline.datamanager)
+        # Short runs, too, have to see the photos at full size.
+        manager.resolution_schedule = max(1, min(manager.resolution_schedule, schedule_length(trainer) // 5))
         if self.start_from is not None or trainer.load_dir is not None or trainer.load_checkpoint is not None:
-            cast(Any, trainer.pipeline.datamanager).stereo_points = "never"  # Gaussians are given
+            manager.stereo_points = "never"  # Gaussians are given
 
 
 @dataclass

@@ -129,16 +129,16 @@ def lift_places(
             for start in range(part.start, part.start + count, _PLACES_AT_ONCE):
                 now = slice(start, min(start + _PLACES_AT_ONCE, part.start + count))
                 sample = lookup.look_up(Places(*(values[now] for values in places)))
-                rows = torch.from_numpy(start - part.start + sample.which)
+                rows = torch.from_numpy(start - part.start + sample.indices)
                 weights = torch.from_numpy(sample.weights).float()
-                yx_px = torch.from_numpy(sample.at[:, ::-1].astype(np.float32))
+                yx_px = torch.from_numpy(sample.pixels[:, ::-1].astype(np.float32))
                 corners, shares = packed.corners(torch.zeros(len(rows), dtype=torch.int64), yx_px)
                 # As a sparse product, the interpolation writes the sum of the four corners only.
                 entries = (shares * weights).T.flatten().numpy(), corners.T.flatten().numpy()
                 matrix = csr_array((*entries, np.arange(0, 4 * len(rows) + 1, 4)), shape=(len(rows), len(patches)))
                 sums.index_add_(0, rows, torch.from_numpy(matrix @ patches))
                 total[rows] += weights
-                on_weights(index, start + sample.which, sample.weights)
+                on_weights(index, start + sample.indices, sample.weights)
             on_progress("Photos", number * len(photos) + index + 1, len(parts) * len(photos))
         seen = total > 0
         codes = torch.where(seen[:, None], sums.div_(total.clamp_min(1e-30)[:, None]), 0.0).half()

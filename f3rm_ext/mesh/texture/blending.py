@@ -73,7 +73,7 @@ def blend_photos(
     if balance:
         for index, camera in enumerate(photos.cameras):
             sample = PhotoLookup(camera, photos.read(index), caster).look_up(places(sampled))
-            colors[index, sample.which], weights[index, sample.which] = sample.colors, sample.weights
+            colors[index, sample.indices], weights[index, sample.indices] = sample.colors, sample.weights
             on_progress("Exposure", index + 1, len(photos))
     gains = find_gains(colors, weights)
     sums, total = np.zeros((len(texels), 3), np.float32), np.zeros(len(texels), np.float32)
@@ -81,9 +81,9 @@ def blend_photos(
         lookup = PhotoLookup(camera, photos.read(index), caster)
         for part in _chunks(len(texels)):
             sample = lookup.look_up(places(part))
-            which = part.start + sample.which
-            sums[which] += sample.weights[:, None] * sample.colors * gains[index]
-            total[which] += sample.weights
+            indices = part.start + sample.indices
+            sums[indices] += sample.weights[:, None] * sample.colors * gains[index]
+            total[indices] += sample.weights
         on_progress("Photos", index + 1, len(photos))
     seen = total > 0
     if not seen.any():

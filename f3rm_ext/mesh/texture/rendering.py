@@ -110,9 +110,9 @@ class PhotoScore:
     psnr: float
     """dB, over all pixels that are not masked; black where there is no mesh."""
     psnr_covered: float
-    """dB, over those that the mesh covers; NaN if there are none."""
+    """dB, over the pixels that the mesh covers and no mask leaves out; NaN if there are none."""
     coverage: float
-    """Share of the pixels that the mesh covers."""
+    """Share of the pixels that the mesh covers, 0 to 1."""
 
 
 def score_photo(made: MeshPicture, photo: Photo) -> PhotoScore:

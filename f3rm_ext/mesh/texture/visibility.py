@@ -29,27 +29,27 @@ _HALVINGS = 2
 
 
 class Places(NamedTuple):
-    """Places on a mesh."""
+    """Centres of texels on the surface of a mesh."""
 
     points: Float[np.ndarray, "n 3"]
-    """Where they are."""
+    """Positions, in the frame of the mesh."""
     normals: Float[np.ndarray, "n 3"]
-    """Normals of their triangles."""
+    """Unit normals of the triangles that they lie on."""
     areas: Float[np.ndarray, " n"]
-    """Area of the texel at each."""
+    """Surface that each texel covers, square units of the mesh."""
 
 
 class PhotoColors(NamedTuple):
-    """What a photo says about some places."""
+    """The colours of one photo at the places that it sees."""
 
-    which: Int[np.ndarray, " m"]
-    """The places that it sees."""
+    indices: Int[np.ndarray, " m"]
+    """Indices of those places."""
     weights: Float[np.ndarray, " m"]
-    """Weight of its colours."""
+    """Weights of the colours in the texture, > 0."""
     colors: Float[np.ndarray, "m 3"]
-    """Its colours, 0 to 255."""
-    at: Float[np.ndarray, "m 2"]
-    """Column and row of the places in it."""
+    """Colours, 0 to 255."""
+    pixels: Float[np.ndarray, "m 2"]
+    """Column and row of each place in the photo, pixels."""
 
 
 class PhotoLookup:

@@ -47,6 +47,8 @@ E1, E2, E3, E4, E5, E6 = (
     np.float32(v) for v in (0.6931471806, 0.2402265070, 0.0555041087, 0.0096181291, 0.0013333558, 0.0001540353)
 )
 """ln(2)^k / k!: coefficients of the series of 2^f, accurate to 2e-7 for |f| ≤ ½."""
+MARGIN_PX, MARGIN = np.float32(1e-2), np.float32(1e-6)
+"""By how much the rows of a Gaussian are widened for rounding, absolute and relative."""
 PATIENCE = 8
 """Gaussians between checks whether all pixels of the tile are full."""
 WIDE = 24
@@ -68,19 +70,24 @@ def decay(power):
 
 @no_type_check
 @numba.njit(inline="always")
-def rows_within(y, reach):
-    """Returns the first row of a tile that a Gaussian, y below the upper edge, reaches, and the row after the last."""
-    first = np.ceil(max(y - reach - HALF, ZERO))
-    last = np.floor(min(y + reach - HALF, np.float32(TILE_PX - 1)))
-    return np.int64(first), np.int64(last) + 1
+def _pixels_within(x, y, geometry, rank, block):
+    """Returns the first pixel of a block that a Gaussian reaches, and the one after the last; none if they are equal.
 
-
-@no_type_check
-@numba.njit(inline="always")
-def block_within(x, reach, block):
-    """Returns whether a Gaussian at x from the left edge of a tile reaches one of its blocks."""
-    first = np.float32(block * LANES) + HALF
-    return x + reach >= first and x - reach <= first + np.float32(LANES - 1)
+    These are the rows in which the block meets the ellipse where alpha is 1/255. The ellipse ends at ±slope u + rise
+    √(reach² − u²) above and below the centre, u to its right, furthest at u = ±lean.
+    """
+    reach, slope, rise, lean = geometry[rank, 6], geometry[rank, 8], geometry[rank, 9], geometry[rank, 10]
+    left = np.float32(block * LANES) + HALF - x
+    right = left + np.float32(LANES - 1)
+    u, v = min(max(lean, left), right), min(max(-lean, left), right)
+    low = rise * np.sqrt(max(reach * reach - u * u, ZERO))
+    high = rise * np.sqrt(max(reach * reach - v * v, ZERO))
+    margin = MARGIN_PX + MARGIN * (abs(slope * u) + abs(slope * v) + low + high)
+    first = np.int64(np.ceil(min(max(y + slope * v - high - margin - HALF, ZERO), np.float32(TILE_PX))))
+    last = np.int64(np.floor(max(min(y + slope * u + low + margin - HALF, np.float32(TILE_PX - 1)), -ONE)))
+    if left > reach or right < -reach or last < first:
+        last = first - 1
+    return np.uint64(block * BLOCK + first * LANES), np.uint64(block * BLOCK + (last + 1) * LANES)
 
 
 @no_type_check
@@ -89,7 +96,7 @@ def _read_gaussian(geometry, rank, left, top):
     """Returns a row of :attr:`~f3rm_ext.splat.rasterize.tiles.Bins.geometry`, the centre from the corner of a tile."""
     x, y = geometry[rank, 0] - np.float32(left), geometry[rank, 1] - np.float32(top)
     a, b, c = geometry[rank, 2], geometry[rank, 3], geometry[rank, 4]
-    return x, y, a, b, c, geometry[rank, 5], geometry[rank, 6], geometry[rank, 7]
+    return x, y, a, b, c, geometry[rank, 5]
 
 
 @no_type_check
@@ -162,12 +169,11 @@ def forward(order, starts, ranks, geometry, payload, background, columns, colors
         start = starts[tile]
         for k in range(starts[tile + 1] - start):
             rank = ranks[start + k]
-            x, y, a, b, c, opacity, reach_x, reach_y = _read_gaussian(geometry, rank, left, top)
-            row0, row1 = rows_within(y, reach_y)
+            x, y, a, b, c, opacity = _read_gaussian(geometry, rank, left, top)
             for block in range(2):
-                if row0 >= row1 or not block_within(x, reach_x, block):
+                lo, hi = _pixels_within(x, y, geometry, rank, block)
+                if lo == hi:
                     continue
-                lo, hi = np.uint64(block * BLOCK + row0 * LANES), np.uint64(block * BLOCK + row1 * LANES)
                 _weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, t_final, t_last, weights)
                 if wide:
                     values = payload[rank]
@@ -237,12 +243,11 @@ def measure(order, starts, ranks, geometry, payload, picture, truth, share, colu
         start = starts[tile]
         for k in range(starts[tile + 1] - start):
             rank = ranks[start + k]
-            x, y, a, b, c, opacity, reach_x, reach_y = _read_gaussian(geometry, rank, left, top)
-            row0, row1 = rows_within(y, reach_y)
+            x, y, a, b, c, opacity = _read_gaussian(geometry, rank, left, top)
             for block in range(2):
-                if row0 >= row1 or not block_within(x, reach_x, block):
+                lo, hi = _pixels_within(x, y, geometry, rank, block)
+                if lo == hi:
                     continue
-                lo, hi = np.uint64(block * BLOCK + row0 * LANES), np.uint64(block * BLOCK + row1 * LANES)
                 _weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, final, last, weights)
                 total, largest, grown = ZERO, ZERO, ZERO
                 for i in range(3):
@@ -343,13 +348,12 @@ def backward(
             deepest = max(deepest, t_last[p])
         for k in range(deepest, -1, -1):
             rank = ranks[start + k]
-            x, y, a, b, c, opacity, reach_x, reach_y = _read_gaussian(geometry, rank, left, top)
-            row0, row1 = rows_within(y, reach_y)
+            x, y, a, b, c, opacity = _read_gaussian(geometry, rank, left, top)
             result = rows[start + k - first]
             for block in range(2):
-                if row0 >= row1 or not block_within(x, reach_x, block):
+                lo, hi = _pixels_within(x, y, geometry, rank, block)
+                if lo == hi:
                     continue
-                lo, hi = np.uint64(block * BLOCK + row0 * LANES), np.uint64(block * BLOCK + row1 * LANES)
                 for p in range(lo, hi):
                     dots[p] = payload[rank, 0] * grads[0, p]
                 for channel in range(1, channels):
@@ -416,13 +420,12 @@ def backward_colors(order, starts, ranks, geometry, columns, upstream, last, fir
             deepest = max(deepest, t_last[p])
         for k in range(deepest + 1):
             rank = ranks[start + k]
-            x, y, a, b, c, opacity, reach_x, reach_y = _read_gaussian(geometry, rank, left, top)
-            row0, row1 = rows_within(y, reach_y)
+            x, y, a, b, c, opacity = _read_gaussian(geometry, rank, left, top)
             result = rows[start + k - first]
             for block in range(2):
-                if row0 >= row1 or not block_within(x, reach_x, block):
+                lo, hi = _pixels_within(x, y, geometry, rank, block)
+                if lo == hi:
                     continue
-                lo, hi = np.uint64(block * BLOCK + row0 * LANES), np.uint64(block * BLOCK + row1 * LANES)
                 for p in range(lo, hi):
                     dx, dy = x - PIXEL_X[p], y - PIXEL_Y[p]
                     power = HALF * (a * dx * dx + c * dy * dy) + b * dx * dy
@@ -464,13 +467,12 @@ def spread(order, starts, ranks, geometry, columns, down, across, share, first, 
         start = starts[tile]
         for k in range(starts[tile + 1] - start):
             rank = ranks[start + k]
-            x, y, a, b, c, opacity, reach_x, reach_y = _read_gaussian(geometry, rank, left, top)
-            row0, row1 = rows_within(y, reach_y)
+            x, y, a, b, c, opacity = _read_gaussian(geometry, rank, left, top)
             result = rows[start + k - first]
             for block in range(2):
-                if row0 >= row1 or not block_within(x, reach_x, block):
+                lo, hi = _pixels_within(x, y, geometry, rank, block)
+                if lo == hi:
                     continue
-                lo, hi = np.uint64(block * BLOCK + row0 * LANES), np.uint64(block * BLOCK + row1 * LANES)
                 _weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, final, last, weights)
                 _add_weighted(_list_covered(lo, hi, weights, covered), covered, weights, parts, result)
             if k % PATIENCE == PATIENCE - 1 and through.sum() == ZERO:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from f3rm_ext.splat.rasterize.camera import MIN_ALPHA, TILE_PX, Projection
 
-GEOMETRY = 8
+GEOMETRY = 11
 """Numbers per Gaussian in :attr:`Bins.geometry`."""
 SLACK_POWER, SLACK_PX = 1e-2, 1e-2
 """Margins of the reach of a Gaussian, so that compositing is certain to skip everything beyond it."""
@@ -22,7 +22,8 @@ class Bins:
     order: np.ndarray
     """Gaussian of each rank, (ranks,) int64."""
     geometry: np.ndarray
-    """Per rank: x, y, conic xx, xy, yy, opacity, reach along x and along y; (ranks, 8) float32, pixels."""
+    """Per rank: x, y, conic xx, xy, yy, opacity; of the ellipse where alpha is 1/255 the reach along x and along y, and
+    slope, rise and lean of its edge (see :mod:`~f3rm_ext.splat.rasterize.compositing`); (ranks, 11) float32, pixels."""
     starts: np.ndarray
     """First intersection of each tile, (tiles + 1,) int64."""
     ranks: np.ndarray
@@ -44,12 +45,14 @@ def _measure(order, means2d, conics, alphas, radii, columns, rows, geometry, rec
         x, y, radius = means2d[i, 0], means2d[i, 1], np.float32(radii[i])
         a, b, c = np.float64(conics[i, 0]), np.float64(conics[i, 1]), np.float64(conics[i, 2])
         det = a * c - b * b
-        reach_x = reach_y = np.inf
+        reach_x = reach_y = rise = np.inf
+        slope = lean = 0.0
         if det > 0.0:
             # Where ½ dᵀ conic d = ln(255 alpha), the opacity of the Gaussian is 1/255.
             twice = 2.0 * (np.log(alphas[i] / MIN_ALPHA) + SLACK_POWER)
             reach_x = np.sqrt(twice * c / det) + SLACK_PX
             reach_y = np.sqrt(twice * a / det) + SLACK_PX
+            slope, rise, lean = -b / c, np.sqrt(det) / c, -b * reach_x / np.sqrt(a * c)
         x0 = max(np.floor((x - radius) / tile), np.floor((x - reach_x) / tile))
         y0 = max(np.floor((y - radius) / tile), np.floor((y - reach_y) / tile))
         x1 = min(np.ceil((x + radius) / tile), np.ceil((x + reach_x) / tile))
@@ -61,6 +64,7 @@ def _measure(order, means2d, conics, alphas, radii, columns, rows, geometry, rec
         geometry[rank, 0], geometry[rank, 1] = x, y
         geometry[rank, 2], geometry[rank, 3], geometry[rank, 4] = conics[i, 0], conics[i, 1], conics[i, 2]
         geometry[rank, 5], geometry[rank, 6], geometry[rank, 7] = alphas[i], reach_x, reach_y
+        geometry[rank, 8], geometry[rank, 9], geometry[rank, 10] = slope, rise, lean
 
 
 @no_type_check

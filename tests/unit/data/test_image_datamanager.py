@@ -19,6 +19,7 @@ from PIL import Image
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig, LiftedFeatureOptions
 from f3rm_ext.data.stereo.points import DensePoints, encode_ply
+from f3rm_ext.method_configs.splat_presets import make_splat_config
 
 DATA = Path(os.environ.get("F3RM_EXT_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
@@ -71,6 +72,14 @@ def test_the_resolution_follows_the_step(build):
     assert manager.get_train_rays_per_batch() == 192
     assert manager.next_eval_image(0)[1]["image"].shape == (12, 16, 3), "evaluation is always at full size"
     assert ImageDataManagerConfig().halvings(0) == 2 and ImageDataManagerConfig().halvings(3000) == 1
+
+
+@pytest.mark.parametrize(("steps", "doubled_every"), [(15_000, 3000), (600, 120), (1, 1)])
+def test_short_runs_see_the_photos_at_full_size(steps: int, doubled_every: int) -> None:
+    config = make_splat_config("sugar-ext")
+    config.max_num_iterations = steps
+    config.fit_model()
+    assert config.pipeline.datamanager.resolution_schedule == doubled_every
 
 
 def test_the_scale_factor_applies_to_everything(build):
