@@ -14,6 +14,7 @@ unless the row says otherwise: the machine has to be quiet.
 """
 
 import datetime
+import functools
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +43,8 @@ HERE = Path(__file__).parent
 SPEED = ((20_000, (200, 150), 40), (100_000, (800, 600), 12))
 """Gaussians, width and height of the photos, and steps, for the time of a step; the first third is not counted."""
 QUALITY = SPEED[0]
-"""The same for quality after equal times; so many steps tell how many the time allows."""
+"""The same for quality after equal times; so many steps, of ours three times as many, tell how many
+the time allows."""
 SH_DEGREE = 2
 """That of `sugar-ext-lite`."""
 WORLD_FRAME = (
@@ -80,19 +83,28 @@ class OpenSplat:
 
     def main(self) -> None:
         """Runs everything."""
-        report = json.loads(self.out.read_text()) if self.out.exists() else {"captures": {}}
+        report: dict[str, Any] = json.loads(self.out.read_text()) if self.out.exists() else {"captures": {}}
         report |= {
             "date": datetime.date.today().isoformat(),
             "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
             "opensplat": self._version(),
         }
+
+        def add(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            write_report(report, self.out)
+
         with tempfile.TemporaryDirectory() as folder:
             self.folder = Path(folder)
             if self.speed:
-                report["speed"] = {"capture": self.data.name, "rows": self._speeds()}
-                write_report(report, self.out)
-            report["captures"][self.data.name] = self._qualities()
-        write_report(report, self.out)
+                report["speed"] = {"capture": self.data.name, "rows": []}
+                self._speeds(functools.partial(add, report["speed"]["rows"]))
+            if self.seconds:
+                count, size, _ = QUALITY
+                captures = report["captures"]
+                captures[self.data.name] = {"gaussians": count, "size": list(size), "rows": []}
+                self._qualities(functools.partial(add, captures[self.data.name]["rows"]))
 
     def _version(self) -> str:
         if self.opensplat is None:
@@ -169,8 +181,8 @@ class OpenSplat:
         (scene / "peer" / "transforms.json").write_text(json.dumps(peers))
         return scene
 
-    def _speeds(self) -> list[dict[str, Any]]:
-        rows, cores = [], sorted(os.sched_getaffinity(0))
+    def _speeds(self, add: Callable[[dict[str, Any]], None]) -> None:
+        cores = sorted(os.sched_getaffinity(0))
         for count, size, steps in SPEED:
             scene = self._scene(count, size)
             for threads in range(1, min(len(cores), 2) + 1):
@@ -179,46 +191,43 @@ class OpenSplat:
                 ours = self._train("sugar-ext-lite", scene, steps, (*PLAIN, *FIXED_COUNT))
                 if ours["gaussians"] != count:
                     raise SystemExit(f"Ours began with {ours['gaussians']} Gaussians instead of {count}.")
-                rows.append(told | {"program": "sugar-ext-lite", **_times(ours)})
-                print(json.dumps(rows[-1]), flush=True)
+                add(told | {"program": "sugar-ext-lite", **_times(ours)})
                 if self.opensplat is not None:
                     never = ("--densify-from", 10**9, "--sh-degree-interval", 1)
-                    rows.append(told | {"program": "OpenSplat", **_times(self._run_peer(scene, steps, *never))})
-                    print(json.dumps(rows[-1]), flush=True)
+                    add(told | {"program": "OpenSplat", **_times(self._run_peer(scene, steps, *never))})
             os.sched_setaffinity(0, cores)
             shutil.rmtree(scene)
-        return rows
 
-    def _qualities(self) -> dict[str, Any]:
+    def _qualities(self, add: Callable[[dict[str, Any]], None]) -> None:
         count, size, trial = QUALITY
         scene = self._scene(count, size)
-        rows = []
+        ours = {"sugar-ext-lite": PLAIN, "f3rm-ext-lite": ()}
+        # How many steps a time allows has to be known beforehand: schedules stretch over them.
+        paces_ms = {
+            program: self._train(
+                program, scene, 3 * trial, (*changes, "pipeline.datamanager.num_downscales=0") if changes else ()
+            )["step_ms_median"]
+            for program, changes in ours.items()
+        }
+        if self.opensplat is not None:
+            paces_ms["OpenSplat"] = self._run_peer(scene, trial)["step_ms_median"]
         for seconds in self.seconds:
-            for program, changes in (("sugar-ext-lite", PLAIN), ("f3rm-ext-lite", ())):
-                # How many steps the time allows has to be known beforehand: schedules stretch over them.
-                whole = (*changes, "pipeline.datamanager.num_downscales=0") if changes else ()
-                pace = 1e-3 * self._train(program, scene, trial, whole)["step_ms_median"]
-                steps = int(seconds / pace)
-                full_size = (f"pipeline.datamanager.resolution_schedule={steps // 6}",) if changes else ()
-                done = self._train(program, scene, steps, (*changes, *full_size))
-                metrics = evaluate(Path(done["config"]), self._environment)
-                rows.append({"program": program, "seconds": seconds, **_times(done), "psnr": metrics["psnr"]})
-                print(json.dumps(rows[-1]), flush=True)
+            for program, changes in ours.items():
+                done = self._train(program, scene, int(1e3 * seconds / paces_ms[program]), changes)
+                psnr = evaluate(Path(done["config"]), self._environment)["psnr"]
+                add({"program": program, "seconds": seconds, **_times(done), "psnr": psnr})
             if self.opensplat is None:
                 continue
-            pace = 1e-3 * self._run_peer(scene, trial)["step_ms_median"]
-            steps = int(seconds / pace)
+            steps = int(1e3 * seconds / paces_ms["OpenSplat"])
             part = max(20, steps // 10)  # it crashes if it adds Gaussians before all its optimisers have stepped
             fitted = ("--sh-degree-interval", part, "--densify-from", part, "--refine-every", part)
-            schedules = {"OpenSplat, schedule fitted to the time": fitted}
+            schedules: dict[str, tuple[object, ...]] = {"OpenSplat, schedule fitted to the time": fitted}
             if seconds == max(self.seconds):
                 schedules["OpenSplat, its defaults"] = ()
             for program, arguments in schedules.items():
                 done = self._run_peer(scene, steps, *arguments)
                 psnr = self._judge(scene, done["splats"])
-                rows.append({"program": program, "seconds": seconds, **_times(done), "psnr": psnr})
-                print(json.dumps(rows[-1]), flush=True)
-        return {"gaussians": count, "size": list(size), "rows": rows}
+                add({"program": program, "seconds": seconds, **_times(done), "psnr": psnr})
 
     def _train(self, method: str, scene: Path, steps: int, changes: tuple[str, ...]) -> dict[str, Any]:
         out = tempfile.mkdtemp(dir=self.folder)

@@ -334,7 +334,7 @@ def _opensplat(report: Report) -> str:
     ]  # fmt: skip
     first = ["Gaussians", "photos", "threads", "sugar-ext-lite, ms/step (quartiles)", "OpenSplat", "ratio"]
     second = ["capture", "time, s", "program", "steps", "Gaussians at the end", "held-out PSNR", "peak MiB"]
-    return f"{table(first, steps)}\n\n{table(second, quality)}"
+    return "\n\n".join([table(first, steps), *([table(second, quality)] if quality else [])])
 
 
 def _shared(report: Report) -> str:

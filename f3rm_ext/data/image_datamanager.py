@@ -86,6 +86,10 @@ class ImageDataManagerConfig(CyclingConfig, FullImageDatamanagerConfig):
     train_cameras_sampling_seed: tyro.conf.Suppress[int] = 42
     fps_reset_every: tyro.conf.Suppress[int] = 100
 
+    def fit(self, num_steps: int) -> None:
+        """Has short runs, too, see the photos at full size."""
+        self.resolution_schedule = max(1, min(self.resolution_schedule, num_steps // 5))
+
     def halvings(self, step: int) -> int:
         """Number of times that image sides are halved at a step of the whole run, counted from 0."""
         return max(0, self.num_downscales - step // self.resolution_schedule)

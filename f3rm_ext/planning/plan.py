@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
+from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.devices import Device, choose_device
@@ -66,6 +68,9 @@ class Question:
         """Returns the options of the run, with other values for some."""
         config = parse(self.method, replace_options(self.method, self.arguments, options))
         config.machine.device_type = self.device(config).type  # type: ignore[assignment]
+        manager = config.pipeline.datamanager
+        if isinstance(manager, ImageDataManagerConfig):
+            manager.fit(schedule_length(config))
         return config
 
     def device(self, config: F3rmTrainerConfig) -> Device:

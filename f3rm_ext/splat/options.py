@@ -96,8 +96,7 @@ class GaussianOptions(OwnModelConfig):
         """Checks and adapts the trainer's options, in place; see :func:`~f3rm_ext.splat.resources.fit_trainer`."""
         fit_trainer(trainer, self.memory, self.backend)
         manager = cast(Any, trainer.pipeline.datamanager)
-        # Short runs, too, have to see the photos at full size.
-        manager.resolution_schedule = max(1, min(manager.resolution_schedule, schedule_length(trainer) // 5))
+        manager.fit(schedule_length(trainer))
         if self.start_from is not None or trainer.load_dir is not None or trainer.load_checkpoint is not None:
             manager.stereo_points = "never"  # Gaussians are given
 

@@ -166,32 +166,40 @@ def _step_with_kernel(
     if lacks_values(parameter):
         return True  # beside its moments, a step takes little: one kernel, or some thousand rows at a time
     kernels = find_kernels(TRITON_KERNELS, parameter.device)
-    on_cpu = kernels is None and fits_numba(parameter) and group["moments"] == "float32"
-    if not (kernels or on_cpu) or remainder.SLOT in state or not parameter.is_contiguous():
+    if kernels is not None:
+        step_packed = kernels.step_packed
+    elif fits_numba(parameter) and group["moments"] == "float32":
+        step_packed = _step_on_cpu
+    else:
+        return False
+    if remainder.SLOT in state or not parameter.is_contiguous():
         return False
     gradients = packed.expand(len(parameter))
     if gradients is None:
         return False
-    if on_cpu:
-        _step_on_cpu(parameter, state, group, *gradients)
-    else:
-        kernels.step_packed(parameter, state, group, seed, *gradients)
+    step_packed(parameter, state, group, seed, *gradients)
     return True
 
 
 def _step_on_cpu(
-    parameter: Parameter, state: dict[str, Any], group: dict[str, Any], directions: Tensor, colors: Tensor, degree: int
+    parameter: Parameter,
+    state: dict[str, Any],
+    group: dict[str, Any],
+    _seed: int,
+    directions: Tensor,
+    colors: Tensor,
+    degree: int,
 ) -> None:
-    """Takes the step with the numba kernel, which rounds nothing."""
+    """Takes the step with the numba kernel, which rounds nothing and so needs no seed."""
     from f3rm_ext.splat.rasterize.sh_kernels import update
 
     if not parameter.numel():
         return
     (beta1, beta2), step, rows = group["betas"], state["step"], len(parameter)
-    arrays = [tensor.view(rows, -1).numpy() for tensor in (parameter.data, state[FIRST], state[SECOND])]
+    value, first, second = (entry.view(rows, -1).numpy() for entry in (parameter.data, state[FIRST], state[SECOND]))
     update(
-        *arrays, state[SEEN].numpy(), directions.contiguous().numpy(), colors.contiguous().numpy(), degree,
-        sh_rest_count(degree), step, -group["lr"] / (1 - beta1**step), (1 - beta2**step) ** 0.5, group["eps"],
+        value, first, second, state[SEEN].numpy(), directions.contiguous().numpy(), colors.contiguous().numpy(),
+        degree, sh_rest_count(degree), step, -group["lr"] / (1 - beta1**step), (1 - beta2**step) ** 0.5, group["eps"],
         beta1, beta2,
     )  # fmt: skip
 
