@@ -287,7 +287,7 @@ class OpenSplat:
         from f3rm_ext.splat.rendering import render
 
         filters = ("pipeline.model.mip.filter_2d=False", "pipeline.model.mip.filter_3d=False")
-        config = Path(self._train("sugar-ext-lite", scene, 2, (*PLAIN, *filters))["config"])
+        config = Path(self._train("sugar-ext-lite", scene, 8, (*PLAIN, *filters))["config"])
         run = load_splat_run(config)
         gaussians, photos, values = read_splats(splats)[0], run.photos, []
         for index in range(len(photos)):
