@@ -43,8 +43,7 @@ HERE = Path(__file__).parent
 SPEED = ((20_000, (200, 150), 40), (100_000, (800, 600), 12))
 """Gaussians, width and height of the photos, and steps, for the time of a step; the first third is not counted."""
 QUALITY = SPEED[0]
-"""The same for quality after equal times; so many steps, of ours three times as many, tell how many
-the time allows."""
+"""The same for quality after equal times; a trial of so many steps, of ours three times as many, tells the pace."""
 SH_DEGREE = 2
 """That of `sugar-ext-lite`."""
 WORLD_FRAME = (
@@ -155,9 +154,8 @@ class OpenSplat:
             path = scene / "images" / f"{Path(frame['file_path']).stem}.png"
             with Image.open(source / frame["file_path"]) as image:
                 wide, high = size[0] / image.width, size[1] / image.height
-                image.convert("RGB").resize(size, Image.Resampling.BOX if wide < 1 else Image.Resampling.BICUBIC).save(
-                    path
-                )
+                kernel = Image.Resampling.BOX if wide < 1 else Image.Resampling.BICUBIC
+                image.convert("RGB").resize(size, kernel).save(path)
             frames.append(
                 {
                     "file_path": str(path),
@@ -239,18 +237,8 @@ class OpenSplat:
     def _run_peer(self, scene: Path, steps: int, *arguments: object) -> dict[str, Any]:
         assert self.opensplat is not None
         splats = Path(tempfile.mkdtemp(dir=self.folder)) / "splats.ply"
-        typed = [
-            self.opensplat,
-            scene / "peer",
-            "-o",
-            splats,
-            "-n",
-            steps,
-            "--cpu",
-            "--sh-degree",
-            SH_DEGREE,
-            *arguments,
-        ]
+        fixed = ("-o", splats, "-n", steps, "--cpu", "--sh-degree", SH_DEGREE)
+        typed = [self.opensplat, scene / "peer", *fixed, *arguments]
         process = subprocess.Popen(list(map(str, typed)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert process.stdout is not None
         at, status = [], ""

@@ -44,7 +44,7 @@ class Saving:
     now: str
     """Present value of the first option."""
     quality_impact: QualityImpact
-    """How much worse results may get by it."""
+    """Loss of quality that the option may bring."""
     peak: Peak
     """The peak of memory that it lowers."""
     saved_bytes: int

@@ -47,7 +47,7 @@ class NamedCamera(NamedTuple):
     name: str
     """Name of its photo."""
     camera: Camera
-    """In the coordinates of the content."""
+    """The camera, in the coordinates of the content."""
 
     @property
     def forward(self) -> Float[np.ndarray, "3"]:

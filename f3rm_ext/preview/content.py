@@ -31,7 +31,7 @@ TURNS: dict[Up, np.ndarray] = {"z": np.eye(3), "y": Y_UP.T, "-y": Y_UP}
 MESH_SUFFIXES = (".glb", ".obj", ".ply", ".stl")
 _PACKAGE = "f3rm-ext"
 _Y_UP_SUFFIXES = (".glb", ".obj")
-"""Of meshes of other programs."""
+"""Suffixes of files in which other programs write meshes with y up."""
 _SAMPLE = 50_000
 _FAINT = 0.1
 """Gaussians of a lower opacity do not count for what the view is of."""
@@ -65,7 +65,7 @@ class SplatContent(Content):
     """Splats."""
 
     gaussians: Gaussians = field(kw_only=True)
-    """On the CPU; SH degree 0."""
+    """Gaussians on the CPU, with colours of SH degree 0."""
 
 
 @dataclass(frozen=True)

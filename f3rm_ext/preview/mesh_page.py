@@ -40,7 +40,7 @@ class MeshPageInfo:
     texture_px: int
     """Longer side of the texture on the page; 0 without one."""
     given_px: int
-    """That of the texture in the file."""
+    """Longer side of the texture in the file; 0 without one."""
     size_mib: float
 
 

@@ -35,7 +35,7 @@ class Placement:
 
     rotation: Float[np.ndarray, "3 3"]
     middle: Float[np.ndarray, "3"]
-    """In the coordinates of the content."""
+    """The point that comes to the origin, in the coordinates of the content."""
     scale: float
     """Units of the viewer per unit of the content."""
 

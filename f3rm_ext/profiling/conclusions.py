@@ -33,21 +33,21 @@ class Advice:
     command: str
     """The option with its lower value, as typed."""
     now: str
-    """Its present value."""
+    """The present value of the option, as typed."""
     loss: str
-    """What it costs, as a clause."""
+    """A clause that says what is lost by the lower value."""
     lowers: str
     """The categories that it lowers, with what they take now."""
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What to know about a profile."""
+    """The result of a profile in words."""
 
     sentences: tuple[str, ...]
-    """What the run needed and what that is made of."""
+    """Sentences on the memory that the run needed, and on what it is made of."""
     warnings: tuple[Finding, ...]
-    """What is wrong, the gravest first."""
+    """Findings of something wrong, the gravest first."""
     verdict: str
     """Whether something has to change."""
     advice: tuple[Advice, ...]

@@ -1,6 +1,7 @@
 """``f3rm-ext query`` as a user types it: what it writes, where each file says it comes from, and what is refused."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -154,7 +155,7 @@ def test_groups_of_a_field(trained: Any, f3rm_ext: Typed, tmp_path: Path, monkey
     done = f3rm_ext("query", "--load-config", trained.config, "--list", "--out", tmp_path)
     assert done.code == 0, done.err
     groups = read(tmp_path / "summary.json")["groups"]
-    assert 0 < sum(group["share"] for group in groups) <= 1 + 1e-9 and sum(group["points"] for group in groups) <= 1000
+    assert 0 < math.fsum(group["share"] for group in groups) <= 1 and sum(group["points"] for group in groups) <= 1000
     assert files_in(tmp_path) == ["groups.png", "summary.json"] and f"{len(groups)} groups" in done.out
 
 

@@ -105,7 +105,7 @@ def get_texture(mesh: trimesh.Trimesh) -> UInt8[np.ndarray, "h w 3"] | None:
 
 @dataclass(frozen=True)
 class PhotoScore:
-    """How well a rendering fits one photo."""
+    """Agreement of a rendered mesh with one photo."""
 
     psnr: float
     """dB, over all pixels that are not masked; black where there is no mesh."""

@@ -73,8 +73,9 @@ def decay(power):
 def _pixels_within(x, y, geometry, rank, block):
     """Returns the first pixel of a block that a Gaussian reaches, and the one after the last; none if they are equal.
 
-    These are the rows in which the block meets the ellipse where alpha is 1/255. The ellipse ends at ±slope u + rise
-    √(reach² − u²) above and below the centre, u to its right, furthest at u = ±lean.
+    These are the rows in which the block meets the ellipse where alpha is 1/255. At u to the right of its centre, the
+    ellipse lies between slope u ± rise √(reach² − u²), below the centre where positive; its lowest point is at
+    u = lean, its highest at u = −lean.
     """
     reach, slope, rise, lean = geometry[rank, 6], geometry[rank, 8], geometry[rank, 9], geometry[rank, 10]
     left = np.float32(block * LANES) + HALF - x
