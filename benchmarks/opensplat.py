@@ -9,8 +9,8 @@ writes results/opensplat.json. OpenSplat is a program of its own (AGPL), to be b
 with libtorch for the CPU and OpenCV. Without ``--opensplat`` its rows are left out, and the report says so. All
 programs read the same photos, reduced beforehand, and begin at the same points of stereo. The held-out photos (each
 eighth, where the capture has no lists) are compared with what `ns-eval` draws of our runs, and with OpenSplat's
-Gaussians drawn as it trains them, without antialiasing and on black. Times are those of the training loop, on all cores
-unless the row says otherwise: the machine has to be quiet.
+Gaussians drawn as it trains them: without antialiasing, on black, and with the principal point in the middle of the
+picture. Times are those of the training loop, on all cores unless the row says otherwise: the machine has to be quiet.
 """
 
 import datetime
@@ -267,7 +267,10 @@ class OpenSplat:
 
     @torch.no_grad()
     def _judge(self, scene: Path, splats: Path) -> float:
-        """The mean PSNR of all held-out photos, dB, without antialiasing and on black, as OpenSplat draws."""
+        """The mean PSNR of all held-out photos, dB, drawn as OpenSplat trains on the CPU.
+
+        It has no antialiasing, draws on black and takes the principal point to be the middle of the picture.
+        """
         from f3rm_ext.data.image_stream import picture_batch
         from f3rm_ext.data.pinhole_cameras import PinholeCameras
         from f3rm_ext.export.splats import load_splat_run
@@ -280,6 +283,7 @@ class OpenSplat:
         gaussians, photos, values = read_splats(splats)[0], run.photos, []
         for index in range(len(photos)):
             view = PinholeCameras.to_render(photos.cameras[index : index + 1], run.model.device)
+            view.Ks[:, :2, 2] = torch.stack([view.widths, view.heights], dim=1) / 2
             picture = render(run.scene(gaussians), view).outputs()["rgb"].clamp(0, 1)
             truth = picture_batch(photos.picture(index), index, run.model.device)["image"]
             values.append(float(-10 * (picture - truth).square().mean().log10()))
