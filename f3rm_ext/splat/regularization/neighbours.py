@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from f3rm_ext.memory.shapes import lacks_values
@@ -15,9 +15,7 @@ NONE = -1
 """Entry for a missing neighbour."""
 
 
-def nearest_neighbours(
-    means: Float[Tensor, "gaussians 3"], count: int, *, workers: int = -1
-) -> Int[Tensor, "gaussians neighbours"]:
+def nearest_neighbours(means: Float[Tensor, "gaussians 3"], count: int) -> Int[Tensor, "gaussians neighbours"]:
     """Finds the nearest Gaussians of every Gaussian by distance of centres, nearest first.
 
     Uses scipy's KDTree on the CPU, and :func:`search_in_blocks` on other devices so that nothing leaves the device.
@@ -42,19 +40,19 @@ def nearest_neighbours(
     usable = finite.nonzero().squeeze(1)
     if len(usable):
         points, most = means[usable], min(count, len(usable))
-        local = _by_tree(points, most, workers) if means.device.type == "cpu" else search_in_blocks(points, most)
+        local = _by_tree(points, most) if means.device.type == "cpu" else search_in_blocks(points, most)
         neighbours[usable, : local.shape[1]] = usable.to(torch.int32)[_self_first(local).long()]
     neighbours[:, 0] = torch.arange(total, dtype=torch.int32, device=means.device)
     return neighbours
 
 
-def _by_tree(means: Tensor, count: int, workers: int) -> Tensor:
+def _by_tree(means: Tensor, count: int) -> Tensor:
     from scipy.spatial import KDTree
 
     points = means.double().numpy()
     # A tree split at the middle of its boxes is several times faster to build and as fast to search.
     tree = KDTree(points, leafsize=16, balanced_tree=False, compact_nodes=False)
-    _, index = tree.query(points, k=count, workers=workers)
+    _, index = tree.query(points, k=count, workers=-1)
     return torch.from_numpy(np.asarray(index, dtype=np.int32).reshape(len(points), count))
 
 
@@ -82,55 +80,43 @@ class NeighbourIndex:
         count: neighbours per Gaussian, including itself.
     """
 
-    def __init__(self, count: int = 16, start: int = 7001, every: int = 500, workers: int = -1) -> None:
+    def __init__(self, count: int = 16, start: int = 7001, every: int = 500) -> None:
         if count < 1 or every < 1:
             raise ValueError(f"count {count} and every {every} must be at least 1")
-        self.count, self.start, self.every, self.workers = count, start, every, workers
+        self.count, self.start, self.every = count, start, every
         self.index: Int[Tensor, "gaussians neighbours"] | None = None
         """Current neighbours, -1 for none; None before the first search and after any growth."""
         self._period: float = -math.inf
-
-    def period(self, step: int) -> int:
-        """Returns the number of searches that the schedule has before a step."""
-        return (step - self.start) // self.every
 
     def at(self, step: int, means: Float[Tensor, "gaussians 3"]) -> Int[Tensor, "gaussians neighbours"]:
         """Returns the neighbours at a step; searches if the schedule or a change of the Gaussians requires it.
 
         The schedule depends only on the step, not on when the process was started.
         """
-        period = self.period(step)
+        period = (step - self.start) // self.every  # searches that the schedule has before the step
         if self.index is None or len(self.index) != len(means) or period > self._period:
-            self.index = nearest_neighbours(means, self.count, workers=self.workers)
+            self.index = nearest_neighbours(means, self.count)
             self._period = period
         elif self.index.device != means.device:
             self.index = self.index.to(means.device)
         return self.index
 
-    def forget(self) -> None:
-        """Forces a search at the next use."""
-        self.index = None
-
-    def after_change(self, keep: Bool[Tensor, " gaussians"] | Int[Tensor, " kept"]) -> None:
+    def after_change(self, source: Int[Tensor, " gaussians"]) -> None:
         """Applies a change of the Gaussians, without a search if possible.
 
         Drops the rows of removed Gaussians and replaces them by -1 in other rows; the remaining neighbours are still
         the nearest, only fewer. Duplicated or new Gaussians (-1) force a search at the next use.
 
         Args:
-            keep: mask of Gaussians that stay, or for each new Gaussian the index of its source.
+            source: for each Gaussian after the change, its index before; -1 for a new one.
         """
         if self.index is None:
             return
-        old = keep.nonzero().squeeze(1) if keep.dtype == torch.bool else keep.long()
-        total = len(self.index)
-        if keep.dtype == torch.bool and len(keep) != total:
-            raise ValueError(f"the mask is of {len(keep)} Gaussians, the neighbours of {total}")
-        if len(old) and (int(old.min()) < 0 or len(old.unique()) != len(old)):
+        if len(source) and (int(source.min()) < 0 or len(source.unique()) != len(source)):
             self.index = None
             return
-        places = torch.full((total + 1,), NONE, dtype=torch.int32, device=self.index.device)
-        old = old.to(places.device)
+        places = torch.full((len(self.index) + 1,), NONE, dtype=torch.int32, device=self.index.device)
+        old = source.long().to(places.device)
         places[old] = torch.arange(len(old), dtype=torch.int32, device=places.device)
         # Index -1 looks up the last entry, which is -1.
         self.index = places[self.index[old].long()]

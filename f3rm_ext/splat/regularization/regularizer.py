@@ -90,11 +90,9 @@ class Regularizer:
     alone would take 5 GiB. The kernels of numba and Triton need no chunks.
     """
 
-    def __init__(self, options: RegularizationOptions, workers: int = -1) -> None:
+    def __init__(self, options: RegularizationOptions) -> None:
         self.options = options
-        self.neighbours = NeighbourIndex(
-            options.neighbours, options.neighbours_start, options.neighbours_every, workers=workers
-        )
+        self.neighbours = NeighbourIndex(options.neighbours, options.neighbours_start, options.neighbours_every)
 
     def active(self, step: int) -> bool:
         """Returns whether the surface losses (not only the entropy) are active at a step."""
@@ -216,17 +214,16 @@ class Regularizer:
             return None
         return remove
 
-    def after_change(self, keep: Bool[Tensor, " gaussians"] | Int[Tensor, " kept"]) -> None:
+    def after_change(self, source: Int[Tensor, " gaussians"]) -> None:
         """Must be called whenever Gaussians were removed, reordered, split or added.
 
         Args:
-            keep: mask of Gaussians that stay, or for each new Gaussian the index of its source (-1 for none).
+            source: for each Gaussian after the change, its index before (-1 for none).
         """
         index = self.neighbours.index
-        kept = int(keep.sum()) if keep.dtype == torch.bool else len(keep)
-        if index is not None and kept < (1 - MOST_LOST) * len(index):
-            self.neighbours.forget()
-        self.neighbours.after_change(keep)
+        if index is not None and len(source) < (1 - MOST_LOST) * len(index):
+            self.neighbours.index = None  # the next use searches
+        self.neighbours.after_change(source)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state from which a resumed run continues as if it had not stopped."""

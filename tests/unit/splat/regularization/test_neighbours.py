@@ -21,7 +21,7 @@ def by_definition(means: torch.Tensor, count: int) -> np.ndarray:
 def search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the tests that ask for it run with the tree and with the search of other devices."""
     if request.param == "blocks":
-        monkeypatch.setattr(module, "_by_tree", lambda means, count, workers: module.search_in_blocks(means, count))
+        monkeypatch.setattr(module, "_by_tree", module.search_in_blocks)
 
 
 @pytest.mark.usefixtures("search")
@@ -101,9 +101,9 @@ def test_pruning_crosses_out_neighbours() -> None:
     index = NeighbourIndex(8)
     before = index.at(7001, means).clone()
     keep = torch.rand(60, generator=torch.Generator().manual_seed(4)) < 0.8
-    index.after_change(keep)
-    after = index.at(7002, means[keep])
     kept = keep.nonzero().squeeze(1)
+    index.after_change(kept)
+    after = index.at(7002, means[keep])
     places = {int(old): new for new, old in enumerate(kept)}
     for new, old in enumerate(kept):
         assert after[new].tolist() == [places.get(int(j), -1) for j in before[old]]
@@ -131,10 +131,3 @@ def test_growth_makes_the_next_use_search(change: list[int] | None, searches: li
         index.after_change(torch.tensor(change))
     count = 4 if change is None else len(change)
     assert len(index.at(7002, points(count))) == count and len(searches) == 2
-
-
-def test_a_mask_of_another_length_is_refused() -> None:
-    index = NeighbourIndex(2)
-    index.at(7001, points(3))
-    with pytest.raises(ValueError, match="4 Gaussians"):
-        index.after_change(torch.ones(4, dtype=torch.bool))
