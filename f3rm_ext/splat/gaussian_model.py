@@ -29,7 +29,7 @@ from f3rm_ext.splat.features.heads import LiftedHeads
 from f3rm_ext.splat.features.queryable import QueryableSplats
 from f3rm_ext.splat.gaussians import Gaussians, degree_from_count
 from f3rm_ext.splat.losses import photometric_loss
-from f3rm_ext.splat.memory.allocator import CacheCleaner
+from f3rm_ext.splat.memory.allocator import clear_cache
 from f3rm_ext.splat.memory.conversion import ConversionLoss
 from f3rm_ext.splat.mip import MipOptions, smoothing_filter
 from f3rm_ext.splat.options import GaussianOptions
@@ -160,7 +160,6 @@ class GaussianModel(QueryableSplats):
             self.exposures.start(manager.train_dataset.metadata.get("measure_stops"))
         self.lifted.clear()  # Neither features nor confidence follow the Gaussians through training.
         self.confidence = None
-        cleaner = CacheCleaner(config.memory.clear_every)
 
         def begin_step(step: int) -> None:
             self.cost.step_pre_backward(self.device)
@@ -175,7 +174,7 @@ class GaussianModel(QueryableSplats):
             if self.exposures is not None:
                 self.exposures.project()
             self.cost.step_post_backward(step, self.device)
-            cleaner.clear(step, self.device)
+            clear_cache(step, config.memory.clear_every, self.device)
             if step == trainer.max_num_iterations - 1 and is_first():
                 self._finish(step, attributes)
                 if hasattr(manager, "train_feature_source"):

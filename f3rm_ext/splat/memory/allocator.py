@@ -37,19 +37,14 @@ def request_expandable_segments() -> Literal["set", "kept", "late", "unsupported
     return "set"
 
 
-class CacheCleaner:
-    """Releases unused memory of CUDA's allocator at regular steps, if wanted; does nothing on other devices."""
+def clear_cache(step: int, every: int, device: torch.device) -> None:
+    """Releases unused memory of CUDA's allocator if the step ends an interval; does nothing on other devices.
 
-    def __init__(self, every: int) -> None:
-        """Sets the interval."""
-        self.every = every
-
-    def clear(self, step: int, device: torch.device) -> bool:
-        """Clears the cache if the step ends an interval."""
-        if device.type != "cuda" or not self.every or (step + 1) % self.every:
-            return False
+    Args:
+        every: steps of an interval; 0 for never.
+    """
+    if device.type == "cuda" and every and (step + 1) % every == 0:
         torch.cuda.empty_cache()
-        return True
 
 
 def free_bytes(device: torch.device) -> int:

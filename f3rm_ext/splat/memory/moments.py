@@ -31,10 +31,6 @@ class Moments(ABC):
     def decode(self, stored: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the first and second moments of some rows, float32; may change its argument."""
 
-    @abstractmethod
-    def bytes_per_row(self, numbers: int) -> int:
-        """Returns the bytes of both moments of a row with this many numbers."""
-
     def read(
         self, state: dict[str, Any], rows: Int[Tensor, " rows"] | slice
     ) -> tuple[Float[Tensor, "rows *rest"], Float[Tensor, "rows *rest"]]:
@@ -70,9 +66,6 @@ class FloatMoments(Moments):
 
     def decode(self, stored: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         return stored[FIRST].float(), stored[SECOND].float()
-
-    def bytes_per_row(self, numbers: int) -> int:
-        return 2 * numbers * self.dtype.itemsize
 
 
 class HalfMoments(FloatMoments):
@@ -117,9 +110,6 @@ class ByteMoments(Moments):
             stored[name].float().mul_(_broadcast(stored[name + SCALE], stored[name])) for name in (FIRST, SECOND)
         )
         return first, root.square_()
-
-    def bytes_per_row(self, numbers: int) -> int:
-        return 2 * (numbers + torch.float32.itemsize)
 
 
 def _broadcast(scale: Tensor, values: Tensor) -> Tensor:

@@ -64,14 +64,6 @@ class ColorGradient:
         bases = sh_bases(self.degree, self.directions[part])
         return bases[:, :, None] * self.colors[part, None, :]
 
-    def nbytes(self) -> int:
-        """Returns the bytes held."""
-        return sum(tensor.nbytes for tensor in self.tensors())
-
-    def tensors(self) -> list[Tensor]:
-        """Returns the tensors held."""
-        return [tensor for tensor in (self.rows, self.directions, self.colors) if tensor is not None]
-
 
 @dataclass
 class PackedGradient:
@@ -122,10 +114,6 @@ class PackedGradient:
                 here = (seen[place] == rows).nonzero().squeeze(-1)
                 out[here, : sh_rest_count(picture.degree)] += picture.coefficients(place[here])
         return out
-
-    def nbytes(self) -> int:
-        """Returns the bytes held."""
-        return sum(picture.nbytes() for picture in self.pictures)
 
 
 def packed_gradient(parameter: Tensor) -> PackedGradient | None:

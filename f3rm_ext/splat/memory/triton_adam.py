@@ -14,14 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import sh_rest_count
+from f3rm_ext.splat.memory.adam import SEEN
 from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, SCALE, SECOND, SIGNED_MAX, UNSIGNED_MAX
 from f3rm_ext.splat.memory.rounding import HALF_MAX
 from f3rm_ext.splat.rasterize import sh_bases
 
 ROWS = 16
 """Gaussians per program."""
-SEEN = "seen"
-"""State entry: the step in which a row last had a gradient, int32."""
 C1, C2_XY, C2_ZZ, C2_XX = (tl.constexpr(getattr(sh_bases, name)) for name in ("C1", "C2_XY", "C2_ZZ", "C2_XX"))
 C3_3, C3_2, C3_1, C3_0 = (tl.constexpr(getattr(sh_bases, name)) for name in ("C3_3", "C3_2", "C3_1", "C3_0"))
 LARGEST_HALF = tl.constexpr(HALF_MAX)

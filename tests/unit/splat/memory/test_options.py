@@ -9,7 +9,7 @@ import torch
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.memory.allocator import (
-    CacheCleaner,
+    clear_cache,
     count_fitting_rows,
     free_bytes,
     gaps_mib,
@@ -92,13 +92,13 @@ def test_other_systems_have_no_such_segments(environment: pytest.MonkeyPatch) ->
 
 
 def test_the_cache_is_cleared_on_cuda_alone_and_on_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    cleared = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cleared.append(True))
-    clearing = CacheCleaner(10)
-    done = [step for step in range(30) if clearing.clear(step, torch.device("cuda", 0))]
-    assert done == [9, 19, 29] and len(cleared) == 3
-    assert not any(clearing.clear(step, torch.device("cpu")) for step in range(30)) and len(cleared) == 3
-    assert not any(CacheCleaner(0).clear(step, torch.device("cuda", 0)) for step in range(200))
+    cleared: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: cleared.append(step))
+    for step in range(30):
+        clear_cache(step, 10, torch.device("cuda", 0))
+        clear_cache(step, 10, torch.device("cpu"))
+        clear_cache(step, 0, torch.device("cuda", 0))
+    assert cleared == [9, 19, 29]
 
 
 def test_rows_fit_in_a_quarter_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
