@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from torch import Tensor
 from torch.nn import functional
 
@@ -125,6 +126,15 @@ class Gaussians:
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> "Gaussians":
         """Creates Gaussians from tensors by name; ignores other names."""
         return cls(**{field.name: tensors[field.name] for field in fields(cls)})
+
+    def arrays(self) -> dict[str, Float32[np.ndarray, "gaussians *rest"]]:
+        """Returns all tensors, which are on the CPU, as arrays by name."""
+        return {name: value.detach().float().numpy() for name, value in self.tensors().items()}
+
+    @classmethod
+    def from_arrays(cls, *arrays: np.ndarray) -> "Gaussians":
+        """Creates Gaussians, float32, from arrays in the order of the fields."""
+        return cls(*(torch.from_numpy(array.astype(np.float32, copy=False)) for array in arrays))
 
     def __getitem__(self, index: Tensor | slice) -> "Gaussians":
         """Selects Gaussians by index, slice or mask."""

@@ -9,6 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from f3rm_ext.errors import SplatFileError
+from f3rm_ext.splat.files.ply import DC, OPACITY, POSITION, ROTATION, SCALE
 from f3rm_ext.splat.gaussians import Gaussians
 
 BadValues = Literal["error", "drop"]
@@ -20,13 +21,7 @@ same, since rasterisers skip opacities below 1/255 and clamp them at 0.999."""
 _HIGHEST_RATIO, _ALWAYS_READ = 20, 1 << 26
 """Largest ratio of compression that is believed of files that hold more than so many bytes. Splats reach about 2; gzip
 and zstd themselves reach 1000, with which a file of 15 MB would fill the memory."""
-_NAMES = {
-    "means": ("x", "y", "z"),
-    "scales": ("scale_0", "scale_1", "scale_2"),
-    "quats": ("rot_0", "rot_1", "rot_2", "rot_3"),
-    "opacities": ("opacity",),
-    "features_dc": ("f_dc_0", "f_dc_1", "f_dc_2"),
-}
+_NAMES = {"means": POSITION, "scales": SCALE, "quats": ROTATION, "opacities": (OPACITY,), "features_dc": DC}
 
 
 def is_plausible(size: int, stored: int) -> bool:

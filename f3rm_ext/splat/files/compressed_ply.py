@@ -8,7 +8,6 @@ from io import BufferedIOBase
 from pathlib import Path
 
 import numpy as np
-import torch
 from jaxtyping import Float, UInt8, UInt32
 
 from f3rm_ext.errors import SplatFileError
@@ -36,16 +35,15 @@ def is_compressed(tables: PlyTables) -> bool:
     return any(name in tables.tables.get("vertex", Table("", 0)).kinds for name in PACKED)
 
 
-def read_compressed_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, SplatInfo]:
+def read_compressed_ply(path: Path, tables: PlyTables) -> tuple[Gaussians, SplatInfo]:
     """Reads splats; float32, on the CPU, values not checked.
 
     Args:
-        tables: its header, if already read.
+        tables: its header.
 
     Raises:
         SplatFileError: the file is of another kind, or damaged.
     """
-    tables = tables or PlyTables.open(path)
     names = _require_layout(path, tables)
     count = tables.tables["vertex"].count
     bounds = np.empty((tables.tables["chunk"].count, len(BOUNDS)))
@@ -67,8 +65,8 @@ def read_compressed_ply(path: Path, tables: PlyTables | None = None) -> tuple[Ga
             opacities[where] = packing.alphas_to_logits(packing.unpack_unorm(color, 0, 8))
     rest = _read_rest(path, tables, count)
     mode, fused, comments = read_tags(tables.comments)
-    arrays = (vectors[0], vectors[1], quats, opacities, vectors[2], rest)
-    gaussians = Gaussians(*(torch.from_numpy(array) for array in arrays))
+    means, scales, dc = vectors
+    gaussians = Gaussians.from_arrays(means, scales, quats, opacities, dc, rest)
     return gaussians, SplatInfo("compressed-ply", mode, fused, gaussians.sh_degree, count, comments)
 
 
@@ -78,7 +76,7 @@ def write_compressed_ply(stream: BufferedIOBase, gaussians: Gaussians, info: Spl
     Args:
         gaussians: one or more, on the CPU.
     """
-    arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
+    arrays = gaussians.arrays()
     count, rest = len(gaussians), arrays["features_rest"]
     bounds = np.empty((-(-count // CHUNK), len(BOUNDS)), dtype="<f4")
     packed = np.empty((count, len(PACKED)), dtype="<u4")

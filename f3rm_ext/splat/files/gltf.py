@@ -78,7 +78,7 @@ def write_gltf_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatI
 
 def _attributes(gaussians: Gaussians) -> list[tuple[str, Float[np.ndarray, "n columns"], int]]:
     """The vertex attributes: name, values, type of a component."""
-    arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
+    arrays = gaussians.arrays()
     alphas = packing.logits_to_alphas(arrays["opacities"])[:, None]
     xyzw = np.roll(packing.unit_quats(arrays["quats"]), -1, axis=1)
     srgb = sh_to_rgb(torch.from_numpy(arrays["features_dc"])).clamp(0, 1).numpy()

@@ -101,10 +101,9 @@ def _read(path: Path, stream: BufferedIOBase) -> tuple[Gaussians, SplatInfo]:
     notices = []
     if needed < size:
         notices.append(f"{path.name} has {size - needed} bytes after its last Gaussian, which are left out.")
-    names = ("means", "scales", "quats", "opacities", "features_dc", "features_rest")
     if not parts:
         raise EOFError("it has no sections")
-    joined = {name: torch.cat([part.tensors()[name] for part in parts]) for name in names}
+    joined = {name: torch.cat([part.tensors()[name] for part in parts]) for name in parts[0].tensors()}
     return Gaussians.from_tensors(joined), SplatInfo("ksplat", None, None, degree, count, (), tuple(notices))
 
 
@@ -139,7 +138,7 @@ def _read_gaussians(stream: BufferedIOBase, section: _Section, level: int, limit
         (colors[:, :3] - 0.5) / SH_C0,
         _coefficients(rows["sh"], level, limits),
     )
-    return Gaussians(*(torch.from_numpy(array.astype(np.float32)) for array in arrays))
+    return Gaussians.from_arrays(*(array.astype(np.float32) for array in arrays))
 
 
 def _place(

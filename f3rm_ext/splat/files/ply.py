@@ -6,7 +6,6 @@ from io import BufferedIOBase
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from f3rm_ext.errors import ConfigError, SplatFileError
 from f3rm_ext.splat.files.info import SplatInfo, read_tags, tag_comments
@@ -26,27 +25,23 @@ _REST = re.compile(r"f_rest_(0|[1-9][0-9]*)")
 _SHOWN = 6
 
 
-def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, SplatInfo]:
+def read_ply(path: Path, tables: PlyTables) -> tuple[Gaussians, SplatInfo]:
     """Reads splats, binary or ASCII, with properties in any order; float32, on the CPU, values not checked.
 
     Args:
-        tables: its header, if already read.
+        tables: its header.
 
     Raises:
         SplatFileError: the file has no splats, lacks a property, has SH coefficients that fit no degree, or is damaged.
     """
-    tables = tables or PlyTables.open(path)
     table = _require_splats(path, tables)
     colors = _colors(path, table)
     degree = rest_degree(path, table)
     per_channel = sh_rest_count(degree)
     count = table.count
     means, scales, quats = np.empty((count, 3), "f4"), np.empty((count, 3), "f4"), np.empty((count, 4), "f4")
-    opacities, dc, rest = (
-        np.empty((count, 1), "f4"),
-        np.empty((count, 3), "f4"),
-        np.empty((count, per_channel, 3), "f4"),
-    )
+    opacities, dc = np.empty((count, 1), "f4"), np.empty((count, 3), "f4")
+    rest = np.empty((count, per_channel, 3), "f4")
     scored = {name: np.empty(count, "f4") for name in _scored_columns(table, tables.comments)}
     targets = {
         **scored,
@@ -58,17 +53,16 @@ def read_ply(path: Path, tables: PlyTables | None = None) -> tuple[Gaussians, Sp
         # first all coefficients of red, then green, then blue
         **{f"f_rest_{i}": rest[:, i % per_channel, i // per_channel] for i in range(3 * per_channel)},
     }
-    with np.errstate(
-        over="ignore", invalid="ignore"
-    ):  # numbers beyond float32 become infinite; a later check finds them
+    # Numbers beyond float32 become infinite; a later check finds them.
+    with np.errstate(over="ignore", invalid="ignore"):
         for where, rows in tables.rows("vertex", list(targets)):
             for name, target in targets.items():
                 target[where] = rows[name]
     if colors == RGB:
-        dc = ((dc.astype(np.float64) / 255 - 0.5) / SH_C0).astype(np.float32)
+        dc = (dc.astype(np.float64) / 255 - 0.5) / SH_C0
     mode, fused, comments = read_tags(tables.comments)
     scores, comments = _take_scores(scored, comments)
-    gaussians = Gaussians(*(torch.from_numpy(array) for array in (means, scales, quats, opacities, dc, rest)))
+    gaussians = Gaussians.from_arrays(means, scales, quats, opacities, dc, rest)
     notices = _notices(path, tables, table, set(targets) | set(NORMAL))
     return gaussians, SplatInfo("ply", mode, fused, degree, count, comments, tuple(notices), scores=scores)
 
@@ -79,7 +73,7 @@ def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
     Args:
         gaussians: one or more, on the CPU.
     """
-    arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
+    arrays = gaussians.arrays()
     per_channel = sh_rest_count(gaussians.sh_degree)
     zero = np.zeros(len(gaussians), dtype=np.float32)
     columns: dict[str, np.ndarray] = dict(zip(POSITION, arrays["means"].T, strict=True))

@@ -20,7 +20,6 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import torch
 from jaxtyping import Float, UInt8
 from PIL import Image
 
@@ -129,7 +128,7 @@ def read_sog(path: Path) -> tuple[Gaussians, SplatInfo]:
     if meta.antialias is not None or meta.model is not None:
         mode = "mip" if meta.antialias or meta.model == _ANTIALIASED else "default"
     notices = [f"{path.name} holds 2D Gaussians, which are read as 3D ones."] if meta.model == "2dgs" else []
-    gaussians = Gaussians(*(torch.from_numpy(array) for array in (means, scales, quats, opacities, dc, rest)))
+    gaussians = Gaussians.from_arrays(means, scales, quats, opacities, dc, rest)
     return gaussians, SplatInfo("sog", mode, fused, gaussians.sh_degree, meta.count, comments, tuple(notices))
 
 
@@ -141,7 +140,7 @@ def write_sog(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> 
         gaussians: one or more, on the CPU.
         info: its render mode, tags and comments go into ``meta.json``.
     """
-    arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
+    arrays = gaussians.arrays()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         meta = {
             "version": 2,

@@ -7,7 +7,6 @@ from io import BufferedIOBase
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import packing
@@ -44,7 +43,7 @@ def read_splat(path: Path) -> tuple[Gaussians, SplatInfo]:
             opacities[block] = packing.alphas_to_logits(colors[:, 3])
             quats[block] = rows["rotation"] / 128.0 - 1.0
     rest = np.empty((count, 0, 3), "f4")
-    gaussians = Gaussians(*(torch.from_numpy(array) for array in (means, scales, quats, opacities, dc, rest)))
+    gaussians = Gaussians.from_arrays(means, scales, quats, opacities, dc, rest)
     return gaussians, SplatInfo("splat", count=count)
 
 
@@ -55,7 +54,7 @@ def write_splat(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -
         gaussians: one or more, on the CPU; SH coefficients beyond the first are left out.
         info: not used, since the format cannot store it.
     """
-    arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
+    arrays = gaussians.arrays()
     for start in range(0, len(gaussians), _CHUNK):
         block = slice(start, start + _CHUNK)
         rows = np.empty(len(arrays["means"][block]), dtype=RECORD)

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from jaxtyping import Float, UInt8, UInt32
 
 from f3rm_ext.errors import SplatFileError
@@ -36,7 +35,8 @@ SpzVersion = Literal[3, 4]
 MAGIC = b"NGSP"
 GZIP = b"\x1f\x8b"
 HEADER = struct.Struct("<4sIIBBBB")
-_RECORD = struct.Struct("<II")
+RECORD = struct.Struct("<II")
+"""Type and length of an extension."""
 VERSIONS = (2, 3)
 ANTIALIASED, EXTENSIONS = 1, 2
 COORDINATE_SYSTEM = 0xADBE0003
@@ -173,16 +173,15 @@ def unpack_values(header: SpzHeader, read: Callable[[int], bytes], axes: Axes) -
     if per_channel:
         np.subtract(take().reshape(rest.shape), 128.0, out=rest, casting="same_kind")
         rest *= turn_sh[:per_channel, None].astype(np.float32) / 128
-    arrays = (array.astype(np.float32, copy=False) for array in (means, scales, quats, opacities, dc, rest))
-    return Gaussians(*(torch.from_numpy(array) for array in arrays))
+    return Gaussians.from_arrays(means, scales, quats, opacities, dc, rest)
 
 
 def read_extensions(data: bytes) -> list[tuple[int, bytes]]:
     """Returns the type and the content of each extension record; the last may be cut short."""
     extensions, at = [], 0
-    while at + _RECORD.size <= len(data):
-        kind, length = _RECORD.unpack_from(data, at)
-        at += _RECORD.size + length
+    while at + RECORD.size <= len(data):
+        kind, length = RECORD.unpack_from(data, at)
+        at += RECORD.size + length
         extensions.append((kind, data[at - length : at]))
     return extensions
 
@@ -207,7 +206,7 @@ def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axe
     Raises:
         SplatFileError: a position is too large for the format.
     """
-    arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
+    arrays = gaussians.arrays()
     bits = choose_fraction_bits(gaussians)
     flags = ANTIALIASED if info.render_mode == "mip" else 0
     head = HEADER.pack(MAGIC, 3, len(gaussians), gaussians.sh_degree, bits, flags, 0)

@@ -23,7 +23,6 @@ HEADER = struct.Struct("<4sIIBBBBI12x")
 COMMENTS = 0xF3E00001
 """Type of the extension that holds comments, one in a line."""
 _SIZES = struct.Struct("<QQ")
-_RECORD = struct.Struct("<II")
 _LEVEL = 12
 _LONGEST_EXTENSIONS = 1 << 20
 _HIGHEST_RATIO, _BYTES_OF_POSITION = 1024, 9
@@ -70,14 +69,14 @@ def write_spz4(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, ax
     Raises:
         SplatFileError: a position is too large for the format.
     """
-    arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
+    arrays = gaussians.arrays()
     bits = spz.choose_fraction_bits(gaussians)
     streams = []
     for pieces in spz.pack_values(arrays, bits, axes):
         whole = b"".join(pieces)  # the frame says how large it becomes, as readers ask before they unpack
         streams.append((zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(whole), len(whole)))
-    comments = "\n".join(tag_comments(info)).encode()[: _LONGEST_EXTENSIONS - _RECORD.size]
-    extension = _RECORD.pack(COMMENTS, len(comments)) + comments if comments else b""
+    comments = "\n".join(tag_comments(info)).encode()[: _LONGEST_EXTENSIONS - spz.RECORD.size]
+    extension = spz.RECORD.pack(COMMENTS, len(comments)) + comments if comments else b""
     flags = (spz.ANTIALIASED if info.render_mode == "mip" else 0) | (spz.EXTENSIONS if extension else 0)
     start = HEADER.size + len(extension)
     head = (spz.MAGIC, VERSION, len(gaussians), gaussians.sh_degree, bits, flags, len(streams), start)

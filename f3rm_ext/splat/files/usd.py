@@ -28,7 +28,7 @@ def write_usd_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
         gaussians: one or more, on the CPU, z up, which the file says.
         info: its tags and comments go into ``customLayerData``; its scores into primvars.
     """
-    arrays = {name: value.detach().float().numpy() for name, value in gaussians.tensors().items()}
+    arrays = gaussians.arrays()
     harmonics = np.concatenate([arrays["features_dc"][:, None], arrays["features_rest"]], axis=1)
     sizes, means = np.exp(arrays["scales"].astype(np.float64)), arrays["means"]
     reach = 3 * sizes.max(axis=1, keepdims=True)
