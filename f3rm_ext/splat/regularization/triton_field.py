@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from f3rm_ext.splat.regularization.table import ALPHA, MEAN, MIN_WEIGHT, NORMAL, WHITEN, WIDTH
+from f3rm_ext.splat.regularization.triton_pixels import load3, store3
 
 BLOCK = 128
 """Points per program."""
@@ -26,35 +27,17 @@ ROW = tl.constexpr(WIDTH)
 @triton.jit
 def _load_point(points, owners, i, there):
     """Returns the owners and the coordinates of points."""
-    g = tl.load(owners + i, mask=there, other=0)
-    px = tl.load(points + 3 * i, mask=there, other=0.0)
-    py = tl.load(points + 3 * i + 1, mask=there, other=0.0)
-    pz = tl.load(points + 3 * i + 2, mask=there, other=0.0)
-    return g, px, py, pz
-
-
-@no_type_check
-@triton.jit
-def _load_normal(row, there):
-    nx = tl.load(row + 14, mask=there, other=0.0)
-    ny = tl.load(row + 15, mask=there, other=0.0)
-    nz = tl.load(row + 16, mask=there, other=0.0)
-    return nx, ny, nz
+    px, py, pz = load3(points, i, there)
+    return tl.load(owners + i, mask=there, other=0), px, py, pz
 
 
 @no_type_check
 @triton.jit
 def _load_whiten(row, there):
     """Returns S⁻¹ Rᵀ by rows."""
-    a = tl.load(row + 3, mask=there, other=0.0)
-    b = tl.load(row + 4, mask=there, other=0.0)
-    c = tl.load(row + 5, mask=there, other=0.0)
-    d = tl.load(row + 6, mask=there, other=0.0)
-    e = tl.load(row + 7, mask=there, other=0.0)
-    f = tl.load(row + 8, mask=there, other=0.0)
-    g = tl.load(row + 9, mask=there, other=0.0)
-    h = tl.load(row + 10, mask=there, other=0.0)
-    i = tl.load(row + 11, mask=there, other=0.0)
+    a, b, c = load3(row, 1, there)
+    d, e, f = load3(row, 2, there)
+    g, h, i = load3(row, 3, there)
     return a, b, c, d, e, f, g, h, i
 
 
@@ -83,7 +66,7 @@ def _forward(
     i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     there = i < count
     g, px, py, pz = _load_point(points, owners, i, there)
-    ox, oy, oz = _load_normal(table + g * ROW, there)
+    ox, oy, oz = load3(table + g * ROW + 14, 0, there)
     d = tl.zeros([SIZE], tl.float32)
     sizes = tl.zeros([SIZE], tl.float32)
     present = tl.zeros([SIZE], tl.float32)
@@ -95,13 +78,12 @@ def _forward(
         j = tl.load(neighbours + g * K + k, mask=there, other=-1).to(tl.int64)
         known = j >= 0
         row = table + j * ROW
-        dx = px - tl.load(row, mask=known, other=0.0)
-        dy = py - tl.load(row + 1, mask=known, other=0.0)
-        dz = pz - tl.load(row + 2, mask=known, other=0.0)
+        mean_x, mean_y, mean_z = load3(row, 0, known)
+        dx, dy, dz = px - mean_x, py - mean_y, pz - mean_z
         w0, w1, w2, w3, w4, w5, w6, w7, w8 = _load_whiten(row, known)
         alpha = tl.load(row + 12, mask=known, other=0.0)
         size = tl.load(row + 13, mask=known, other=1.0)
-        nx, ny, nz = _load_normal(row, known)
+        nx, ny, nz = load3(row + 14, 0, known)
         g_ = _falloff(w0 * dx + w1 * dy + w2 * dz, w3 * dx + w4 * dy + w5 * dz, w6 * dx + w7 * dy + w8 * dz)
         share = alpha * g_
         weight, signed = _signed_weight(nx, ny, nz, ox, oy, oz, dx, dy, dz, size, share)
@@ -117,9 +99,8 @@ def _forward(
     tl.store(totals + i, total, mask=there)
     weighed = total > LEAST
     divisor = tl.where(weighed, total, 1.0)
-    tl.store(direction + 3 * i, tl.where(weighed, sx / divisor, ox), mask=there)
-    tl.store(direction + 3 * i + 1, tl.where(weighed, sy / divisor, oy), mask=there)
-    tl.store(direction + 3 * i + 2, tl.where(weighed, sz / divisor, oz), mask=there)
+    sx, sy, sz = sx / divisor, sy / divisor, sz / divisor
+    store3(direction, i, tl.where(weighed, sx, ox), tl.where(weighed, sy, oy), tl.where(weighed, sz, oz), there)
 
 
 @no_type_check
@@ -140,12 +121,10 @@ def _backward(
     i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     there = i < count
     g, px, py, pz = _load_point(points, owners, i, there)
-    ox, oy, oz = _load_normal(table + g * ROW, there)
+    ox, oy, oz = load3(table + g * ROW + 14, 0, there)
     gd = tl.load(grad_density + i, mask=there, other=0.0)
     gb = tl.load(grad_beta + i, mask=there, other=0.0)
-    hx = tl.load(grad_direction + 3 * i, mask=there, other=0.0)
-    hy = tl.load(grad_direction + 3 * i + 1, mask=there, other=0.0)
-    hz = tl.load(grad_direction + 3 * i + 2, mask=there, other=0.0)
+    hx, hy, hz = load3(grad_direction, i, there)
     total = tl.load(totals + i, mask=there, other=0.0)
     weighed = total > LEAST
     divisor = tl.where(weighed, total, 1.0)
@@ -163,9 +142,8 @@ def _backward(
         known = j >= 0
         row, grad = table + j * ROW, grad_table + j * ROW
         tl.atomic_add(grad + 13, gb, mask=known, sem="relaxed")
-        dx = px - tl.load(row, mask=known, other=0.0)
-        dy = py - tl.load(row + 1, mask=known, other=0.0)
-        dz = pz - tl.load(row + 2, mask=known, other=0.0)
+        mean_x, mean_y, mean_z = load3(row, 0, known)
+        dx, dy, dz = px - mean_x, py - mean_y, pz - mean_z
         w0, w1, w2, w3, w4, w5, w6, w7, w8 = _load_whiten(row, known)
         mx = w0 * dx + w1 * dy + w2 * dz
         my = w3 * dx + w4 * dy + w5 * dz
@@ -175,7 +153,7 @@ def _backward(
         near = known & (falloff != 0.0)
         alpha = tl.load(row + 12, mask=near, other=0.0)
         size = tl.load(row + 13, mask=near, other=1.0)
-        nx, ny, nz = _load_normal(row, near)
+        nx, ny, nz = load3(row + 14, 0, near)
         share = alpha * falloff
         tl.atomic_add(grad + 12, gd * falloff, mask=near, sem="relaxed")
         # ∂d/∂m = −α G m, then the chain rule for the whitening matrix and the offset.
@@ -194,9 +172,7 @@ def _backward(
         _, signed = _signed_weight(nx, ny, nz, ox, oy, oz, dx, dy, dz, size, share)
         signed = signed / divisor
         _add3(grad + 14, signed * hx, signed * hy, signed * hz, near & weighed)
-    tl.store(grad_points + 3 * i, sx, mask=there)
-    tl.store(grad_points + 3 * i + 1, sy, mask=there)
-    tl.store(grad_points + 3 * i + 2, sz, mask=there)
+    store3(grad_points, i, sx, sy, sz, there)
 
 
 class TritonField(torch.autograd.Function):
