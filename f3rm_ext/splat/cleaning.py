@@ -78,7 +78,7 @@ def decide(evidence: Evidence, strictness: float = 1.0, *, unseen: bool = True) 
     lone = (evidence.views < 2) & (evidence.isolation > _ISOLATED * evidence.isolation.median())
     tests = {
         Reason.OVERSIZED: slight & (evidence.size > _OVERSIZED * evidence.size.median()),
-        Reason.FREE_SPACE: slight & (evidence.free_views >= 2) & (evidence.free_views > evidence.surface_views),
+        Reason.FREE_SPACE: slight & evidence.refuted,
         Reason.FEW_VIEWS: slight & seen & (evidence.spread_rad < _NARROW_RAD),
         Reason.ISOLATED: unseen & lone & (evidence.gain <= _NEEDLESS * usual_gain),
         Reason.FAINT: unseen & (evidence.peak < _FAINT),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -60,6 +60,11 @@ class Evidence:
 
     def __len__(self) -> int:
         return len(self.views)
+
+    @property
+    def refuted(self) -> Bool[Tensor, " gaussians"]:
+        """Whether more views look through it than agree with it: a floater, which no photo has to show."""
+        return (self.free_views >= 2) & (self.free_views > self.surface_views)
 
 
 @torch.no_grad()

@@ -106,15 +106,11 @@ def points_on_rays(views: PinholeCameras, count: int, generator: torch.Generator
     return (viewmats[:, :3, :3].transpose(1, 2) @ (local - viewmats[:, :3, 3])[..., None])[..., 0]
 
 
-def points_seen_by_many(
-    views: PinholeCameras, count: int, generator: torch.Generator, share: float = 0.5
-) -> Float[Tensor, "points 3"]:
+def points_seen_by_many(views: PinholeCameras, count: int, generator: torch.Generator) -> Float[Tensor, "points 3"]:
     """Draws random points in the ball that the cameras face, most of them in view of many cameras.
 
-    The centre of the ball is the point nearest to all optical axes; the farthest camera lies on its surface.
-
-    Args:
-        share: a point is drawn again if fewer cameras see it than this share of those that see the best-seen point.
+    The centre of the ball is the point nearest to all optical axes; the farthest camera lies on its surface. A point
+    is drawn again if fewer than half as many cameras see it as see the best-seen point.
     """
     views = views.to("cpu")
     centre, radius = views.focus(), views.radius()
@@ -126,7 +122,7 @@ def points_seen_by_many(
         if attempt == 0:
             seen_most = float(seen.max())
         # Later rounds accept points with fewer views, so that the loop ends.
-        kept.append(points[seen >= share * 0.8**attempt * seen_most])
+        kept.append(points[seen >= 0.5 * 0.8**attempt * seen_most])
         if sum(map(len, kept)) >= count:
             break
     else:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Float16, Int, Int32
+from jaxtyping import Float, Float16, Int, Int32
 from torch import Tensor
 from torch.nn import functional
 
@@ -128,9 +128,9 @@ def survey(scene: SplatScene, views: PinholeCameras, on_view: Callable[[], None]
     return Survey(evidence, places, usual, free_views, empty_px[0] / max(empty_px[1], 1))
 
 
-def _draw_places(views: PinholeCameras, count: int, seed: int = 0) -> Float[Tensor, "places 3"]:
+def _draw_places(views: PinholeCameras, count: int) -> Float[Tensor, "places 3"]:
     """Draws places over the ground that the cameras span, at the heights of cameras."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     up = up_of(views)
     heights = views.positions @ up
     flat = views.positions - heights[:, None] * up
@@ -144,9 +144,9 @@ def _draw_places(views: PinholeCameras, count: int, seed: int = 0) -> Float[Tens
     return middle + drawn @ axes[:2] + heights[chosen, None] * up
 
 
-def _turn_cameras(views: PinholeCameras, count: int, seed: int = 0) -> PinholeCameras:
+def _turn_cameras(views: PinholeCameras, count: int) -> PinholeCameras:
     """Turns some of the cameras about the vertical axis through the middle of the scene, evenly spread."""
-    generator, centre, up = torch.Generator().manual_seed(seed), views.focus(), up_of(views)
+    generator, centre, up = torch.Generator().manual_seed(0), views.focus(), up_of(views)
     if ((centre - views.positions) * views.forward).sum(dim=1).median() <= 0:  # they look outwards
         centre = views.positions.mean(dim=0)
     chosen = views.take(torch.randint(len(views.widths), (count,), generator=generator))
@@ -163,7 +163,6 @@ def propose(
     found: Survey,
     places: int = PLACES,
     targets: int = TARGETS,
-    seed: int = 0,
 ) -> PinholeCameras:
     """Returns cameras where one could stand, some that look at uncertain Gaussians and some that look around.
 
@@ -172,10 +171,10 @@ def propose(
         places: number of places to stand; there are fewer where the photos leave no room.
         targets: cameras at each place that look at something uncertain; one more looks around.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     views, gaussians, evidence = views.to("cpu"), scene.gaussians, found.evidence
     means, alphas = gaussians.means.detach().float().cpu(), gaussians.alphas().detach().float().cpu()
-    solid = (alphas > _SOLID) & ~_refuted(evidence)
+    solid = (alphas > _SOLID) & ~evidence.refuted
     nearest = NearestGaussians(means[solid]) if bool(solid.any()) else None
 
     def clearances(points: Float[Tensor, "points 3"]) -> Float[Tensor, " points"]:
@@ -189,7 +188,7 @@ def propose(
     stands = found.places[:drawn][possible[:drawn]][:places]
     # Someone stood where the photos were taken.
     stands = torch.cat([stands, views.positions[torch.randperm(len(views.widths), generator=generator)[: places // 3]]])
-    doubt = uncertainty(evidence.information) * evidence.size.square() * alphas * ~_refuted(evidence)
+    doubt = uncertainty(evidence.information) * evidence.size.square() * alphas * ~evidence.refuted
     aims = _targets(stands, means, doubt, targets, generator)
     around = views.forward[torch.randint(len(views.widths), (len(stands),), generator=generator)]
     around = _turn(around, up_of(views), 2 * torch.pi * torch.rand(len(stands), generator=generator))
@@ -197,11 +196,6 @@ def propose(
     aimed = _aim(stands.repeat_interleave(targets + 1, dim=0), forward, views)
     usual = _aim(found.usual.positions[possible[drawn:]], found.usual.forward[possible[drawn:]], views)
     return PinholeCameras(*map(torch.cat, zip(aimed, usual, strict=True)))
-
-
-def _refuted(evidence: Evidence) -> Bool[Tensor, " gaussians"]:
-    """Gaussians that more views look through than agree with: floaters, which no photo has to find."""
-    return (evidence.free_views >= 2) & (evidence.free_views > evidence.surface_views)
 
 
 def _targets(
@@ -269,7 +263,7 @@ def choose(
     unseen = _unseen_points(views.to("cpu"), shapes.means, evidence) if found.empty <= _EMPTY else torch.zeros(0, 3)
     points = torch.cat([shapes.means, unseen])
     information = torch.cat([evidence.information, torch.zeros(len(unseen), 3, 3)])
-    counts = torch.cat([~_refuted(evidence), torch.ones(len(unseen), dtype=torch.bool)])
+    counts = torch.cat([~evidence.refuted, torch.ones(len(unseen), dtype=torch.bool)])
 
     def read(cameras: PinholeCameras) -> Iterator[_Reading]:
         small = cameras.to("cpu").shrink(SIDE_PX)
