@@ -60,7 +60,7 @@ def read_spz4(path: Path, axes: spz.Axes = "rub") -> tuple[Gaussians, SplatInfo]
 
 
 def write_spz4(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axes: spz.Axes = "rub") -> None:
-    """Writes splats. Positions get as many fraction bits as the largest coordinate allows.
+    """Writes splats. Positions get the fraction bits of :func:`spz.choose_fraction_bits`.
 
     Args:
         gaussians: one or more, on the CPU, in the axes of PLY.

@@ -1,6 +1,6 @@
 """The regularisation ``planar``: flat Gaussians whose planes are the surface that all views see.
 
-It is that of PGSR (Chen et al. 2024) but for its comparison of image patches. Unlike SuGaR's, it drives no opacities to
+It is that of PGSR (Chen et al. 2024). Unlike SuGaR's, it drives no opacities to
 0 or 1 and needs no neighbours in space, so it keeps the Gaussians that renderings need.
 """
 
