@@ -12,6 +12,7 @@ There are three implementations: torch in chunks (any device and dtype), and ker
 float32, numba's on the CPU and Triton's on CUDA.
 """
 
+import importlib
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -19,15 +20,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.memory.shapes import kernel_device, lacks_values
+from f3rm_ext.memory.shapes import kernel_device
 from f3rm_ext.splat.memory.allocator import count_fitting_rows
 from f3rm_ext.splat.regularization.frames import rotate
 from f3rm_ext.splat.regularization.table import ALPHA, MAX_SQUARED, MEAN, MIN_WEIGHT, NORMAL, SIZE, WHITEN
-from f3rm_ext.splat.triton_kernels import find_kernels
+from f3rm_ext.splat.triton_kernels import choose_kernels
 
 FieldBackend = Literal["auto", "torch", "numba", "triton"]
 
 TRITON_KERNELS = "f3rm_ext.splat.regularization.triton_field"
+KERNELS = "f3rm_ext.splat.regularization.kernels", TRITON_KERNELS
+"""Modules for :class:`KernelField`."""
 CHUNK_POINTS, MOST_POINTS = 1 << 15, 1 << 19
 """Fewest and most points per chunk in torch. The fewest take 280 MiB of float32 at 16 neighbours, forward and backward
 (measured)."""
@@ -74,26 +77,17 @@ def neighbour_field(
             memory of a GPU.
         backend: "auto" selects, for float32, numba on the CPU and Triton on CUDA if it works there; else torch.
     """
-    backend = _backend_for(points, table) if backend == "auto" else backend
-    arguments: tuple[Any, ...] = (points, owners, table, neighbours)
-    if lacks_values(points):
-        implementation = _NullField
-    elif backend == "numba":
-        from f3rm_ext.splat.regularization.kernels import NumbaField as implementation
-    elif backend == "triton":
-        from f3rm_ext.splat.regularization.triton_field import TritonField as implementation
+    given = points, owners, table, neighbours
+    if backend == "auto":
+        kernels = choose_kernels(KERNELS, points, table)
     else:
-        implementation, row_bytes = _ChunkedField, NEIGHBOUR_BYTES * neighbours.shape[1]
-        arguments += (chunk or count_fitting_rows(points.device, row_bytes, CHUNK_POINTS, MOST_POINTS),)
-    return NeighbourField(*implementation.apply(*arguments))  # type: ignore[misc]
-
-
-def _backend_for(points: Tensor, table: Tensor) -> FieldBackend:
-    if lacks_values(points) or not points.dtype == torch.float32 == table.dtype:
-        return "torch"
-    if points.device.type == "cpu":
-        return "numba"
-    return "triton" if find_kernels(TRITON_KERNELS, points.device) else "torch"
+        modules = dict(zip(("numba", "triton"), KERNELS, strict=True))
+        kernels = importlib.import_module(modules[backend]) if backend in modules else None
+    if kernels is not None:
+        return NeighbourField(*KernelField.apply(*given, kernels))  # type: ignore[misc]
+    row_bytes = NEIGHBOUR_BYTES * neighbours.shape[1]
+    chunk = chunk or count_fitting_rows(points.device, row_bytes, CHUNK_POINTS, MOST_POINTS)
+    return NeighbourField(*_ChunkedField.apply(*given, chunk))  # type: ignore[misc]
 
 
 def field_reference(
@@ -166,27 +160,40 @@ class _ChunkedField(torch.autograd.Function):
         return grad_points, None, grad_table, None, None
 
 
-class _NullField(torch.autograd.Function):
-    """Allocates what the kernels of numba and Triton do, and computes nothing."""
+class KernelField(torch.autograd.Function):
+    """The field in float32 by kernels: numba's on the CPU, Triton's on CUDA. Without values they only allocate.
+
+    Triton's add gradients of the table in any order, so their last bits differ from run to run.
+    """
 
     @staticmethod
-    def forward(ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor, kernels: Any
+    ) -> tuple[Tensor, ...]:
+        given = tuple(value.detach().contiguous() for value in (points, owners, table, neighbours))
+        points, owners, table, _ = given
         density, beta, totals = (points.new_empty(len(points)) for _ in range(3))
-        ctx.save_for_backward(points, owners, table, neighbours, totals)
-        return density, beta, *(torch.empty_like(points) for _ in range(3))
+        direction = torch.empty_like(points)
+        kernels.evaluate(*given, density, beta, direction, totals)
+        ctx.kernels = kernels
+        ctx.save_for_backward(*given, totals)
+        center, normal = (columns.index_select(0, owners) for columns in (table[:, MEAN:WHITEN], table[:, NORMAL:]))
+        return density, beta, direction, center, normal
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        points, _, table = ctx.saved_tensors[:3]
-        kept = [grad.contiguous() for grad in grad_outputs[:3]]
-        grad_points, tables = torch.empty_like(points), 1
-        if kernel_device(points) == "cpu":
-            from f3rm_ext.splat.regularization.kernels import table_count
-
-            tables = table_count(table.nbytes)
-        grad_tables = table.new_empty(tables, *table.shape)
-        del kept
-        return grad_points, None, grad_tables[0] if tables == 1 else grad_tables.sum(0), None
+        points, owners, table = ctx.saved_tensors[:3]
+        upstream = [grad.contiguous() for grad in grad_outputs[:3]]
+        grad_points = torch.empty_like(points)
+        tables = ctx.kernels.table_count(table.nbytes) if kernel_device(table) == "cpu" else 1
+        grad_tables = table.new_zeros(tables, *table.shape)
+        ctx.kernels.differentiate(*ctx.saved_tensors, *upstream, grad_points, grad_tables)
+        del upstream
+        grad_table = grad_tables[0] if tables == 1 else grad_tables.sum(0)
+        grad_table[:, MEAN:WHITEN].index_add_(0, owners, grad_outputs[3])
+        grad_table[:, NORMAL:].index_add_(0, owners, grad_outputs[4])
+        return grad_points, None, grad_table, None, None
 
 
 def _rows(owners: Tensor, neighbours: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

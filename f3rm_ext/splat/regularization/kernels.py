@@ -3,15 +3,14 @@
 They must agree with the definition, :func:`f3rm_ext.splat.regularization.field.field_reference`.
 """
 
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import numba
 import numpy as np
-import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from f3rm_ext.splat.regularization.table import MEAN, MIN_WEIGHT, NORMAL, WHITEN
+from f3rm_ext.memory.shapes import run_kernel
+from f3rm_ext.splat.regularization.table import MIN_WEIGHT
 
 FAR = np.float32(170.0)
 """Squared distance, in standard deviations, beyond which G is taken as 0: exp(−85) = 1e-37."""
@@ -146,32 +145,18 @@ def table_count(table_bytes: int) -> int:
     return max(1, min(numba.get_num_threads(), GRADIENT_BYTES // max(1, table_bytes)))
 
 
-class NumbaField(torch.autograd.Function):
-    """The field on the CPU, float32; see :class:`~f3rm_ext.splat.regularization.field.NeighbourField`."""
+def evaluate(
+    points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor,
+    density: Tensor, beta: Tensor, direction: Tensor, totals: Tensor,
+) -> None:  # fmt: skip
+    """Writes density, thickness, direction and the sum of weights of each point."""
+    run_kernel(_forward, points, owners, table, neighbours, density, beta, direction, totals)
 
-    @staticmethod
-    def forward(ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:
-        points, table = points.detach().contiguous(), table.detach().contiguous()
-        owners, neighbours = owners.contiguous(), neighbours.contiguous()
-        density, beta, totals = (torch.empty(len(points)) for _ in range(3))
-        direction = torch.empty(len(points), 3)
-        tensors = points, owners, table, neighbours, density, beta, direction, totals
-        _forward(*(tensor.numpy() for tensor in tensors))
-        ctx.save_for_backward(points, owners, table, neighbours, totals)
-        center, normal = (columns.index_select(0, owners) for columns in (table[:, MEAN:WHITEN], table[:, NORMAL:]))
-        return density, beta, direction, center, normal
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        own = ctx.saved_tensors[1]
-        points, owners, table, neighbours, totals = (tensor.numpy() for tensor in ctx.saved_tensors)
-        tables = table_count(table.nbytes)
-        grad_points, grad_tables = torch.empty(points.shape), torch.zeros(tables, *table.shape)
-        density, beta, direction = (grad.contiguous().numpy() for grad in grad_outputs[:3])
-        results = grad_points.numpy(), grad_tables.numpy()
-        _backward(points, owners, table, neighbours, totals, density, beta, direction, *results)
-        grad_table = grad_tables[0] if tables == 1 else grad_tables.sum(0)
-        grad_table[:, MEAN:WHITEN].index_add_(0, own, grad_outputs[3])
-        grad_table[:, NORMAL:].index_add_(0, own, grad_outputs[4])
-        return grad_points, None, grad_table, None
+def differentiate(
+    points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor, totals: Tensor,
+    grad_density: Tensor, grad_beta: Tensor, grad_direction: Tensor, grad_points: Tensor, grad_tables: Tensor,
+) -> None:  # fmt: skip
+    """Writes the gradients by points, and adds those by the table to tables of zeros."""
+    given = points, owners, table, neighbours, totals
+    run_kernel(_backward, *given, grad_density, grad_beta, grad_direction, grad_points, grad_tables)

@@ -4,16 +4,18 @@ They must agree with the definition, :func:`f3rm_ext.splat.regularization.field.
 """
 
 import math
-from typing import Any, no_type_check
+import sys
+from typing import no_type_check
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from f3rm_ext.splat.regularization.table import ALPHA, MEAN, MIN_WEIGHT, NORMAL, WHITEN, WIDTH
+from f3rm_ext.splat.regularization.field import KernelField
+from f3rm_ext.splat.regularization.table import ALPHA, MIN_WEIGHT, WIDTH
 from f3rm_ext.splat.regularization.triton_pixels import load3, store3
+from f3rm_ext.splat.triton_kernels import launch
 
 BLOCK = 128
 """Points per program."""
@@ -175,43 +177,29 @@ def _backward(
     store3(grad_points, i, sx, sy, sz, there)
 
 
-class TritonField(torch.autograd.Function):
-    """The field on CUDA, float32; see :class:`~f3rm_ext.splat.regularization.field.NeighbourField`.
+def table_count(table_bytes: int) -> int:
+    """Returns how many gradient tables the backward pass has."""
+    return 1
 
-    Gradients of the table are added in any order, so their last bits differ from run to run.
-    """
 
-    @staticmethod
-    def forward(ctx: Any, points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor) -> tuple[Tensor, ...]:
-        points, table, owners, neighbours = (t.contiguous() for t in (points, table, owners, neighbours))
-        density, beta, totals = (points.new_empty(len(points)) for _ in range(3))
-        direction = torch.empty_like(points)
-        if len(points):
-            with torch.cuda.device_of(points):
-                _forward[(triton.cdiv(len(points), BLOCK),)](
-                    points, owners, table, neighbours, density, beta, direction, totals, len(points),
-                    K=neighbours.shape[1], SIZE=BLOCK, enable_fp_fusion=True,  # pyright: ignore[reportCallIssue]
-                )  # fmt: skip
-        ctx.save_for_backward(points, owners, table, neighbours, totals)
-        center, normal = (columns.index_select(0, owners) for columns in (table[:, MEAN:WHITEN], table[:, NORMAL:]))
-        return density, beta, direction, center, normal
+def evaluate(
+    points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor,
+    density: Tensor, beta: Tensor, direction: Tensor, totals: Tensor,
+) -> None:  # fmt: skip
+    """Writes density, thickness, direction and the sum of weights of each point."""
+    given = points, owners, table, neighbours, density, beta, direction, totals
+    settings = {"K": neighbours.shape[1], "SIZE": BLOCK, "enable_fp_fusion": True}
+    launch(_forward, (triton.cdiv(len(points), BLOCK),), *given, len(points), **settings)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        points, owners, table, neighbours, totals = ctx.saved_tensors
-        grad_points, grad_table = torch.empty_like(points), torch.zeros_like(table)
-        if len(points):
-            density, beta, direction = (grad.contiguous() for grad in grad_outputs[:3])
-            with torch.cuda.device_of(points):
-                _backward[(triton.cdiv(len(points), BLOCK),)](
-                    points, owners, table, neighbours, totals, density, beta, direction, grad_points, grad_table,
-                    len(points), K=neighbours.shape[1], SIZE=BLOCK,
-                    enable_fp_fusion=True,  # pyright: ignore[reportCallIssue]
-                )  # fmt: skip
-        grad_table[:, MEAN:WHITEN].index_add_(0, owners, grad_outputs[3])
-        grad_table[:, NORMAL:].index_add_(0, owners, grad_outputs[4])
-        return grad_points, None, grad_table, None
+
+def differentiate(
+    points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor, totals: Tensor,
+    grad_density: Tensor, grad_beta: Tensor, grad_direction: Tensor, grad_points: Tensor, grad_tables: Tensor,
+) -> None:  # fmt: skip
+    """Writes the gradients by points, and adds those by the table to a table of zeros."""
+    given = points, owners, table, neighbours, totals, grad_density, grad_beta, grad_direction
+    settings = {"K": neighbours.shape[1], "SIZE": BLOCK, "enable_fp_fusion": True}
+    launch(_backward, (triton.cdiv(len(points), BLOCK),), *given, grad_points, grad_tables, len(points), **settings)
 
 
 def try_out(device: torch.device) -> None:
@@ -220,7 +208,8 @@ def try_out(device: torch.device) -> None:
         points = torch.zeros(4, 3, device=device, requires_grad=True)
         table = torch.ones(2, WIDTH, device=device, requires_grad=True)
         neighbours = torch.zeros(2, 1, dtype=torch.int32, device=device)
-        field = TritonField.apply(points, torch.zeros(4, dtype=torch.int64, device=device), table, neighbours)
+        owners = torch.zeros(4, dtype=torch.int64, device=device)
+        field = KernelField.apply(points, owners, table, neighbours, sys.modules[__name__])
         (by_table,) = torch.autograd.grad(field[0].sum(), table)
     # Offsets of −1 in each axis, whitened to −3: G = exp(−27 / 2). Reading values waits for the kernels.
     falloff = math.exp(-13.5)

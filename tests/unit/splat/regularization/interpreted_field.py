@@ -8,7 +8,7 @@ from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.regularization import triton_field
-from f3rm_ext.splat.regularization.field import neighbour_field
+from f3rm_ext.splat.regularization.field import KernelField, neighbour_field
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 from f3rm_ext.splat.regularization.sampling import draw_owners
 from f3rm_ext.splat.regularization.table import gaussian_table
@@ -37,7 +37,7 @@ def test_values_and_gradients(
         if dtype == torch.float64:
             field = tuple(neighbour_field(at, owners, rows, neighbours, backend="torch"))
         else:
-            field = triton_field.TritonField.apply(at, owners, rows, neighbours)
+            field = KernelField.apply(at, owners, rows, neighbours, triton_field)
         weights = [torch.randn(v.shape, generator=torch.Generator().manual_seed(k)) for k, v in enumerate(field)]
         loss = sum((value * weight).sum() for value, weight in zip(field, weights, strict=True))
         results.append((*field, *torch.autograd.grad(loss, (at, rows))))  # type: ignore[arg-type]
@@ -56,7 +56,7 @@ def test_every_gradient_arrives_alone(random_gaussians: Callable[..., Gaussians]
             if backend == "torch":
                 field = tuple(neighbour_field(at, owners, rows, neighbours, backend="torch"))
             else:
-                field = triton_field.TritonField.apply(at, owners, rows, neighbours)
+                field = KernelField.apply(at, owners, rows, neighbours, triton_field)
             grads.append(torch.autograd.grad(field[output].square().sum(), (at, rows)))
         for one, other in zip(*grads, strict=True):
             for expected, found in ((one[:, column], other[:, column]) for column in range(one.shape[1])):
@@ -66,7 +66,7 @@ def test_every_gradient_arrives_alone(random_gaussians: Callable[..., Gaussians]
 def test_weights_that_vanish_leave_the_own_normal(random_gaussians: Callable[..., Gaussians]) -> None:
     points, owners, table, neighbours = _scene(random_gaussians, 12, 30, 500.0)
     rows = table.clone().requires_grad_()
-    field = triton_field.TritonField.apply(points, owners, rows, neighbours)
+    field = KernelField.apply(points, owners, rows, neighbours, triton_field)
     assert torch.equal(field[2], field[4]) and not field[0].any()
     (found,) = torch.autograd.grad(field[2].sum(), rows)
     assert found[:, 14:].sum().item() == 3 * len(points) and not found[:, :14].any()
@@ -75,7 +75,7 @@ def test_weights_that_vanish_leave_the_own_normal(random_gaussians: Callable[...
 def test_no_points_and_the_trial(random_gaussians: Callable[..., Gaussians]) -> None:
     _, owners, table, neighbours = _scene(random_gaussians, 5, 4)
     rows = table.clone().requires_grad_()
-    field = triton_field.TritonField.apply(torch.zeros(0, 3), owners[:0], rows, neighbours)
+    field = KernelField.apply(torch.zeros(0, 3), owners[:0], rows, neighbours, triton_field)
     (found,) = torch.autograd.grad(field[0].sum() + field[3].sum(), rows)
     assert field[2].shape == (0, 3) and not found.any()
     triton_field.try_out(torch.device("cpu"))
