@@ -38,9 +38,6 @@ def is_compressed(tables: PlyTables) -> bool:
 def read_compressed_ply(path: Path, tables: PlyTables) -> tuple[Gaussians, SplatInfo]:
     """Reads splats; float32, on the CPU, values not checked.
 
-    Args:
-        tables: its header.
-
     Raises:
         SplatFileError: the file is of another kind, or damaged.
     """

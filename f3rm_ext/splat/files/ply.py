@@ -28,9 +28,6 @@ _SHOWN = 6
 def read_ply(path: Path, tables: PlyTables) -> tuple[Gaussians, SplatInfo]:
     """Reads splats, binary or ASCII, with properties in any order; float32, on the CPU, values not checked.
 
-    Args:
-        tables: its header.
-
     Raises:
         SplatFileError: the file has no splats, lacks a property, has SH coefficients that fit no degree, or is damaged.
     """

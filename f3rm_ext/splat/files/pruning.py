@@ -54,7 +54,6 @@ def export_size(splats: Gaussians, out: Path, write: Callable[[Gaussians, Path],
 
     Args:
         out: its name, which gives the format.
-        write: writes splats to a path.
     """
     with TemporaryDirectory() as folder:
         path = Path(folder) / out.name
@@ -98,9 +97,7 @@ class SizeSearch:
     """Finds how many Gaussians fit, the most important ones first.
 
     Args:
-        gaussians: all of them.
         choose: returns the rows of the most important Gaussians, as many as it is told; called where not all fit.
-        size_of: measures sizes.
     """
 
     def __init__(self, gaussians: Gaussians, choose: Choose, size_of: SizeOf) -> None:

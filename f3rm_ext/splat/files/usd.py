@@ -24,7 +24,6 @@ def write_usd_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
     """Writes splats.
 
     Args:
-        stream: binary, at its start.
         gaussians: one or more, on the CPU, z up, which the file says.
         info: its tags and comments go into ``customLayerData``; its scores into primvars.
     """

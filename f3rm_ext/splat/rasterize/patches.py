@@ -72,7 +72,6 @@ def accumulate_patches(
 
     Args:
         shapes: float32, on the CPU, as is all else.
-        features: of the patches.
         share: weights of the pixels, 0 to 1; None for 1 everywhere.
         sums: changed in place.
 
