@@ -144,7 +144,6 @@ def write_cleaned(run: SplatRun, load_config: Path, out: Path, cleaning: Cleanin
         ],
         heading="Reasons",
         table=Table(["reason", "Gaussians", "meaning"], rows, "lrn"),
-        views=(run.manager.eval_dataset or run.manager.train_dataset).cameras,
     )
     summary = {
         "removed": {reason.value: count for reason, count in cleaning.counts().items()},

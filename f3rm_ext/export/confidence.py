@@ -16,9 +16,9 @@ from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.confidence import confidence
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine import checkpoint
-from f3rm_ext.export.derived import REPORT
+from f3rm_ext.export.derived import REPORT, Report, Strip, write_report
 from f3rm_ext.export.splats import SplatRun
-from f3rm_ext.html.page import Picture, render_page
+from f3rm_ext.html.page import Picture
 from f3rm_ext.html.tables import Table
 from f3rm_ext.splat.next_best_view import NextView, choose, propose, survey, up_of
 from f3rm_ext.splat.rendering import composite, render
@@ -27,7 +27,6 @@ from f3rm_ext.utils.console import image_progress
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.output_folder import OutputFolder, made_by
 from f3rm_ext.utils.pictures import pick_evenly, to_bytes
-from f3rm_ext.utils.provenance import sign_text
 
 COMMAND = "splats confidence"
 NEXT_PHOTOS, CAMERA_PATH = "next_photos.json", "camera_path.json"
@@ -97,7 +96,7 @@ def measure_confidence(run: SplatRun, photos: int) -> Measurement:
 
 
 def _frame(run: SplatRun) -> CaptureFrame:
-    return CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, Path(run.manager.dataparser.config.data))
+    return CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, run.data)
 
 
 def _describe(camera: PinholeCameras, views: PinholeCameras, names: Sequence[str], unit: float) -> tuple[str, int]:
@@ -168,8 +167,21 @@ def write_measurement(run: SplatRun, out: Path, measured: Measurement) -> None:
     for name, text in texts.items():
         with replace_file(out / name) as stream:
             stream.write(text.encode())
-    with replace_file(out / REPORT) as stream:
-        stream.write(sign_text(_page(run, measured), f"f3rm-ext {COMMAND}"))
+    report = Report(
+        title="How sure the splats are, and where to stand next",
+        lead=f"{measured} In the pictures of confidence blue is 0 and red is 1. Lengths are in units of the capture.",
+        keys=[
+            (f"{measured.mean:.2f}", "mean confidence of what the photos show"),
+            (f"{measured.unsure:.0%}", f"of what they show has less than {SURE:g}"),
+        ],
+        heading="Next photos",
+        table=Table(
+            ["photo", "gain", "how to take it"],
+            [(str(i), f"{a.view.gain:.3f}", a.words) for i, a in enumerate(measured.advice, start=1)],
+            "lrn",
+        ),
+    )
+    write_report(run, out, COMMAND, report, _strips(run, measured))
     folder.summary(
         {
             "complete": True,
@@ -215,7 +227,8 @@ def _camera_path(cameras: Sequence[PinholeCameras]) -> dict[str, object]:
     }
 
 
-def _page(run: SplatRun, measured: Measurement) -> str:
+def _strips(run: SplatRun, measured: Measurement) -> list[Strip]:
+    """Pictures at the advised places, then at some training photos."""
     dataset = run.manager.train_dataset
     names, views = [Path(file).name for file in dataset.image_filenames], PinholeCameras.of(dataset.cameras)
     strips = []
@@ -224,27 +237,13 @@ def _page(run: SplatRun, measured: Measurement) -> str:
         strips.append(_strip(run, measured, advice.view.camera, advice.near, f"near it: {names[advice.near]}", label))
     for index in pick_evenly(len(dataset), _PICTURES):
         strips.append(_strip(run, measured, views.take(slice(index, index + 1)), index, names[index], "splats"))
-    rows = [(str(i), f"{a.view.gain:.3f}", a.words) for i, a in enumerate(measured.advice, start=1)]
-    return render_page(
-        "derived.html",
-        command=f"f3rm-ext {COMMAND}",
-        title="How sure the splats are, and where to stand next",
-        lead=f"{measured} In the pictures of confidence blue is 0 and red is 1. Lengths are in units of the capture.",
-        keys=[
-            (f"{measured.mean:.2f}", "mean confidence of what the photos show"),
-            (f"{measured.unsure:.0%}", f"of what they show has less than {SURE:g}"),
-        ],
-        heading="Next photos",
-        table=Table(["photo", "gain", "how to take it"], rows, "lrn"),
-        views=strips,
-        signature=f"Run: {run.checkpoint}, step {run.step}.",
-    )
+    return strips
 
 
 @torch.no_grad()
 def _strip(
     run: SplatRun, measured: Measurement, view: PinholeCameras, photo: int, photo_label: str, label: str
-) -> list[tuple[str, Picture]]:
+) -> Strip:
     """A photo, and splats and confidence from a camera."""
     device = run.model.device
     one = PinholeCameras(view.viewmats.to(device), view.Ks.to(device), view.widths, view.heights)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import yaml
 from jaxtyping import Bool
-from nerfstudio.cameras.cameras import Cameras
 from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
@@ -32,13 +31,15 @@ CONFIG, REMOVED, REPORT = "config.yml", "removed.ply", "report.html"
 _TRANSFORMS = "dataparser_transforms.json"
 _MODELS = "nerfstudio_models"
 _PICTURES = 4
+Strip = list[tuple[str, Picture]]
+"""Pictures of one view side by side, with their labels."""
 _ROWS = re.compile(r"_model\.(gauss_params\.\w+|filter_3d|confidence|lifted\.heads\..+\.(codes|groups))")
 """Names of the tensors with one row per Gaussian."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the page of a derived run says beside its pictures."""
+    """What the page of a command says beside its pictures."""
 
     title: str
     lead: str
@@ -48,8 +49,6 @@ class Report:
     heading: str
     """Above the table."""
     table: Table
-    views: Cameras
-    """Some of them are shown."""
 
 
 def require_divisible(run: SplatRun) -> None:
@@ -119,8 +118,7 @@ def write_derived(
         with replace_file(out / _TRANSFORMS) as stream:
             stream.write(transforms.read_bytes())
     checkpoint.write(_take_rows(checkpoint.load(run.checkpoint, ("step", "pipeline")), kept), out / model_file)
-    with replace_file(out / REPORT) as stream:
-        stream.write(sign_text(_page(run, command, parts, report), f"f3rm-ext {command}"))
+    write_report(run, out, command, report, _pictures(run, parts))
     with replace_file(out / CONFIG) as stream:
         stream.write(yaml.dump(_config_at(load_config, out)).encode())
     folder.summary({"complete": True, "gaussians": len(kept), **summary})
@@ -145,12 +143,9 @@ def _config_at(load_config: Path, out: Path) -> Any:
     return config
 
 
-def _page(run: SplatRun, command: str, parts: Mapping[str, Gaussians], report: Report) -> str:
-    views = []
-    for index in pick_evenly(len(report.views), _PICTURES):
-        view = PinholeCameras.to_render(report.views[index : index + 1], run.model.device)
-        views.append([(label, _picture(run, part, view)) for label, part in parts.items()])
-    return render_page(
+def write_report(run: SplatRun, out: Path, command: str, report: Report, views: Sequence[Strip]) -> None:
+    """Writes the page of a command on a run into a folder; ``views`` are its pictures, view by view."""
+    page = render_page(
         "derived.html",
         command=f"f3rm-ext {command}",
         title=report.title,
@@ -161,12 +156,21 @@ def _page(run: SplatRun, command: str, parts: Mapping[str, Gaussians], report: R
         views=views,
         signature=f"Run: {run.checkpoint}, step {run.step}.",
     )
+    with replace_file(out / REPORT) as stream:
+        stream.write(sign_text(page, f"f3rm-ext {command}"))
 
 
 @torch.no_grad()
-def _picture(run: SplatRun, gaussians: Gaussians, view: PinholeCameras) -> Picture:
-    if len(gaussians):
-        colors = render(run.scene(gaussians), view).rasterization.colors
-    else:
-        colors = run.model.background.expand(int(view.heights[0]), int(view.widths[0]), 3)
-    return Picture.from_array(to_bytes(colors.cpu().numpy()))
+def _pictures(run: SplatRun, parts: Mapping[str, Gaussians]) -> list[Strip]:
+    """Draws parts of the splats as some photos see them, held-out ones if there are any."""
+    cameras, strips = (run.manager.eval_dataset or run.manager.train_dataset).cameras, []
+    for index in pick_evenly(len(cameras), _PICTURES):
+        view, strip = PinholeCameras.to_render(cameras[index : index + 1], run.model.device), []
+        for label, gaussians in parts.items():
+            if len(gaussians):
+                colors = render(run.scene(gaussians), view).rasterization.colors
+            else:
+                colors = run.model.background.expand(int(view.heights[0]), int(view.widths[0]), 3)
+            strip.append((label, Picture.from_array(to_bytes(colors.cpu().numpy()))))
+        strips.append(strip)
+    return strips

@@ -53,7 +53,6 @@ def save_edits(model: "GaussianModel", manager: "ImageDataManager", checkpoint: 
         keys=[(str(kept), "Gaussians stay"), (str(removed), "Gaussians go")],
         heading="Edits",
         table=Table(["edit", "Gaussians"], [(edit.name, str(len(edit.rows))) for edit in edits.steps], "lr"),
-        views=(manager.eval_dataset or manager.train_dataset).cameras,
     )
     steps = [{"edit": edit.name, "removed": len(edit.rows)} for edit in edits.steps]
     write_derived(

@@ -84,7 +84,10 @@ def select_splats(run: SplatRun, wish: Wish) -> Selection:
         UserError: a query cannot be encoded, there are no such labels, or nothing or everything is found.
     """
     dataset, splats = run.manager.train_dataset, run.splats()
-    inside = _inside(splats.means, wish.box)
+    inside = torch.ones(len(splats), dtype=torch.bool, device=splats.means.device)
+    if wish.box is not None:
+        low, high = splats.means.new_tensor(wish.box).view(2, 3)
+        inside = ((splats.means >= low) & (splats.means <= high)).all(dim=1)
     with image_progress("views") as progress:
         searches = bool(wish.queries or wish.labels)
         task = progress.add_task("Selection", total=len(dataset) * (2 + 2 * searches))
@@ -104,13 +107,6 @@ def select_splats(run: SplatRun, wish: Wish) -> Selection:
     return Selection(wish.names, found.chosen.cpu(), found.shares.cpu(), hidden, object_px, empty_px)
 
 
-def _inside(means: Float[Tensor, "gaussians 3"], box: Box | None) -> Bool[Tensor, " gaussians"]:
-    if box is None:
-        return torch.ones(len(means), dtype=torch.bool, device=means.device)
-    low, high = means.new_tensor(box).view(2, 3)
-    return ((means >= low) & (means <= high)).all(dim=1)
-
-
 def _require_some(chosen: Bool[Tensor, " gaussians"], wish: Wish) -> None:
     names = ", ".join(wish.names)
     if not bool(chosen.any()):
@@ -126,7 +122,7 @@ def _require_some(chosen: Bool[Tensor, " gaussians"], wish: Wish) -> None:
 
 def _mask_of(run: SplatRun, wish: Wish) -> Mask:
     dataset = run.manager.train_dataset
-    queries = encode_queries(wish.queries, run.to_query_run()) if wish.queries else []
+    queries = encode_queries(wish.queries, run) if wish.queries else []
     labelled = _labels_of(run, wish.labels) if wish.labels else None
 
     def mask(index: int) -> Bool[np.ndarray, "h w"]:
@@ -140,7 +136,7 @@ def _mask_of(run: SplatRun, wish: Wish) -> Mask:
 
 def _labels_of(run: SplatRun, names: Sequence[str]) -> Mask:
     dataset = run.manager.train_dataset
-    truth = CaptureGroundTruth(Path(run.manager.dataparser.config.data))
+    truth = CaptureGroundTruth(run.data)
     for name in names:
         if name not in truth.classes:
             known = f"choose from {', '.join(truth.classes)}" if truth.classes else "select by --text or --exemplar"
@@ -195,7 +191,6 @@ def write_selection(
     """Writes the object, or the scene without it, as a run; see :func:`~f3rm_ext.export.derived.write_derived`."""
     kept = selection.chosen if keep else ~selection.chosen
     removed, names = ~kept, ", ".join(selection.names)
-    views = run.manager.eval_dataset or run.manager.train_dataset
     count = int(selection.chosen.sum())
     rows = [
         ("found in the training views", str(count - selection.hidden)),
@@ -212,7 +207,6 @@ def write_selection(
         ],
         heading="Gaussians",
         table=Table(["Gaussians", "number"], rows, "lr"),
-        views=views.cameras,
     )
     shares = selection.shares[removed].float().numpy()[:, None]
     scores = GaussianScores(("share",), shares, np.zeros(len(shares), dtype=np.int32))

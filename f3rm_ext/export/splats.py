@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine.opening import open_run
 from f3rm_ext.errors import CaptureError
+from f3rm_ext.query.run import Run
 from f3rm_ext.splat.files import BadValues, SplatInfo, export_splats
 from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.files.spz import Axes, SpzVersion
@@ -15,32 +16,19 @@ from f3rm_ext.splat.mip import fuse, smoothing_filter
 from f3rm_ext.splat.rendering import SplatScene
 
 if TYPE_CHECKING:
-    from nerfstudio.engine.trainer import TrainerConfig
-
     from f3rm_ext.data.image_datamanager import ImageDataManager
     from f3rm_ext.data.pinhole_dataset import PinholeDataset
-    from f3rm_ext.query.run import Run
     from f3rm_ext.splat.gaussian_model import GaussianModel
 
 
 @dataclass
-class SplatRun:
+class SplatRun(Run):
     """A trained run of splats, opened for evaluation or export."""
 
     model: "GaussianModel"
     """The model, in evaluation mode."""
-    manager: "ImageDataManager"
+    manager: "ImageDataManager"  # pyright: ignore[reportIncompatibleVariableOverride]
     """The datamanager, with photos and cameras."""
-    config: "TrainerConfig"
-    """Options of the run."""
-    checkpoint: Path
-    """The checkpoint file that was loaded."""
-    step: int
-    """Last training step of the checkpoint."""
-
-    def describe(self) -> dict[str, object]:
-        """Returns the origin of results, to record in files."""
-        return {"checkpoint": str(self.checkpoint.resolve()), "step": self.step, "method": self.config.method_name}
 
     @property
     def photos(self) -> "PinholeDataset":
@@ -91,12 +79,6 @@ class SplatRun:
         """Returns Gaussians of :meth:`splats`, or some of them, as the run draws them."""
         mip, model = replace(self.model.config.mip, filter_3d=False), self.model
         return SplatScene(gaussians, mip, background=model.background, near_plane=model.config.near_plane)
-
-    def to_query_run(self) -> "Run":
-        """Returns the run as one that answers queries."""
-        from f3rm_ext.query.run import Run
-
-        return Run(self.model, self.manager, self.config, self.checkpoint, self.step)
 
 
 def load_splat_run(load_config: Path) -> SplatRun:

@@ -256,10 +256,9 @@ class Splats(SplatBudgetOptions, QueryInputs):
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.splat.files.scores import GaussianScores
 
-        photos = run.to_query_run()
-        encoded = encode_queries(queries, photos)
+        encoded = encode_queries(queries, run)
         return GaussianScores.of_queries(
-            {query.name: score_gaussians(photos.model, query) for query in encoded}, self.threshold
+            {query.name: score_gaussians(run.model, query) for query in encoded}, self.threshold
         )
 
 

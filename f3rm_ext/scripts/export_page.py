@@ -113,12 +113,11 @@ class Page(SplatBudgetOptions, QueryInputs):
         require_own_file(self.out, COMMAND)
         notes = [] if self.notes is None else read_notes(self.notes)
         run = load_splat_run(self.load_config)
-        photos = run.to_query_run()
         content = PageContent.of_run(
             run,
-            self._queries(photos),
-            title=self.title or capture_name(photos.data),
-            frame=CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, photos.data),
+            self._queries(run),
+            title=self.title or capture_name(run.data),
+            frame=CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, run.data),
             notes=notes,
         )
         if self.sh_degree is not None:

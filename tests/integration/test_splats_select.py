@@ -93,7 +93,7 @@ def test_the_viewer_selects_what_the_command_does(
     run = load_splat_run(labelled_splats.config)
     specs, cameras = parse_queries(QueryInputs(text=(thing,))), run.manager.train_dataset.cameras
     model, views = run.model.train(), []
-    (query,) = encode_queries(specs, run.to_query_run())
+    (query,) = encode_queries(specs, run)
     everything, lock = torch.ones(model.num_gaussians, dtype=torch.bool), threading.Lock()
 
     def choose() -> Any:
