@@ -130,8 +130,9 @@ def export_run(
         ConfigError: the file cannot be written.
     """
     mip = run.model.config.mip
-    info = SplatInfo(render_mode="mip" if mip.filter_2d else "default", filters_fused=fused if mip.filter_3d else False)
-    info = replace(info, scores=scores)
+    info = SplatInfo(
+        render_mode="mip" if mip.filter_2d else "default", filters_fused=mip.filter_3d and fused, scores=scores
+    )
     record = {**run.describe(), "frame": "scene", "dilation_px2": mip.eps2d}
     splats = run.splats(fused) if splats is None else splats
     return export_splats(splats, out, info, record, bad_values, spz_axes, spz_version)

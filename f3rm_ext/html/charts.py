@@ -3,8 +3,7 @@
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,9 +56,12 @@ def svg_chart(
         width_px: width of the drawing; it scales with the page.
         tooltips: texts that are shown below the pointer.
     """
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with chart_style():
+    with rc_context(_STYLE), warnings.catch_warnings():  # type: ignore[arg-type]
+        # Characters that matplotlib's font lacks are the browser's matter.
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
         figure = Figure(figsize=(width_px / 100, height_px / 100), layout="constrained")
         axes = figure.subplots()
         axes.tick_params(length=0)
@@ -76,17 +78,7 @@ def svg_chart(
     return Markup(f'<svg role="img" aria-label="{escape(label)}"{svg}')
 
 
-@contextmanager
-def chart_style() -> Iterator[None]:
-    """Sets matplotlib's options for charts in pages; characters that its font lacks are the browser's matter."""
-    from matplotlib import rc_context
-
-    with rc_context(_STYLE), warnings.catch_warnings():  # type: ignore[arg-type]
-        warnings.filterwarnings("ignore", "Glyph .* missing from")
-        yield
-
-
-def line_chart(points: Points, *, label: str, unit: str = "", x_label: str = "step") -> Markup:
+def line_chart(points: Points, *, label: str, unit: str = "") -> Markup:
     """Draws a curve and marks its last value. Returns an empty string for fewer than two finite points.
 
     Args:
@@ -101,7 +93,7 @@ def line_chart(points: Points, *, label: str, unit: str = "", x_label: str = "st
     def draw(axes: "Axes") -> None:
         axes.plot(xs, ys, color=ACCENT, linewidth=2)
         axes.plot(xs[-1], ys[-1], "o", color=ACCENT, markersize=5)
-        axes.set_xlabel(x_label, loc="right")
+        axes.set_xlabel("step", loc="right")
         axes.margins(x=0.02)
 
     return svg_chart(draw, f"{label}: from {ys[0]:.3g} to {ys[-1]:.3g} {unit}".strip())
@@ -120,8 +112,8 @@ def bar_chart(values: Sequence[float], names: Sequence[str], *, label: str, unit
     def draw(axes: "Axes") -> None:
         for index, bar in enumerate(axes.bar(range(len(values)), values, color=ACCENT)):
             bar.set_gid(f"tip-{index}")
-        last = len(names) - 1
-        axes.set_xticks([0, last] if last else [0], [printable(names[index]) for index in ([0, last] if last else [0])])
+        ends = sorted({0, len(names) - 1})
+        axes.set_xticks(ends, [printable(names[index]) for index in ends])
         axes.margins(x=0.01)
 
     tooltips = [f"{name}: {value:.3g} {unit}" for name, value in zip(names, values, strict=True)]

@@ -25,11 +25,10 @@ from torch.nn import functional
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Ellipsoids
-from f3rm_ext.splat.rasterize import reference
 from f3rm_ext.splat.rasterize.camera import MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTANCE, TILE_PX, Camera
 from f3rm_ext.splat.rasterize.projection import project
 from f3rm_ext.splat.rasterize.tiles import bin_gaussians
-from f3rm_ext.splat.regularization.frames import pixel_rays, to_camera
+from f3rm_ext.splat.regularization.frames import to_camera
 from f3rm_ext.splat.regularization.normals import facing_normals, plane_distances
 from f3rm_ext.splat.rendering import SplatScene, composite
 
@@ -85,33 +84,6 @@ def front_plane_depth(scene: SplatScene, view: PinholeCameras) -> Float[Tensor, 
     planes = np.ascontiguousarray(_planes(scene, shapes, camera).numpy()[bins.order])
     _march(bins.starts, bins.ranks, bins.geometry, planes, bins.columns, camera.K.numpy(), depth)
     return torch.from_numpy(depth)
-
-
-def front_plane_depth_by_definition(scene: SplatScene, view: PinholeCameras) -> Float[Tensor, "h w"]:
-    """Does the same as :func:`front_plane_depth`, written for readability; for tests, and small images."""
-    camera, shapes = scene.camera(view.to("cpu")), _shapes(scene)
-    projection = reference.project(shapes, camera)
-    visible = projection.radii.nonzero().squeeze(1)
-    order = visible[projection.depths[visible].argsort(stable=True)]
-    rows, columns = torch.meshgrid(torch.arange(camera.height), torch.arange(camera.width), indexing="ij")
-    pixels = torch.stack([columns, rows], dim=-1).reshape(-1, 2) + 0.5
-    first, stop = reference.tile_bounds(projection.means2d[order], projection.radii[order])
-    tiles = (pixels / TILE_PX).floor()[:, None]
-    in_tile = ((tiles >= first) & (tiles < stop)).all(dim=-1)
-    offsets = pixels[:, None] - projection.means2d[order]
-    weights = reference.pixel_weights(offsets, projection.conics[order], projection.alphas[order], in_tile)
-    normals, distances, centers, reach = _planes(scene, shapes, camera)[order].split([3, 1, 1, 1], dim=1)
-    x, y = pixel_rays(camera.height, camera.width, camera.K)
-    rays = torch.stack([x[columns], y[rows], torch.ones_like(x[columns])], dim=-1).reshape(-1, 3)
-    cosines = rays @ normals.T
-    facing = cosines < 0
-    crossing = torch.where(facing, distances.T / torch.where(facing, cosines, -1.0), centers.T)
-    crossing = crossing.clamp((centers - reach).T, (centers + reach).T)
-    opacity = weights.cumsum(dim=1)
-    middle = crossing.gather(1, (opacity >= STOPPED).int().argmax(dim=1, keepdim=True))
-    near = weights * (-cosines).clamp_min(_LEAST_COSINE) * ((crossing - middle).abs() <= WINDOW * middle)
-    depth = (near * crossing).sum(dim=1) / near.sum(dim=1).clamp_min(1e-12)
-    return torch.where(opacity[:, -1] >= STOPPED, depth, 0).reshape(camera.height, camera.width)
 
 
 def _shapes(scene: SplatScene) -> Ellipsoids:

@@ -78,7 +78,9 @@ class SceneViews:
         @torch.inference_mode()
         def render(index: int) -> RenderedView:
             outputs = model.render_camera(cameras[index : index + 1].to(model.device), {})
-            return rendered_view(outputs, outputs[output].cpu() / _ray_lengths(views, index)[..., None])
+            _, directions = Camera.of(views, index).pixel_rays()
+            per_depth = torch.from_numpy(np.linalg.norm(directions, axis=-1, keepdims=True)).float()
+            return rendered_view(outputs, outputs[output].cpu() / per_depth)
 
         return cls(views, render)
 
@@ -161,9 +163,3 @@ def pixel_size(stored: StoredViews) -> float:
     if not medians:
         raise MeshError(NO_DEPTH)
     return float(np.median(medians))
-
-
-def _ray_lengths(views: PinholeCameras, index: int) -> Float[Tensor, "h w"]:
-    """Length of each pixel's ray per unit of depth."""
-    _, directions = Camera.of(views, index).pixel_rays()
-    return torch.from_numpy(np.linalg.norm(directions, axis=-1)).float()

@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from f3rm_ext.capture.checks import FARTHEST
 from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import ConfigError, MeshError, SplatFileError
-from f3rm_ext.mesh.mesh_files import read_mesh
+from f3rm_ext.mesh.mesh_files import find_frame, read_mesh
 from f3rm_ext.preview.glb import encode_glb
 from f3rm_ext.splat.files.checks import BadValues
 from f3rm_ext.splat.files.formats import READABLE, read_splats
@@ -120,7 +120,8 @@ def open_content(
     if suffix == ".ply" and path.is_file():
         tables = _open_ply(path)
         if "vertex" in tables.tables and not _holds_splats(tables):
-            return _read_mesh(path) if _face_count(tables) else _read_points(path, tables)
+            has_faces = any(tables.tables[name].count for name in ("face", "tristrips") if name in tables.tables)
+            return _read_mesh(path) if has_faces else _read_points(path, tables)
     elif suffix in MESH_SUFFIXES and path.is_file():
         return _read_mesh(path)
     return _read_splats(path, bad_values, spz_axes, max_gaussians)
@@ -142,10 +143,6 @@ def _open_ply(path: Path) -> PlyTables:
 def _holds_splats(tables: PlyTables) -> bool:
     names = tables.tables["vertex"].kinds
     return DC[0] in names or "scale_0" in names or "packed_position" in names
-
-
-def _face_count(tables: PlyTables) -> int:
-    return sum(tables.tables[name].count for name in ("face", "tristrips") if name in tables.tables)
 
 
 def _read_splats(path: Path, bad_values: BadValues, spz_axes: Axes, most: int | None) -> SplatContent:
@@ -218,12 +215,11 @@ def _read_points(path: Path, tables: PlyTables) -> PointContent:
     if not finite.any():
         raise MeshError(f"{path} has no point whose coordinates are numbers up to {FARTHEST:g}: export it again.")
     left = int((~finite).sum())
-    record = read_provenance(path)
     return PointContent(
         f"{table.count} points",
         _sample(positions[finite]),
         "z",
-        frame="scene" if record.get("frame") == "scene" else "capture",
+        frame=find_frame(path, "auto"),
         remarks=(f"{left} points are left out, whose coordinates are NaN or too large.",) * bool(left),
         positions=positions[finite],
         colors=colors[finite],

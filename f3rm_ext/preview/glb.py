@@ -1,8 +1,6 @@
 """Meshes as GLB files for browsers: textures as JPEG of limited size."""
 
 import io
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,7 @@ from jaxtyping import Float
 from PIL import Image
 from trimesh.visual.texture import TextureVisuals
 
-from f3rm_ext.mesh.mesh_files import write_mesh
+from f3rm_ext.mesh.glb_file import encode_mesh
 
 _JPEG_QUALITY = 88
 
@@ -48,10 +46,7 @@ def encode_glb(
         stream = io.BytesIO()
         image.save(stream, "JPEG", quality=_JPEG_QUALITY)
         setattr(material, name, Image.open(stream))  # one that says it is a JPEG is written as such
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "mesh.glb")
-        write_mesh(file, mesh, {"made_by": "f3rm-ext"})
-        return file.read_bytes()
+    return encode_mesh(mesh, {"made_by": "f3rm-ext", "up": "z"})
 
 
 def _texture_place(mesh: trimesh.Trimesh) -> tuple[str, Any]:

@@ -86,10 +86,6 @@ class CameraSet:
             sizes_px=torch.full_like(self.sizes_px, size_px),
         )
 
-    def to_opengl(self) -> Float[Tensor, "cams 3 4"]:
-        """Returns camera-to-world matrices as nerfstudio's ``transform_matrix`` has them."""
-        return torch.cat([self.rotations * _signs(OPENGL_SIGNS, self.rotations), self.centers[..., None]], dim=-1)
-
     @classmethod
     def from_opengl(
         cls,

@@ -152,9 +152,9 @@ class FeatureDatabase:
             num_threads=cores, max_image_size=self.feature_size, use_gpu=_has_gpu()
         )
         options.sift.max_num_features = self.max_features
-        reader = (
-            pycolmap.ImageReaderOptions(mask_path=self.masks) if self.masks.is_dir() else pycolmap.ImageReaderOptions()
-        )
+        reader = pycolmap.ImageReaderOptions()
+        if self.masks.is_dir():
+            reader.mask_path = self.masks
         for some in _batches(todo, cores, len(names), count):
             with translate_errors("finding features", self.path.parent):
                 pycolmap.extract_features(

@@ -184,10 +184,8 @@ def find_masks(folder: Path, photos: Sequence[Path], images: Path) -> dict[Path,
     """
     if not folder.is_dir():
         raise CaptureError(f"{folder} is not a folder: give the folder of the masks with --masks.")
-    by_name: dict[str, Path] = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.suffix.lower() in SUFFIXES:
-            by_name[path.relative_to(folder).with_suffix("").as_posix()] = path
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix.lower() in SUFFIXES]
+    by_name = {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
     masks: dict[Path, Path] = {}
     for photo in photos:
         name = photo.relative_to(images)

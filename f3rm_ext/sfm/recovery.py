@@ -74,13 +74,9 @@ def fit_homography(pixels: Float[Tensor, "rays 3"], world: Float[Tensor, "rays 3
     pixels, world = (torch.nn.functional.normalize(rays, dim=-1) for rays in (pixels, world))
     generator = torch.Generator().manual_seed(0)
     count = len(pixels)
-    order = torch.rand(_HYPOTHESES, count, generator=generator) if count <= _JUDGES else None
-    if order is None:
-        judges = torch.randperm(count, generator=generator)[:_JUDGES].to(pixels.device)
-        some_pixels, some_world = pixels[judges], world[judges]
-        order = torch.rand(_HYPOTHESES, _JUDGES, generator=generator)
-    else:
-        some_pixels, some_world = pixels, world
+    judges = torch.randperm(count, generator=generator)[:_JUDGES] if count > _JUDGES else torch.arange(count)
+    some_pixels, some_world = pixels[judges.to(pixels.device)], world[judges.to(world.device)]
+    order = torch.rand(_HYPOTHESES, len(judges), generator=generator)
     # The places of the largest of random numbers: each hypothesis draws rays without replacement.
     picked = order.topk(_RAYS_PER_HYPOTHESIS, dim=1).indices.to(pixels.device)
     candidates = _least_squares(some_pixels[picked], some_world[picked])

@@ -155,7 +155,8 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
     turned = np.zeros(len(_FOCALS))
     with database.open() as opened:
         pixels = {number: opened.read_keypoints(number)[:, :2].astype(np.float64) for number in photos}
-        centred = {number: pixels[number] - _center(cameras[number]) for number in photos}
+        centers = {number: [camera.principal_point_x, camera.principal_point_y] for number, camera in cameras.items()}
+        centred = {number: pixels[number] - centers[number] for number in photos}
         plane = {number: np.asarray(cameras[number].cam_from_img(pixels[number])) for number in photos}
         for a, b in itertools.permutations(photos, 2):
             if opened.exists_two_view_geometry(a, b):
@@ -187,10 +188,6 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
             np.median([np.count_nonzero(points.views[rows] > 2) for rows in points.rows_by_photo.values()])
         ),
     )
-
-
-def _center(camera: Any) -> Float64[np.ndarray, "2"]:
-    return np.array([camera.principal_point_x, camera.principal_point_y])
 
 
 def find_doubt(evidence: Evidence) -> str:

@@ -44,7 +44,8 @@ def sharpest_frames(
                 raise CaptureError(f"{path} has no video stream: give a video file with --video.")
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
-            total, duration = _frame_count(container, stream), _duration(container, stream)
+            duration = _duration(container, stream)
+            total = _frame_count(container, stream, duration)
             best_sharpness, stretch = -1.0, 0
             for number, frame in enumerate(container.decode(stream)):
                 part = Fraction(number, max(total, num_frames))
@@ -78,14 +79,12 @@ def _duration(container: Any, stream: Any) -> Fraction | None:
     return Fraction(container.duration, 1_000_000) if container.duration else None
 
 
-def _frame_count(container: Any, stream: Any) -> int:
+def _frame_count(container: Any, stream: Any, duration_s: Fraction | None) -> int:
     """The number of frames; estimated from duration and rate where the file does not tell."""
     if stream.frames:
         return stream.frames
-    if stream.duration and stream.time_base and stream.average_rate:
-        return max(1, int(stream.duration * stream.time_base * stream.average_rate))
-    if container.duration and stream.average_rate:
-        return max(1, int(container.duration / 1e6 * stream.average_rate))
+    if duration_s and stream.average_rate:
+        return max(1, int(duration_s * stream.average_rate))
     count = sum(packet.size > 0 for packet in container.demux(stream))
     container.seek(0)
     return max(1, count)

@@ -1,5 +1,7 @@
 """Viewer of cameras, points and matches in the browser, before training."""
 
+import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +36,9 @@ def read_model(capture: Path) -> Any:
 
 def count_shared_points(model: Any) -> dict[tuple[int, int], int]:
     """Returns the number of points that both images of a pair see, by their ids."""
-    shared: dict[tuple[int, int], int] = {}
+    shared: Counter[tuple[int, int]] = Counter()
     for point in model.points3D.values():
-        seen = sorted({element.image_id for element in point.track.elements})
-        for i, a in enumerate(seen):
-            for b in seen[i + 1 :]:
-                shared[a, b] = shared.get((a, b), 0) + 1
+        shared.update(itertools.combinations(sorted({element.image_id for element in point.track.elements}), 2))
     return shared
 
 

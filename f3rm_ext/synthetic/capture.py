@@ -116,16 +116,10 @@ def _scene(config: SynthConfig, world: World) -> dict[str, Any]:
 
 def _transforms(config: SynthConfig, poses: np.ndarray, focal_px: float, names: list[str]) -> dict[str, Any]:
     test = set(held_out_views(config.num_images, config.holdout_every))
+    keys = ("file_path", "depth_file_path", "normal_file_path", "label_file_path")
     frames = []
     for k, pose in enumerate(poses):
-        paths = {
-            key: f"{folder}/{_frame_name(k)}"
-            for key, folder in zip(
-                ("file_path", "depth_file_path", "normal_file_path", "label_file_path"),
-                files.IMAGE_FOLDERS,
-                strict=True,
-            )
-        }
+        paths = {key: f"{folder}/{_frame_name(k)}" for key, folder in zip(keys, files.IMAGE_FOLDERS, strict=True)}
         frames.append({**paths, "split": "test" if k in test else "train", "transform_matrix": pose.tolist()})
     held = [frame["file_path"] for frame in frames if frame["split"] == "test"]
     return {

@@ -83,11 +83,6 @@ def placement(x: Real, y: Real, z: Real, turn_deg: Real = 0.0, tilt_deg: Real = 
 def join_meshes(meshes: Sequence[Mesh]) -> Mesh:
     """Joins several meshes into one, in order."""
     offsets = np.cumsum([0] + [len(mesh.vertices) for mesh in meshes[:-1]])
-    return Mesh(
-        vertices=np.concatenate([mesh.vertices for mesh in meshes]),
-        normals=np.concatenate([mesh.normals for mesh in meshes]),
-        faces=np.concatenate([mesh.faces + offset for mesh, offset in zip(meshes, offsets, strict=True)]),
-        coords=np.concatenate([mesh.coords for mesh in meshes]),
-        material=np.concatenate([mesh.material for mesh in meshes]),
-        label=np.concatenate([mesh.label for mesh in meshes]),
-    )
+    joined = {name: np.concatenate([getattr(mesh, name) for mesh in meshes]) for name in vars(meshes[0])}
+    joined["faces"] = np.concatenate([mesh.faces + offset for mesh, offset in zip(meshes, offsets, strict=True)])
+    return Mesh(**joined)

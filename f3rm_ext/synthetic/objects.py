@@ -161,7 +161,8 @@ def plant(shop: Workshop, scale: Real = 1.0, leaves: int = 26) -> Mesh:
     ground = shapes.revolve(shapes.resample([(0.0595, 0.092), (0.0, 0.096)], 0.01))
     parts = [pot.paint(clay), ground.texture(ground.vertices).paint(soil)]
     greens = [
-        shop.material(Pattern.STRIPES, *pair, params=(0.5, 0.0, 1.0), gloss=0.03, roughness=0.1) for pair in _greens()
+        shop.material(Pattern.STRIPES, srgb(dark), srgb(light), params=(0.5, 0.0, 1.0), gloss=0.03, roughness=0.1)
+        for dark, light in ((0x3F7D3A, 0x4F9148), (0x2F6B3A, 0x3A7D45), (0x6A994E, 0x7BAB5C))
     ]
     for k in range(leaves):
         turn = 2.39996 * k + float(shop.rng.uniform(-0.2, 0.2))
@@ -190,10 +191,6 @@ def plant(shop: Workshop, scale: Real = 1.0, leaves: int = 26) -> Mesh:
     parts.append(shapes.tube(stem, np.linspace(0.008, 0.003, 12), around=8).paint(stalk))
     mesh = join_meshes(parts)
     return mesh.move(np.diag([scale, scale, scale, 1.0]))
-
-
-def _greens() -> list[tuple[Color, Color]]:
-    return [(srgb(a), srgb(b)) for a, b in ((0x3F7D3A, 0x4F9148), (0x2F6B3A, 0x3A7D45), (0x6A994E, 0x7BAB5C))]
 
 
 def vase(shop: Workshop) -> Mesh:

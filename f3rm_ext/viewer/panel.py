@@ -383,6 +383,7 @@ class QueryPanel(nn.Module):
         self._show_status()
 
     def say(self, activity: str = "", problem: str = "") -> None:
+        """Shows what goes on, or went wrong, in the status."""
         self._activity, self._problem = activity, problem
         self._show_status()
 

@@ -104,12 +104,8 @@ def describe_feature(head: QueryHead | None) -> str:
             advice = "understands no text, so query by click."
     except Exception as error:  # also of an extractor of another package
         advice = sentence(error)
-    return f"**Feature** {plain(_strip_folders(head.extractor))}: {plain(advice)}"
-
-
-def _strip_folders(extractor: str) -> str:
-    """Returns an extractor with its options, with files named without their folders."""
-    return re.sub(r"[^=,+]*[/\\]", "", extractor)
+    extractor = re.sub(r"[^=,+]*[/\\]", "", head.extractor)  # files are named without their folders
+    return f"**Feature** {plain(extractor)}: {plain(advice)}"
 
 
 def describe_query(query: Query | None, threshold: float) -> str:

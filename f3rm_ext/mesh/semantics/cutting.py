@@ -105,7 +105,7 @@ def _weld(mesh: trimesh.Trimesh) -> tuple[trimesh.Trimesh, np.ndarray]:
 
 def _close(part: trimesh.Trimesh, size: float) -> trimesh.Trimesh:
     welded, vertex_at = _weld(part)
-    if not _is_manifold(welded):
+    if np.unique(welded.edges_sorted, axis=0, return_counts=True)[1].max() > 2:
         raise MeshError(
             "The part has edges with more than two triangles, so its holes cannot be closed: leave --close-holes out, "
             "or make the mesh with `f3rm-ext export mesh`, which repairs it."
@@ -128,7 +128,3 @@ def _close(part: trimesh.Trimesh, size: float) -> trimesh.Trimesh:
     uv = np.asarray(visual.uv)
     result.visual = TextureVisuals(uv=np.concatenate([uv, np.repeat(uv[rim], 3, axis=0)]), material=visual.material)
     return result
-
-
-def _is_manifold(mesh: trimesh.Trimesh) -> bool:
-    return bool(np.unique(mesh.edges_sorted, axis=0, return_counts=True)[1].max() <= 2)

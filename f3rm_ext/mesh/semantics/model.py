@@ -41,9 +41,6 @@ class _Hits(NamedTuple):
     weights: np.ndarray
     """Barycentric weights of its second and third corner."""
 
-    def take(self, which: np.ndarray) -> "_Hits":
-        return _Hits(self.faces[which], self.weights[which])
-
 
 class QueryableMesh:
     """A mesh with features, :class:`~f3rm_ext.query.queryable.Queryable`. Everything runs on the CPU.

@@ -52,17 +52,11 @@ def fill_outward(
 
     Viewers filter and shrink textures, so that free texels of another colour would show along the cuts.
     """
-    texture = np.zeros((size_px * size_px, 3), np.uint8)
-    texture[texels.places] = np.rint(colors).astype(np.uint8)
-    return texture[outward(texels, size_px)]
-
-
-def outward(texels: Texels, size_px: int) -> Int[np.ndarray, "size_px size_px"]:
-    """Returns for each place of the texture the nearest texel of a chart, as an index in the flattened texture."""
-    free = np.ones(size_px * size_px, bool)
-    free[texels.places] = False
-    row, column = distance_transform_edt(free.reshape(size_px, size_px), return_distances=False, return_indices=True)  # type: ignore[misc]
-    return row * np.int64(size_px) + column
+    texture, free = np.zeros((size_px, size_px, 3), np.uint8), np.ones((size_px, size_px), bool)
+    texture.reshape(-1, 3)[texels.places] = np.rint(colors).astype(np.uint8)
+    free.reshape(-1)[texels.places] = False
+    row, column = distance_transform_edt(free, return_distances=False, return_indices=True)  # type: ignore[misc]
+    return texture[row, column]
 
 
 def _seam_samples(atlas: Atlas) -> tuple[Float[np.ndarray, "n 2"], Float[np.ndarray, "n 2"]]:

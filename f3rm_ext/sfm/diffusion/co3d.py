@@ -36,6 +36,7 @@ BAD_DEPTH = frozenset(
 )
 """Sequences of CO3D whose depth is bad."""
 ANNOTATIONS, IMAGES = "co3d_annotations", "co3d"
+CAMERA_KEYS = ("R", "T", "focal_length", "principal_point")
 Split = Literal["train", "test"]
 _FARTHEST = 1e5
 _KEPT_IMAGES = 1000
@@ -176,10 +177,7 @@ class Co3dScenes(Dataset[SceneSample]):
         sizes, corners, sides = ([getattr(cut, name) for cut in cuts] for name in ("size", "corner", "side"))
         depth = torch.from_numpy(np.stack([cut.depth for cut in cuts])).double()
         annotated = PyTorch3DCameras(
-            *(
-                torch.tensor(np.array([frame[key] for frame in frames], dtype=np.float64))
-                for key in ("R", "T", "focal_length", "principal_point")
-            )
+            *(torch.tensor(np.array([frame[key] for frame in frames], dtype=np.float64)) for key in CAMERA_KEYS)
         )
         whole = CameraSet.from_pytorch3d(annotated, torch.tensor(sizes, dtype=torch.float64))
         cameras = whole.crop(

@@ -12,7 +12,7 @@ from PIL import Image
 from f3rm_ext.capture.checks import DISTORTION
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.sfm.capture_cameras import CaptureCameras, has_depth, read_capture_cameras, read_depth
-from f3rm_ext.sfm.diffusion.co3d import ANNOTATIONS, IMAGES, Split, depth_path, write_depth
+from f3rm_ext.sfm.diffusion.co3d import ANNOTATIONS, CAMERA_KEYS, IMAGES, Split, depth_path, write_depth
 from f3rm_ext.utils.atomic_files import write_atomic
 from f3rm_ext.utils.provenance import require_ours, sign_gzip
 
@@ -80,10 +80,7 @@ def convert_captures(
                 {
                     "filepath": f"{category}/{name}/images/{file}",
                     "bbox": [0, 0, int(frame["w"]), int(frame["h"])],
-                    **{
-                        key: getattr(cameras, key)[index].tolist()
-                        for key in ("R", "T", "focal_length", "principal_point")
-                    },
+                    **{key: getattr(cameras, key)[index].tolist() for key in CAMERA_KEYS},
                 }
             )
             count += 1
@@ -160,8 +157,8 @@ def list_co3d(root: Path, category: str, on_frame: Callable[[int], None] = lambd
                 continue
             box = _box_of_mask(mask)
             if box is not None:
-                entry = {key: viewpoint[key] for key in ("R", "T", "focal_length", "principal_point")}
-                lists.setdefault(name, []).append({"filepath": path, "bbox": box, **entry})
+                camera = {key: viewpoint[key] for key in CAMERA_KEYS}
+                lists.setdefault(name, []).append({"filepath": path, "bbox": box, **camera})
         write_list(root, category, split, lists)
         listed.counts[split] = sum(map(len, lists.values()))
     if listed.missing and not any(listed.counts.values()):

@@ -188,14 +188,10 @@ class Training:
             )
         return saved
 
-    @property
-    def _is_unfrozen(self) -> bool:
-        return self.settings.training.reinit and self.iteration >= self.settings.training.reinit_after
-
     def _prepare(self) -> None:
         """Chooses what is trained; makes the optimiser and the wrapper that averages gradients."""
         training, model = self.settings.training, self.settings.model
-        freeze = not self._is_unfrozen
+        freeze = not (training.reinit and self.iteration >= training.reinit_after)
         set_trained(self.network, training.freeze_encoder and freeze, model.freeze_transformer and freeze)
         self.network.to(self.device)
         groups: dict[float, list[nn.Parameter]] = {factor: [] for factor in (1.0, _BACKBONE_RATE, _RAYS_RATE)}

@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
-from f3rm_ext.mesh.splat_depth import WINDOW, front_plane_depth, front_plane_depth_by_definition, median_depth
+from f3rm_ext.mesh import splat_depth
+from f3rm_ext.mesh.splat_depth import WINDOW, front_plane_depth, median_depth
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
+from f3rm_ext.splat.rasterize import reference
+from f3rm_ext.splat.rasterize.camera import TILE_PX
+from f3rm_ext.splat.regularization.frames import pixel_rays
 from f3rm_ext.splat.rendering import SplatScene, render
 
 PLAIN = MipOptions(filter_3d=False, filter_2d=False)
@@ -34,6 +38,33 @@ def view_of(width: int = 16, height: int = 16) -> PinholeCameras:
     K = torch.tensor([[[20.0, 0, width / 2], [0, 20, height / 2], [0, 0, 1]]])
     sides = (torch.tensor([side], dtype=torch.int32) for side in (width, height))
     return PinholeCameras(torch.eye(4)[None], K, *sides)
+
+
+def front_plane_depth_by_definition(scene: SplatScene, view: PinholeCameras) -> torch.Tensor:
+    """Does the same as :func:`front_plane_depth`, written for readability."""
+    camera, shapes = scene.camera(view.to("cpu")), splat_depth._shapes(scene)
+    projection = reference.project(shapes, camera)
+    visible = projection.radii.nonzero().squeeze(1)
+    order = visible[projection.depths[visible].argsort(stable=True)]
+    rows, columns = torch.meshgrid(torch.arange(camera.height), torch.arange(camera.width), indexing="ij")
+    pixels = torch.stack([columns, rows], dim=-1).reshape(-1, 2) + 0.5
+    first, stop = reference.tile_bounds(projection.means2d[order], projection.radii[order])
+    tiles = (pixels / TILE_PX).floor()[:, None]
+    in_tile = ((tiles >= first) & (tiles < stop)).all(dim=-1)
+    offsets = pixels[:, None] - projection.means2d[order]
+    weights = reference.pixel_weights(offsets, projection.conics[order], projection.alphas[order], in_tile)
+    normals, distances, centers, reach = splat_depth._planes(scene, shapes, camera)[order].split([3, 1, 1, 1], dim=1)
+    x, y = pixel_rays(camera.height, camera.width, camera.K)
+    rays = torch.stack([x[columns], y[rows], torch.ones_like(x[columns])], dim=-1).reshape(-1, 3)
+    cosines = rays @ normals.T
+    facing = cosines < 0
+    crossing = torch.where(facing, distances.T / torch.where(facing, cosines, -1.0), centers.T)
+    crossing = crossing.clamp((centers - reach).T, (centers + reach).T)
+    opacity = weights.cumsum(dim=1)
+    middle = crossing.gather(1, (opacity >= splat_depth.STOPPED).int().argmax(dim=1, keepdim=True))
+    near = weights * (-cosines).clamp_min(splat_depth._LEAST_COSINE) * ((crossing - middle).abs() <= WINDOW * middle)
+    depth = (near * crossing).sum(dim=1) / near.sum(dim=1).clamp_min(1e-12)
+    return torch.where(opacity[:, -1] >= splat_depth.STOPPED, depth, 0).reshape(camera.height, camera.width)
 
 
 @pytest.mark.parametrize("mip", [PLAIN, MipOptions(filter_3d=False, filter_2d=True)])

@@ -5,7 +5,7 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 from torch import Tensor
 
-from f3rm_ext.sfm.cameras import CameraSet, PyTorch3DCameras
+from f3rm_ext.sfm.cameras import OPENGL_SIGNS, CameraSet, PyTorch3DCameras
 
 
 def visible_features(cameras: CameraSet) -> Tensor:
@@ -42,6 +42,11 @@ def test_pytorch3d_projects_to_the_same_pixels(cameras: CameraSet) -> None:
     torch.testing.assert_close(back.centers, cameras.centers)
 
 
+def to_opengl(cameras: CameraSet) -> Tensor:
+    axes = cameras.rotations * torch.tensor(OPENGL_SIGNS, dtype=torch.float64)
+    return torch.cat([axes, cameras.centers[..., None]], dim=-1)
+
+
 def test_nerfstudio_sees_the_same_rays(cameras: CameraSet) -> None:
     points = visible_features(cameras)
     pixels, _ = cameras.project(points)
@@ -49,7 +54,7 @@ def test_nerfstudio_sees_the_same_rays(cameras: CameraSet) -> None:
         fx, fy = cameras.focals_px[index].tolist()
         cx, cy = cameras.principals_px[index].tolist()
         width, height = (int(side) for side in cameras.sizes_px[index])
-        theirs = Cameras(cameras.to_opengl()[index : index + 1].float(), fx, fy, cx, cy, width, height)
+        theirs = Cameras(to_opengl(cameras)[index : index + 1].float(), fx, fy, cx, cy, width, height)
         rays = theirs.generate_rays(0, coords=pixels[index].flip(-1).float())
         toward = torch.nn.functional.normalize(points[index] - cameras.centers[index], dim=-1)
         torch.testing.assert_close(rays.directions.double(), toward, atol=1e-5, rtol=0)
@@ -57,7 +62,7 @@ def test_nerfstudio_sees_the_same_rays(cameras: CameraSet) -> None:
 
 @pytest.mark.parametrize("rows", [3, 4])
 def test_opengl_and_back(cameras: CameraSet, rows: int) -> None:
-    c2w = cameras.to_opengl()
+    c2w = to_opengl(cameras)
     if rows == 4:
         c2w = torch.cat([c2w, torch.eye(4, dtype=torch.float64)[3:].expand(5, 1, 4)], dim=1)
     back = CameraSet.from_opengl(c2w, cameras.focals_px, cameras.principals_px, cameras.sizes_px)
