@@ -23,11 +23,7 @@ _QUALITY = {
 _COST = {
     "train_peak_memory_mib": ("Peak memory, training", "{:.0f} MiB", "Most memory in use while training."),
     "train_it_per_s": ("Training steps", "{:.1f} steps/s", "Including saving and evaluation between steps."),
-    "eval_peak_memory_mib": (
-        "Peak memory, evaluation",
-        "{:.0f} MiB",
-        "Most memory in use while rendering one view.",
-    ),
+    "eval_peak_memory_mib": ("Peak memory, evaluation", "{:.0f} MiB", "Most memory in use while rendering one view."),
     "num_rays_per_sec": ("Rendering speed", "{:,.0f} rays/s", "Rays rendered and evaluated per second, all outputs."),
 }
 

@@ -86,9 +86,7 @@ def _finish(mesh: trimesh.Trimesh, options: ExtractionOptions) -> trimesh.Trimes
 
 
 def vertex_confidence(
-    vertices: Float[np.ndarray, "verts 3"],
-    maps: StoredViews,
-    on_progress: Callable[[int], None] = lambda done: None,
+    vertices: Float[np.ndarray, "verts 3"], maps: StoredViews, on_progress: Callable[[int], None] = lambda done: None
 ) -> Float32[np.ndarray, " verts"]:
     """Returns how well the views fix the vertices of a mesh, 0 to 1; see :mod:`f3rm_ext.data.confidence`.
 

@@ -21,10 +21,7 @@ def texture_side_px(mesh: trimesh.Trimesh) -> int:
 
 
 def encode_glb(
-    mesh: trimesh.Trimesh,
-    max_texture_px: int | None = None,
-    *,
-    rotation: Float[np.ndarray, "3 3"] | None = None,
+    mesh: trimesh.Trimesh, max_texture_px: int | None = None, *, rotation: Float[np.ndarray, "3 3"] | None = None
 ) -> bytes:
     """Returns a mesh as a GLB file.
 

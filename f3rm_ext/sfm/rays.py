@@ -65,9 +65,7 @@ def sample_cells(image: Float[Tensor, "cams h w"], rows: int, cols: int) -> Floa
     return image[:, y[:, None], x[None]]
 
 
-def fill_holes(
-    depth: Float[np.ndarray, "h w"],
-) -> tuple[Float[np.ndarray, "h w"], Bool[np.ndarray, "h w"]]:
+def fill_holes(depth: Float[np.ndarray, "h w"]) -> tuple[Float[np.ndarray, "h w"], Bool[np.ndarray, "h w"]]:
     """Fills pixels without depth (not finite, or not above 0) with the nearest depth there is.
 
     Returns:

@@ -180,11 +180,7 @@ def rounded_box(width: Real, depth: Real, height: Real, bevel: Real, spacing: Re
             # Up to 45° of the round edge belongs to this side.
             grids.append(
                 np.concatenate(
-                    [
-                        -flat - bevel * np.tan(arc[::-1]),
-                        np.linspace(-flat, flat, steps),
-                        flat + bevel * np.tan(arc),
-                    ]
+                    [-flat - bevel * np.tan(arc[::-1]), np.linspace(-flat, flat, steps), flat + bevel * np.tan(arc)]
                 )
             )
         u, v = np.meshgrid(*grids, indexing="ij")

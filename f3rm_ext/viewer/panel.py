@@ -8,13 +8,7 @@ from typing import Any, cast
 from jaxtyping import Bool
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.scene_box import OrientedBox
-from nerfstudio.viewer.viewer_elements import (
-    ViewerButton,
-    ViewerClick,
-    ViewerDropdown,
-    ViewerSlider,
-    ViewerText,
-)
+from nerfstudio.viewer.viewer_elements import ViewerButton, ViewerClick, ViewerDropdown, ViewerSlider, ViewerText
 from torch import Tensor, nn
 
 from f3rm_ext import compat

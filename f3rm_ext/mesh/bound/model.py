@@ -18,13 +18,7 @@ from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.errors import CheckpointError, ConfigError, MeshError
 from f3rm_ext.mesh.bound.gaussians import THICKNESS, BoundGaussians, bind
 from f3rm_ext.mesh.bound.layout import PerTriangle
-from f3rm_ext.mesh.bound.smoothness import (
-    TrianglePairs,
-    VertexEdges,
-    normal_inconsistency,
-    roughness,
-    triangle_pairs,
-)
+from f3rm_ext.mesh.bound.smoothness import TrianglePairs, VertexEdges, normal_inconsistency, roughness, triangle_pairs
 from f3rm_ext.mesh.bound.start import photo_colors, read_start_mesh
 from f3rm_ext.mesh.bound.subdivision import add_detail
 from f3rm_ext.mesh.texture.photos import dataset_photos

@@ -13,15 +13,7 @@ from trimesh.visual.texture import TextureVisuals
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.box_contraction import BoxContraction
 from f3rm_ext.mesh.options import TextureOptions
-from f3rm_ext.mesh.texture.atlas import (
-    LARGEST_PX,
-    Atlas,
-    contract_mesh,
-    texture_texels,
-    unwrap,
-    vertex_texels,
-    weld,
-)
+from f3rm_ext.mesh.texture.atlas import LARGEST_PX, Atlas, contract_mesh, texture_texels, unwrap, vertex_texels, weld
 from f3rm_ext.mesh.texture.blending import blend_photos
 from f3rm_ext.mesh.texture.photos import UNSEEN, Photos
 from f3rm_ext.mesh.texture.seams import fill_outward, level_seams

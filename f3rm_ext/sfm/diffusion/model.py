@@ -100,9 +100,7 @@ class RayDiffuser(nn.Module):
         return dense if self.residual is None else dense + self.residual * upsample(sparse.float())
 
 
-def upsample(
-    maps: Float[Tensor, "batch images 8 rows cols"],
-) -> Float[Tensor, "batch images 8 h w"]:
+def upsample(maps: Float[Tensor, "batch images 8 rows cols"]) -> Float[Tensor, "batch images 8 h w"]:
     """Returns maps with 16 × 16 cells for each one, interpolated linearly; beyond the outer ones' centres they are
     constant.
 

@@ -44,9 +44,7 @@ def predict_maps(
 
 
 def predict_photos(
-    model: RayDiffuser,
-    photos: Sequence[UInt8[np.ndarray, "_ _ 3"]],
-    side_px: int = IMAGE_SIDE_PX,
+    model: RayDiffuser, photos: Sequence[UInt8[np.ndarray, "_ _ 3"]], side_px: int = IMAGE_SIDE_PX
 ) -> CameraSet:
     """Predicts the cameras of photos of one scene, in the frame of the first; its median point has distance 1.
 
