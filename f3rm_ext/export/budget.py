@@ -84,7 +84,6 @@ def reduce_splats(
     Args:
         size_of: returns the size in bytes of a file with these rows, of this SH degree.
         out: name of a file of the format whose losses count; it is not written.
-        limit: what the file may take, or lose.
         bad_values: treatment of values that are NaN or infinite; Gaussians that are dropped are never chosen.
 
     Raises:

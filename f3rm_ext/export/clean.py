@@ -98,7 +98,6 @@ def clean_trained(
 
     Args:
         checkpoints: folder in which the last checkpoint will be.
-        step: the last step.
 
     Returns:
         Mask of the Gaussians that stay.

@@ -103,7 +103,6 @@ class PageContent:
         Args:
             queries: the questions that the page answers, all of one feature of the run; and the threshold of each,
                 the score from which upwards it matches at first.
-            notes: texts that are pinned to places.
 
         Raises:
             ConfigError: the run has no such feature, or the questions are too many or of several.

@@ -51,9 +51,7 @@ def write_mesh_page(
 
     Args:
         out: an .html file.
-        content: the mesh.
         cameras: of the capture, in the coordinates of the mesh as it is read; without any, the page has one overview.
-        title: headline.
         max_mb: largest size, MB. The texture is reduced as far as needed.
 
     Raises:

@@ -95,11 +95,11 @@ class CameraSet:
         sizes_px: Float[Tensor, "cams 2"],
     ) -> "CameraSet":
         """Returns the cameras of nerfstudio's camera-to-world matrices (3 × 4 or 4 × 4)."""
-        return cls(c2w[:, :3, :3] * _signs(OPENGL_SIGNS, c2w), c2w[:, :3, 3], focals_px, principals_px, sizes_px)
+        return cls(c2w[:, :3, :3] * c2w.new_tensor(OPENGL_SIGNS), c2w[:, :3, 3], focals_px, principals_px, sizes_px)
 
     def to_pytorch3d(self) -> PyTorch3DCameras:
         """Returns the cameras as PyTorch3D has them, with intrinsics in NDC."""
-        rotation = self.rotations * _signs(PYTORCH3D_SIGNS, self.rotations)
+        rotation = self.rotations * self.rotations.new_tensor(PYTORCH3D_SIGNS)
         half = self.sizes_px.amin(dim=1, keepdim=True) / 2
         return PyTorch3DCameras(
             R=rotation,
@@ -113,13 +113,9 @@ class CameraSet:
         """Returns PyTorch3D's cameras of images of these sizes."""
         half = sizes_px.amin(dim=1, keepdim=True) / 2
         return cls(
-            rotations=cameras.R * _signs(PYTORCH3D_SIGNS, cameras.R),
+            rotations=cameras.R * cameras.R.new_tensor(PYTORCH3D_SIGNS),
             centers=-(cameras.R @ cameras.T[..., None])[..., 0],
             focals_px=cameras.focal_length * half,
             principals_px=sizes_px / 2 - cameras.principal_point * half,
             sizes_px=sizes_px,
         )
-
-
-def _signs(signs: tuple[float, float, float], like: Tensor) -> Float[Tensor, "3"]:
-    return torch.tensor(signs, dtype=like.dtype, device=like.device)

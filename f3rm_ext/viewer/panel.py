@@ -190,30 +190,27 @@ class QueryPanel(nn.Module):
             self.store.resolve(request_id, lambda state: state.set_live(None))
             raise
         self.say(activity=f"Loading text weights of {extractor_name(head.extractor)} …")
-        self._encoding.submit(lambda: self._finish_text(request_id, head, text, positives, negatives))
 
-    def _finish_text(
-        self, request_id: int, head: QueryHead, text: str, positives: list[str], negatives: list[str]
-    ) -> None:
-        """Runs in the background and holds no lock."""
-        if not self.store.is_newest(request_id):
-            return
-        problem, query = "", None
-        try:
-            encoded = self._encoder.encode(head, [*positives, *negatives])
-            count = len(positives)
-            query = Query(
+        def encode() -> Query:
+            encoded, count = self._encoder.encode(head, [*positives, *negatives]), len(positives)
+            return Query(
                 text,
                 head.name,
                 Embeddings(encoded.values[:count], encoded.sources[:count]),
                 Embeddings(encoded.values[count:], encoded.sources[count:]),
             )
+
+        self._encoding.submit(lambda: self._show_query(request_id, encode))
+
+    def _show_query(self, request_id: int, make_query: Callable[[], Query]) -> None:
+        """Makes a query and shows it, or what went wrong, unless there is a newer request. Holds no lock meanwhile."""
+        if not self.store.is_newest(request_id):
+            return
+        problem, query = "", None
+        try:
+            query = make_query()
         except Exception as error:
             problem = status.sentence(error)
-        self._show_query(request_id, query, problem)
-
-    def _show_query(self, request_id: int, query: Query | None, problem: str = "") -> None:
-        """Makes a query the live one, unless there was a newer request meanwhile."""
         if self.store.resolve(request_id, lambda state: state.set_live(query)):
             self.say(problem=problem)
             if query is not None:
@@ -253,15 +250,7 @@ class QueryPanel(nn.Module):
         clicked(Ray.from_click(click.origin, click.direction))
 
     def _query_click(self, ray: Ray) -> None:
-        request_id, problem, query = self.store.new_request(), "", None
-        try:
-            with compat.viewer_lock(self.viewer_control):
-                query = self._query_by_click(ray)
-            self._text_seen = ""
-            self.ask_01_text.value = ""
-        except Exception as error:
-            problem = status.sentence(error)
-        self._show_query(request_id, query, problem)
+        self._show_query(self.store.new_request(), lambda: self._query_by_click(ray))
 
     def _light_click(self, ray: Ray) -> None:
         problem = ""
@@ -277,15 +266,17 @@ class QueryPanel(nn.Module):
         compat.viewer_redraw(self.viewer_control)
 
     def _query_by_click(self, ray: Ray) -> Query:
-        head = self._head()
-        name = f"click {self._clicks + 1}"
-        model, box = self._get_model(), self.crop_box()
-        clicked, (x, y, z) = pick_feature(model, head, ray, name, box)
-        thing = pick_thing(model, head, ray, name, box)
-        place = Embeddings(clicked.values, (f"{name} at {x:.2f}, {y:.2f}, {z:.2f}",))
-        positives = Embeddings.join([place, thing.positives])
-        query = query_example(name, head, replace(thing, positives=positives))
-        self._clicks += 1
+        with compat.viewer_lock(self.viewer_control):
+            head, name = self._head(), f"click {self._clicks + 1}"
+            model, box = self._get_model(), self.crop_box()
+            clicked, (x, y, z) = pick_feature(model, head, ray, name, box)
+            thing = pick_thing(model, head, ray, name, box)
+            place = Embeddings(clicked.values, (f"{name} at {x:.2f}, {y:.2f}, {z:.2f}",))
+            positives = Embeddings.join([place, thing.positives])
+            query = query_example(name, head, replace(thing, positives=positives))
+            self._clicks += 1
+        self._text_seen = ""
+        self.ask_01_text.value = ""
         return query
 
     # --- the other elements ------------------------------------------------------------------------------------------

@@ -39,7 +39,6 @@ def add_detail(
         centres: of the splats, scene frame, CPU.
         cameras: positions, scene frame, CPU.
         free_beyond: share of the distance from the nearest camera, above 0, beyond which splats are far from the mesh.
-        per_triangle: Gaussians on each triangle.
 
     Returns:
         The mesh with divided triangles, and which splats are far from it; these divide nothing.

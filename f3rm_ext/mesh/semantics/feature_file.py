@@ -16,7 +16,6 @@ An uncompressed NPZ file without pickled objects:
 import hashlib
 import json
 import zipfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,22 +104,17 @@ def load_features(path: Path, mesh: trimesh.Trimesh) -> MeshFeatures:
                     f"The features in {path} are of another mesh, or this one was changed after they were made: lift "
                     f"them again with `{COMMAND}`."
                 )
-            return _features(archive, record)
+            state = {name: torch.from_numpy(archive[name]) for name in archive if name.startswith("heads.")}
+            heads = LiftedHeads()
+            heads.grow(json.loads(str(archive["heads"])), state, "")
+            maps = {
+                name: CodeMap(archive[f"map.{name}.dictionary"], archive[f"map.{name}.texels"])
+                for name in heads.to_dict()
+                if f"map.{name}.texels" in archive
+            }
+            return MeshFeatures(heads, archive["seen"], maps, record)
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise MeshError(
             f"{path} cannot be read ({type(error).__name__}: {reason_of(error)}): it may be damaged, so make it again "
             f"with `{COMMAND}`."
         ) from error
-
-
-def _features(archive: Mapping[str, np.ndarray], record: dict[str, Any]) -> MeshFeatures:
-    heads = LiftedHeads()
-    described = json.loads(str(archive["heads"]))
-    state = {name: torch.from_numpy(archive[name]) for name in archive if name.startswith("heads.")}
-    heads.grow(described, state, "")
-    maps = {
-        name: CodeMap(archive[f"map.{name}.dictionary"], archive[f"map.{name}.texels"])
-        for name in heads.to_dict()
-        if f"map.{name}.texels" in archive
-    }
-    return MeshFeatures(heads, archive["seen"], maps, record)

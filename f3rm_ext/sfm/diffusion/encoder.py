@@ -14,8 +14,6 @@ from f3rm_ext.features.extractors.vit import VisionTransformer
 _POSITION_OFFSET = 0.1
 """DINOv2's own code stretches its position embedding by (n + 0.1) / n when it interpolates it."""
 
-_PARTS = ("patches", "middle", "last")
-
 
 @dataclass(frozen=True)
 class EncodedImages:
@@ -108,5 +106,5 @@ class FeatureCache:
                     encoded = self.encoder(image[None, None])
                     self._known[number] = encoded if self.dense else encoded.patches_only()
             parts = [self._known[number] for number in of_scene]
-            scenes.append([torch.cat([getattr(part, name) for part in parts], dim=1) for name in _PARTS])
+            scenes.append([torch.cat([getattr(part, name) for part in parts], dim=1) for name in vars(parts[0])])
         return EncodedImages(*(torch.cat(part) for part in zip(*scenes, strict=True)))
