@@ -66,7 +66,10 @@ class FeatureCloud:
         columns["accumulation"] = self.cloud.accumulation
         if self.has_density:
             columns["density"] = self.cloud.density
-        columns |= dict(zip(self.score_names(), self.cloud.scores.T, strict=True))
+        names = property_names(
+            [(query.name, "relevancy" if query.is_relevancy else "cosine") for query in self.queries]
+        )
+        columns |= dict(zip(names, self.cloud.scores.T, strict=True))
         if len(self.queries) > 1:
             columns["label"] = self.labels()
         return columns
@@ -75,10 +78,6 @@ class FeatureCloud:
     def has_density(self) -> bool:
         """Whether the points have a density."""
         return bool(np.isfinite(self.cloud.density).all())
-
-    def score_names(self) -> list[str]:
-        """Returns the unique names of the score columns, ``relevancy_mug`` or ``cosine_mug``."""
-        return property_names([(query.name, "relevancy" if query.is_relevancy else "cosine") for query in self.queries])
 
 
 def features_at(

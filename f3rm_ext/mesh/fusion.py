@@ -52,12 +52,10 @@ def fuse_depth(
     slabs = _slabs(blocks, most_blocks)
     total = len(stored) * (1 + len(slabs))
     parts = []
-    for number, (axis, low, high) in enumerate(slabs):
-        done = len(stored) * (1 + number)
+    for number, slab in enumerate(slabs, 1):
+        done = len(stored) * number
         parts.append(
-            _fuse_slab(
-                stored, voxel, min_weight, blocks, axis, low, high, lambda view, d=done: on_progress(d + view, total)
-            )
+            _fuse_slab(stored, voxel, min_weight, blocks, slab, lambda view, d=done: on_progress(d + view, total))
         )
     parts = [part for part in parts if len(part.faces)]
     if not parts:
@@ -131,12 +129,11 @@ def _fuse_slab(
     voxel: float,
     min_weight: float,
     blocks: np.ndarray,
-    axis: int,
-    low: int,
-    high: int,
+    slab: tuple[int, int, int],
     on_view: Callable[[int], None],
 ) -> trimesh.Trimesh:
-    o3d = open3d()
+    """The mesh of one of :func:`_slabs`."""
+    o3d, (axis, low, high) = open3d(), slab
     # The cubes of the last layer reach into the first voxels of the next one.
     slab_blocks = np.unique(blocks[(blocks[:, axis] >= low) & (blocks[:, axis] <= high)], axis=0)
     keys = {tuple(block) for block in slab_blocks.tolist()}

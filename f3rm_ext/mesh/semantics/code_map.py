@@ -19,7 +19,7 @@ from trimesh.visual.texture import TextureVisuals
 from f3rm_ext.errors import MeshError
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.mesh.semantics.lifting import lift_places
-from f3rm_ext.mesh.texture.atlas import Atlas, Texels, texture_texels, to_pixels
+from f3rm_ext.mesh.texture.atlas import Atlas, texture_texels, to_pixels
 from f3rm_ext.mesh.texture.baking import texel_areas
 from f3rm_ext.mesh.texture.photos import Photos
 from f3rm_ext.mesh.texture.rendering import get_texture, interpolate
@@ -70,7 +70,10 @@ def lift_code_map(
     """
     atlas = Atlas(mesh, np.arange(len(mesh.vertices)), texture_side(mesh), 0)
     texels = texture_texels(atlas)
-    places = _places(atlas, texels)
+    faces = np.asarray(atlas.mesh.faces)[texels.faces]
+    points = interpolate(np.asarray(atlas.mesh.vertices, np.float32), faces, texels.weights).astype(np.float32)
+    normals = np.asarray(atlas.mesh.face_normals, np.float32)[texels.faces]
+    places = Places(points, normals, texel_areas(atlas)[texels.faces])
     chosen = np.sort(np.random.default_rng(0).permutation(len(texels))[:_SAMPLES])
     samples = []
     some = Places(*(values[chosen] for values in places))
@@ -113,13 +116,6 @@ def make_dictionary(codes: Float32[np.ndarray, "n feat"]) -> Float32[np.ndarray,
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "One of the clusters is empty", UserWarning)
         return kmeans2(codes, DICTIONARY, iter=_KMEANS_ROUNDS, minit="points", rng=0)[0].astype(np.float32)
-
-
-def _places(atlas: Atlas, texels: Texels) -> Places:
-    faces = np.asarray(atlas.mesh.faces)[texels.faces]
-    points = interpolate(np.asarray(atlas.mesh.vertices, np.float32), faces, texels.weights).astype(np.float32)
-    normals = np.asarray(atlas.mesh.face_normals, np.float32)[texels.faces]
-    return Places(points, normals, texel_areas(atlas)[texels.faces])
 
 
 def _rename_stage(stage: str, on_progress: StageProgress) -> StageProgress:
