@@ -66,10 +66,8 @@ class FeatureCloud:
         columns["accumulation"] = self.cloud.accumulation
         if self.has_density:
             columns["density"] = self.cloud.density
-        names = property_names(
-            [(query.name, "relevancy" if query.is_relevancy else "cosine") for query in self.queries]
-        )
-        columns |= dict(zip(names, self.cloud.scores.T, strict=True))
+        kinds = [(query.name, "relevancy" if query.is_relevancy else "cosine") for query in self.queries]
+        columns |= dict(zip(property_names(kinds), self.cloud.scores.T, strict=True))
         if len(self.queries) > 1:
             columns["label"] = self.labels()
         return columns
