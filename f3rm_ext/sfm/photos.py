@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float
 from PIL import Image, ImageOps
+from PIL.ExifTags import IFD, Base
 
 from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError, reason_of
@@ -21,7 +22,6 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".avif", 
 RAW_SUFFIXES = {".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"}
 LOSSY = {"JPEG", "MPO", "WEBP", "AVIF", "HEIF"}
 _JPEG_QUALITY = 95
-_ORIENTATION, _MAKE, _MODEL, _EXIF, _FOCAL_MM, _FOCAL_35_MM = 274, 271, 272, 0x8769, 37386, 41989
 MOST_PIXELS = 1_000_000_000
 THUMBNAIL_PX = 640
 """Longest side of the grey copy on which sharpness is judged."""
@@ -126,9 +126,9 @@ def _prepare_heif(path: Path) -> None:
 
 def _convert(path: Path, image: Image.Image, max_size: int) -> Photo:
     exif = image.getexif()
-    details = exif.get_ifd(_EXIF)
+    details = exif.get_ifd(IFD.Exif)
     format_, stored_size, original_mode = image.format or "", image.size, image.mode
-    turned = exif.get(_ORIENTATION, 1) not in (0, 1)
+    turned = exif.get(Base.Orientation, 1) not in (0, 1)
     upright = ImageOps.exif_transpose(image) if turned else image
     reduced = bool(max_size) and max(upright.size) > max_size
     pixels = _to_eight_bits(upright)
@@ -139,16 +139,18 @@ def _convert(path: Path, image: Image.Image, max_size: int) -> Photo:
     if keep:
         data, suffix = path.read_bytes(), ".jpg" if format_ == "JPEG" else ".png"
     else:
-        exif[_ORIENTATION] = 1
+        exif[Base.Orientation] = 1
         stream = io.BytesIO()
-        if format_ in LOSSY and pixels.mode != "RGBA":
+        suffix = ".jpg" if format_ in LOSSY and pixels.mode != "RGBA" else ".png"
+        if suffix == ".jpg":
             pixels.save(stream, "JPEG", quality=_JPEG_QUALITY, subsampling=0, exif=exif.tobytes())
         else:
             pixels.save(stream, "PNG", compress_level=4, exif=exif.tobytes())
-        data, suffix = stream.getvalue(), ".jpg" if format_ in LOSSY and pixels.mode != "RGBA" else ".png"
+        data = stream.getvalue()
     small = pixels.convert("L")
     small.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.BOX)
-    lens = [exif.get(_MAKE, ""), exif.get(_MODEL, ""), details.get(_FOCAL_MM, ""), details.get(_FOCAL_35_MM, "")]
+    lens = [exif.get(Base.Make, ""), exif.get(Base.Model, "")]
+    lens += [details.get(Base.FocalLength, ""), details.get(Base.FocalLengthIn35mmFilm, "")]
     camera = " ".join([*(str(part).strip(" \0") for part in lens if part), f"{pixels.width}x{pixels.height}"])
     return Photo(
         data=data,
@@ -215,13 +217,13 @@ def read_mask(path: Path, photo_path: Path, photo: Photo) -> Bool[np.ndarray, "h
         with Image.open(path) as image:
             mask = image.convert("L")
         with Image.open(photo_path) as original:
-            orientation = original.getexif().get(_ORIENTATION, 1)
+            orientation = original.getexif().get(Base.Orientation, 1)
     except UNREADABLE as error:
         raise CaptureError(f"The mask {path} cannot be read ({reason_of(error)}): write it again.") from error
     stored = photo.stored_size
     upright = stored[::-1] if photo.turned and orientation >= 5 else stored
     if mask.size == stored and photo.turned and (stored != upright or orientation < 5):
-        mask.getexif()[_ORIENTATION] = orientation
+        mask.getexif()[Base.Orientation] = orientation
         mask = ImageOps.exif_transpose(mask)
     elif mask.size != upright:
         raise CaptureError(

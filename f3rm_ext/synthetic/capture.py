@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import trimesh
+from trimesh.exchange.ply import export_ply
 
 from f3rm_ext.synthetic import capture_files as files
 from f3rm_ext.synthetic.cameras import focal_length_px, held_out_views, orbit
@@ -69,11 +71,15 @@ def _frame_name(k: int) -> str:
 
 
 def _write_mesh(folder: Path, world: World) -> None:
+    """Writes a binary PLY with normal, colour and ``label`` at each vertex, and the same as arrays."""
     mesh = world.mesh
     vertices, faces = mesh.vertices.astype(np.float32), mesh.faces.astype(np.int32)
     normals, labels = mesh.normals.astype(np.float32), world.vertex_label.astype(np.uint8)
     colors = to_bytes(to_srgb(world.vertex_rgb))
-    files.write_ply(folder / "gt_mesh.ply", vertices, normals, colors, labels, faces)
+    ply = trimesh.Trimesh(vertices, faces, vertex_normals=normals, vertex_colors=colors, process=False)
+    ply.vertex_attributes["label"] = labels
+    (folder / "gt_mesh.ply").write_bytes(export_ply(ply, vertex_normal=True))
+    files.sync(folder / "gt_mesh.ply")
     arrays = {
         "vertices": vertices,
         "faces": faces,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from PIL import Image
 
 from f3rm_ext.errors import CaptureError
@@ -52,24 +52,6 @@ def encode_depth(depth_m: Float[np.ndarray, "h w"]) -> np.ndarray:
 def encode_normals(normals: Float[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h w 3"]:
     """Maps components from [-1, 1] to 0 … 255. The zero vector (nothing hit) becomes 128."""
     return np.floor(np.clip((normals + 1) * 127.5, 0, 255) + 0.5).astype(np.uint8)
-
-
-def write_ply(
-    path: Path,
-    vertices: Float[np.ndarray, "verts 3"],
-    normals: Float[np.ndarray, "verts 3"],
-    colors: UInt8[np.ndarray, "verts 3"],
-    labels: UInt8[np.ndarray, "verts"],
-    faces: Int[np.ndarray, "faces 3"],
-) -> None:
-    """Writes a binary PLY with normal, colour and ``label`` at each vertex."""
-    import trimesh
-    from trimesh.exchange.ply import export_ply
-
-    mesh = trimesh.Trimesh(vertices, faces, vertex_normals=normals, vertex_colors=colors, process=False)
-    mesh.vertex_attributes["label"] = labels
-    path.write_bytes(export_ply(mesh, vertex_normal=True))
-    sync(path)
 
 
 def check_target(out: Path, overwrite: bool) -> None:

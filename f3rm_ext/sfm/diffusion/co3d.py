@@ -206,7 +206,10 @@ class Co3dScenes(Dataset[SceneSample]):
                 photo = image.convert("RGB")
         except (OSError, ValueError) as error:
             raise CaptureError(f"The image {path} cannot be read ({error}): download it again.") from error
-        left, upper, side = self._crop(photo.size, rng)
+        # A square in the middle, which may reach over the edge.
+        scale = rng.uniform(*_CROP_SCALES) if self.augment else 1.0
+        side = max(round(min(photo.size) * scale), 1)
+        left, upper = round((photo.width - side) / 2), round((photo.height - side) / 2)
         box = (left, upper, left + side, upper + side)
         pixels = photo.crop(box).resize((self.image_size_px, self.image_size_px), Image.Resampling.BILINEAR)
         depth = read_depth(depth_path(path))
@@ -215,12 +218,6 @@ class Co3dScenes(Dataset[SceneSample]):
         if not self.augment and len(self._kept) < _KEPT_IMAGES:
             self._kept[frame["number"]] = cut
         return cut
-
-    def _crop(self, size: tuple[int, int], rng: np.random.Generator) -> tuple[int, int, int]:
-        """Left, upper edge and side of a square in the middle, pixels; it may reach over the edge."""
-        scale = rng.uniform(*_CROP_SCALES) if self.augment else 1.0
-        side = max(round(min(size) * scale), 1)
-        return round((size[0] - side) / 2), round((size[1] - side) / 2), side
 
 
 def find_categories(root: Path, wanted: Sequence[str], split: Split) -> list[str]:

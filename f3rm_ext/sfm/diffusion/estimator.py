@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
+from PIL.ExifTags import IFD, Base
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.sfm.diffusion.checkpoint import build_model, image_side_px, read_weights
@@ -15,7 +16,6 @@ from f3rm_ext.sfm.estimators import PredictedPoses
 
 WEIGHTS = "F3RM_EXT_DIFFUSIONSFM"
 """Environment variable with the path of a checkpoint."""
-_EXIF, _FOCAL_MM = 0x8769, 37386
 
 
 def predict(images: Sequence[Path], /) -> PredictedPoses:
@@ -45,4 +45,4 @@ def predict(images: Sequence[Path], /) -> PredictedPoses:
 def _read(path: Path) -> tuple[UInt8[np.ndarray, "_ _ 3"], bool]:
     """Pixels, and whether EXIF tells the focal length."""
     with Image.open(path) as image:
-        return np.asarray(image.convert("RGB")), _FOCAL_MM in image.getexif().get_ifd(_EXIF)
+        return np.asarray(image.convert("RGB")), Base.FocalLength in image.getexif().get_ifd(IFD.Exif)
