@@ -203,7 +203,7 @@ class QueryPanel(nn.Module):
         self._encoding.submit(lambda: self._show_query(request_id, encode))
 
     def _show_query(self, request_id: int, make_query: Callable[[], Query]) -> None:
-        """Makes a query and shows it, or what went wrong, unless there is a newer request. Holds no lock meanwhile."""
+        """Makes a query and shows it, or what went wrong, unless there is a newer request. Takes no lock itself."""
         if not self.store.is_newest(request_id):
             return
         problem, query = "", None
