@@ -140,7 +140,9 @@ def make_transforms(model: Any, images: str, masks: Mapping[str, str], applied: 
     used = {number for number, _ in frames}
     shared = intrinsics[used.pop()] if len(used) == 1 else {}
     own = (frame if shared else {**frame, **intrinsics[number]} for number, frame in frames)
-    return {**_add_model(shared, intrinsics), "frames": list(own)}
+    # nerfstudio reads the camera model at the top, also where frames have intrinsics of their own.
+    top = shared or {"camera_model": next(iter(intrinsics.values()))["camera_model"]}
+    return {**top, "frames": list(own)}
 
 
 def _intrinsics(camera: Any) -> dict[str, Any]:
@@ -148,12 +150,6 @@ def _intrinsics(camera: Any) -> dict[str, Any]:
         model=camera.model.name, params=list(camera.params), width=int(camera.width), height=int(camera.height)
     )
     return parse_colmap_camera_params(plain)
-
-
-def _add_model(shared: dict[str, Any], intrinsics: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-    """nerfstudio reads the camera model at the top, also where frames have intrinsics of their own."""
-    any_of_them = next(iter(intrinsics.values()))
-    return shared or {"camera_model": any_of_them["camera_model"]}
 
 
 def _photo_folder(data: Path, name: str) -> str:

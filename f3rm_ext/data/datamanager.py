@@ -161,7 +161,9 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         config = self.config
         rays = config.rays_of_process("train_num_rays_per_batch", self.world_size, self.rank)
         if self.test_mode == "val":
-            self._prepare_training_features()
+            features = self.train_feature_source()
+            self.train_dataset.metadata["feature_specs"] = () if features is None else tuple(features.specs)
+            self.train_dataset.metadata["feature_ray_fraction"] = config.feature_ray_fraction
         source = None if self._sources is None else self._sources[0]
         cycle, stride = self.make_cycle("train", self.train_dataset, source)
         what = "Training images" if self._sources is None else "Training images and their features"
@@ -229,11 +231,6 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         if self.eval_pixel_sampler is not None:
             return self.eval_pixel_sampler.num_rays_per_batch
         return self.config.eval_num_rays_per_batch
-
-    def _prepare_training_features(self) -> None:
-        source = self.train_feature_source()
-        self.train_dataset.metadata["feature_specs"] = () if source is None else tuple(source.specs)
-        self.train_dataset.metadata["feature_ray_fraction"] = self.config.feature_ray_fraction
 
     def streams(self) -> dict[str, WindowStream]:
         """The streams that are set up, by split."""

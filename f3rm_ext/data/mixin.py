@@ -252,26 +252,18 @@ class CyclingDataManager(ABC):
 
     def memory_options(self) -> list[MemoryOption]:
         """Options that lower the memory of a training step."""
+        images, stream = len(self.train_dataset), self.streams().get("train")
+        whole = images  # that are in memory at a time; all before it is known
+        if stream is not None:
+            whole = 0 if getattr(stream, "stride", 1) > 1 else stream.cycle.window_size
         return self.config.memory_options(
             RunState(
                 torch.device(self.device).type,
-                len(self.train_dataset),
-                images_on_device=self._on_device(),
-                images_in_memory=self._images_in_memory(),
+                images,
+                images_on_device=stream is not None and stream.on_device,
+                images_in_memory=whole,
             )
         )
-
-    def _images_in_memory(self) -> int:
-        """Number of training images that are whole in memory at a time; all before it is known."""
-        stream = self.streams().get("train")
-        if stream is None:
-            return len(self.train_dataset)
-        return 0 if getattr(stream, "stride", 1) > 1 else stream.cycle.window_size
-
-    def _on_device(self) -> bool:
-        """Whether training images are kept on the device."""
-        stream = self.streams().get("train")
-        return stream is not None and stream.on_device
 
     def log_window(self, cycle: ImageCycle, stride: int = 1) -> None:
         """Logs how many training images are in memory, and which pixels of them."""

@@ -64,10 +64,10 @@ def encode(spec: QuerySpec, head: QueryHead, text_encoder: TextEncoder, example_
     return Query(spec.name, head.name, positives, negatives, spec.temperature)
 
 
-def query_example(name: str, head: QueryHead, example: Example, temperature: float = DEFAULT_TEMPERATURE) -> Query:
+def query_example(name: str, head: QueryHead, example: Example) -> Query:
     """Builds a query of an example; where there is nothing to tell it from, that is the mean of all photos."""
     negatives = example.negatives if len(example.negatives) else mean_of_photos(head)
-    return Query(name, head.name, example.positives, negatives, temperature)
+    return Query(name, head.name, example.positives, negatives)
 
 
 def mean_of_photos(head: QueryHead) -> Embeddings:

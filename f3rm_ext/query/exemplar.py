@@ -137,7 +137,7 @@ def _grow(wins: Bool[np.ndarray, " points"], grid: PatchGrid, region: Region) ->
 
     if not region.is_point:
         return wins & select_patches(grid, region)
-    own = _nearest_patch(grid, region)
+    own = np.square(grid.centres_px().reshape(-1, 2) - (region.y_px, region.x_px)).sum(axis=1).argmin()
     labelled: Any = label(wins.reshape(grid.rows, grid.cols))
     parts = labelled[0].reshape(-1)
     return parts == parts[own] if wins[own] else np.arange(len(wins)) == own
@@ -225,10 +225,6 @@ def _sample_places(grid: PatchGrid, region: Region) -> Float32[np.ndarray, "poin
         return grid.centres_px().reshape(-1, 2)[inside]
     left, top, right, bottom = region.box_px(0, 0)
     return np.asarray([[(top + bottom) / 2, (left + right) / 2]], dtype=np.float32)
-
-
-def _nearest_patch(grid: PatchGrid, region: Region) -> int:
-    return int(np.square(grid.centres_px().reshape(-1, 2) - (region.y_px, region.x_px)).sum(axis=1).argmin())
 
 
 def cluster_centres(unit: Float32[np.ndarray, "points feat"], count: int) -> Float32[np.ndarray, "clusters feat"]:

@@ -84,7 +84,7 @@ class ChainStages:
             own["dense-points"] = (self.options.dense_points,)
         options = self.options.stage_options("coarse", self.options.training_options() | own)
         program = ("ns-train", str(self.options.coarse_method))
-        return Stage("coarse", TITLES["coarse"], program, options, self._photos(), self._data())
+        return Stage("coarse", TITLES["coarse"], program, options, self._photos, self._data())
 
     def _clean(self) -> Stage | None:
         if not self.options.clean:
@@ -97,7 +97,7 @@ class ChainStages:
             TITLES["clean"],
             ("f3rm-ext", "splats", "clean"),
             {},
-            self._photos() | {"coarse splats": self._digest("coarse", "checkpoint")},
+            self._photos | {"coarse splats": self._digest("coarse", "checkpoint")},
             ("--load-config", self._config("coarse"), "--out", str(run)),
             outputs,
         )
@@ -112,7 +112,7 @@ class ChainStages:
             TITLES["mesh"],
             ("f3rm-ext", "export", "mesh"),
             self.options.stage_options("mesh", own),
-            self._photos() | inputs,
+            self._photos | inputs,
             (*words, "--out", str(self.folder / MESH)),
             {"mesh": self.folder / MESH},
         )
@@ -122,7 +122,7 @@ class ChainStages:
             return None
         time = {"refinement-time": (self.options.refinement_time,)} if self.options.refinement_time else {}
         options = self.options.stage_options("refine", self.options.training_options() | time)
-        inputs = self._photos() | {"mesh": self._digest("mesh", "mesh")}
+        inputs = self._photos | {"mesh": self._digest("mesh", "mesh")}
         words = (*self._data(), "--mesh", str(self.folder / MESH))
         if not self.options.skip_coarse:  # those far from the mesh are kept
             inputs["coarse splats"] = self._digest(self._last_coarse, "checkpoint")
@@ -146,7 +146,7 @@ class ChainStages:
             TITLES["texture"],
             ("f3rm-ext", "export", "texture"),
             self.options.stage_options("texture", size),
-            self._photos() | inputs,
+            self._photos | inputs,
             (*self._data(), "--mesh", str(mesh), "--out", str(self.folder / TEXTURED)),
             {"mesh": self.folder / TEXTURED},
         )
@@ -166,7 +166,7 @@ class ChainStages:
         options, program = self.options.stage_options("page", title), ("f3rm-ext", "export", "page")
         path = self.folder / PAGE
         words = (*words, "--out", str(path))
-        return Stage("page", TITLES["page"], program, options, self._photos() | inputs, words, {"page": path})
+        return Stage("page", TITLES["page"], program, options, self._photos | inputs, words, {"page": path})
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
@@ -206,18 +206,15 @@ class ChainStages:
         scores, program = scores_file(self.folder, "eval-texture"), ("f3rm-ext", "eval", "texture")
         pictures = scores.parent / PICTURES
         words = (str(self.folder / TEXTURED), *self._data(), "--out", str(scores), "--pictures", str(pictures))
-        inputs = self._photos() | {"textured mesh": self._digest("texture", "mesh")}
+        inputs = self._photos | {"textured mesh": self._digest("texture", "mesh")}
         return Stage("eval-texture", TITLES["eval-texture"], program, {}, inputs, words, {"scores": scores}, pictures)
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _capture(self) -> str:
-        """Hash of the capture, which exists when the first training begins."""
-        return identify(self.options.capture)["digest"]
-
     def _photos(self) -> dict[str, str]:
-        return {"capture": self._capture}
+        """Hash of the capture, which exists when the first training begins."""
+        return {"capture": identify(self.options.capture)["digest"]}
 
     @property
     def _last_coarse(self) -> StageName:

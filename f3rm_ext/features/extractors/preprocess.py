@@ -66,13 +66,11 @@ def resize(image: UInt8[np.ndarray, "h w 3"], size: tuple[int, int], device: tor
 
 def normalise(pixels: Float[Tensor, "*batch 3 h w"], mean: RGB, std: RGB) -> Float[Tensor, "*batch 3 h w"]:
     """Returns (pixels - mean) / std for each colour channel."""
-    shift, scale = (_per_channel(values, pixels.device) for values in (mean, std))
+    # The numbers are made where they are needed: for a copy from the host, the host would wait for a GPU.
+    shift, scale = (
+        torch.stack([torch.full((1, 1), value, device=pixels.device) for value in values]) for values in (mean, std)
+    )
     return (pixels - shift) / scale
-
-
-def _per_channel(values: RGB, device: torch.device) -> Float[Tensor, "3 1 1"]:
-    """Makes the numbers where they are needed: for a copy from the host, the host would wait for a GPU."""
-    return torch.stack([torch.full((1, 1), value, device=device) for value in values])
 
 
 def extract_in_batches(

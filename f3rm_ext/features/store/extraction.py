@@ -226,13 +226,7 @@ def say_waiting(root: Path, what: str) -> Callable[[float], None]:
     return say
 
 
-def wait_until(
-    complete: Callable[[], bool],
-    lock: FolderLock,
-    say: Callable[[float], None],
-    *,
-    abandoned_s: float = _ABANDONED_S,
-) -> None:
+def wait_until(complete: Callable[[], bool], lock: FolderLock, say: Callable[[float], None]) -> None:
     """Waits until another process has completed a store.
 
     Polls files, because a collective operation of torch.distributed could time out.
@@ -241,7 +235,6 @@ def wait_until(
         complete: Tells whether the store is complete now.
         lock: Lock that the other process holds while it works.
         say: Called with the seconds waited so far.
-        abandoned_s: Time without a holder of the lock after which to give up.
 
     Raises:
         FeatureStoreError: No process is working on the store.
@@ -251,10 +244,10 @@ def wait_until(
         now = time.monotonic()
         if lock.is_held():
             alive_s = now
-        elif now - alive_s > abandoned_s:
+        elif now - alive_s > _ABANDONED_S:
             raise FeatureStoreError(
                 f"The features in {lock.path.parent} are not complete and nobody has worked on them for "
-                f"{abandoned_s:.0f} s: the process of rank 0 has failed (see its message); {EXTRACT} "
+                f"{_ABANDONED_S:.0f} s: the process of rank 0 has failed (see its message); {EXTRACT} "
                 "before training."
             )
         say(now - start)
