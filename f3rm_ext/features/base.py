@@ -48,6 +48,11 @@ class PatchGrid:
         stride = (height_px / rows, width_px / cols)
         return cls(rows=rows, cols=cols, origin_px=(stride[0] / 2, stride[1] / 2), stride_px=stride)
 
+    def scale(self, down: float, right: float) -> "PatchGrid":
+        """Returns the same patches in pixels of an image that is this many times as high and as wide."""
+        (y, x), (height, width) = self.origin_px, self.stride_px
+        return PatchGrid(self.rows, self.cols, (y * down, x * right), (height * down, width * right))
+
 
 @dataclass(frozen=True)
 class FeatureSize:

@@ -83,12 +83,7 @@ def _scales(dataset: ImageDataset, images: ImageSet) -> list[tuple[float, float]
 
 
 def _scale_grid(feature_map: FeatureMap, scale: tuple[float, float]) -> FeatureMap:
-    if scale == (1.0, 1.0):
-        return feature_map
-    grid = feature_map.grid
-    (y, x), (down, right) = grid.origin_px, grid.stride_px
-    scaled = replace(grid, origin_px=(y * scale[0], x * scale[1]), stride_px=(down * scale[0], right * scale[1]))
-    return replace(feature_map, grid=scaled)
+    return feature_map if scale == (1.0, 1.0) else replace(feature_map, grid=feature_map.grid.scale(*scale))
 
 
 def prepare_features(

@@ -85,14 +85,9 @@ class DaisyExtractor:
         """Returns the geometry of the descriptors: one per step_px x step_px cell, at the cell's middle pixel."""
         step = self.config.step_px
         rows, cols = self._cells(height_px, width_px)
-        scale = (height_px / (rows * step), width_px / (cols * step))
         middle = step // 2 + 0.5
-        return PatchGrid(
-            rows=rows,
-            cols=cols,
-            origin_px=(scale[0] * middle, scale[1] * middle),
-            stride_px=(scale[0] * step, scale[1] * step),
-        )
+        grid = PatchGrid(rows, cols, origin_px=(middle, middle), stride_px=(float(step), float(step)))
+        return grid.scale(height_px / (rows * step), width_px / (cols * step))
 
     def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
         """Returns the features of each image, (rows, cols, D). The texture and the colour part have norm ≤ 1 each."""

@@ -72,6 +72,8 @@ class _VitExtractor(preprocess.PatchExtractor):
     """The common part of DINO and DINOv2: a plain ViT whose patch tokens, or one facet of them, are the features."""
 
     name: ClassVar[str]
+    title: ClassVar[str]
+    """Name for people."""
 
     def __init__(self, config: DinoConfig, *, device: torch.device) -> None:
         self.config = config
@@ -93,10 +95,22 @@ class _VitExtractor(preprocess.PatchExtractor):
         self._half = device.type == "cuda"
         self._vit.to(device=device, dtype=torch.float16 if self._half else torch.float32)
 
+    @classmethod
+    def weights_source(cls, config: DinoConfig) -> Weights:
+        """Tells where the weights of a model come from."""
+        repository, url = cls.published(config.model)
+        return Weights(
+            model=f"{cls.title} {config.model}",
+            option="weights",
+            local=config.weights,
+            hub_files=((repository, "model.safetensors"), (repository, "pytorch_model.bin")),
+            urls=(url,),
+        )
+
     @staticmethod
     @abstractmethod
-    def weights_source(config: DinoConfig) -> Weights:
-        """Tells where the weights of a model come from."""
+    def published(model: str) -> tuple[str, str]:
+        """Returns the repository on the hub and the address that have the weights of a published model."""
 
     @classmethod
     def weights_status(cls, config: DinoConfig) -> WeightsStatus:
@@ -144,13 +158,9 @@ class _VitExtractor(preprocess.PatchExtractor):
         """Returns the geometry of the patches, which tile the image or, with a smaller stride, overlap."""
         height, width = self._input_size(height_px, width_px)
         patch, stride = self.patch_px, self.stride_px
-        scale = (height_px / height, width_px / width)
-        return PatchGrid(
-            rows=(height - patch) // stride + 1,
-            cols=(width - patch) // stride + 1,
-            origin_px=(scale[0] * patch / 2, scale[1] * patch / 2),
-            stride_px=(scale[0] * stride, scale[1] * stride),
-        )
+        rows, cols = (height - patch) // stride + 1, (width - patch) // stride + 1
+        grid = PatchGrid(rows, cols, origin_px=(patch / 2, patch / 2), stride_px=(float(stride), float(stride)))
+        return grid.scale(height_px / height, width_px / width)
 
     def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
         pixels = preprocess.normalise(pixels, preprocess.IMAGENET_MEAN, preprocess.IMAGENET_STD)
@@ -166,38 +176,26 @@ class _VitExtractor(preprocess.PatchExtractor):
 class DinoExtractor(_VitExtractor):
     """DINO ViT patch features (key facet of the last block, as in F3RM)."""
 
-    name = "dino"
+    name, title = "dino", "DINO"
     config_class = DinoConfig
 
     @staticmethod
-    def weights_source(config: DinoConfig) -> Weights:
-        """Tells where DINO's weights come from."""
-        repository, stem = _DINO_FILES[config.model]
-        return Weights(
-            model=f"DINO {config.model}",
-            option="weights",
-            local=config.weights,
-            hub_files=((repository, "model.safetensors"), (repository, "pytorch_model.bin")),
-            urls=(f"{_DINO_URL}/{stem}/{stem}.pth",),
-        )
+    def published(model: str) -> tuple[str, str]:
+        """Returns where DINO's weights are."""
+        repository, stem = _DINO_FILES[model]
+        return repository, f"{_DINO_URL}/{stem}/{stem}.pth"
 
 
 class Dinov2Extractor(_VitExtractor):
     """DINOv2 ViT patch features (tokens of chosen blocks)."""
 
-    name = "dinov2"
+    name, title = "dinov2", "DINOv2"
     config_class = Dinov2Config
 
     @staticmethod
-    def weights_source(config: DinoConfig) -> Weights:
-        """Tells where DINOv2's weights come from."""
-        size, _, registers = config.model.partition("_")
+    def published(model: str) -> tuple[str, str]:
+        """Returns where DINOv2's weights are."""
+        size, _, registers = model.partition("_")
         repository = f"facebook/dinov2-{'with-registers-' if registers else ''}{_DINOV2_SIZES[size]}"
         stem = f"dinov2_{size}" + ("_reg4" if registers else "")
-        return Weights(
-            model=f"DINOv2 {config.model}",
-            option="weights",
-            local=config.weights,
-            hub_files=((repository, "model.safetensors"), (repository, "pytorch_model.bin")),
-            urls=(f"{_DINOV2_URL}/dinov2_{size}/{stem}_pretrain.pth",),
-        )
+        return repository, f"{_DINOV2_URL}/dinov2_{size}/{stem}_pretrain.pth"

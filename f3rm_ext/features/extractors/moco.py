@@ -91,13 +91,11 @@ class MocoExtractor(preprocess.PatchExtractor):
         """Returns the centres of what features see: of patches; of a ResNet, whose padding decides, of first pixels."""
         middle = self.patch_px / 2 if isinstance(self._network, VisionTransformer) else 0.5
         height, width = self._input_size(height_px, width_px)
-        scale, stride = (height_px / height, width_px / width), self.patch_px
-        return PatchGrid(
-            rows=height // stride,
-            cols=width // stride,
-            origin_px=(scale[0] * middle, scale[1] * middle),
-            stride_px=(scale[0] * stride, scale[1] * stride),
+        stride = self.patch_px
+        grid = PatchGrid(
+            height // stride, width // stride, origin_px=(middle, middle), stride_px=(float(stride), float(stride))
         )
+        return grid.scale(height_px / height, width_px / width)
 
     def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
         network = self._network
