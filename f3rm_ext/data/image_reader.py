@@ -57,9 +57,8 @@ def read_pixels(dataset: InputDataset, image_idx: int, masked: MaskedPixels = "i
     if masked == "background" and valid is not None:
         empty, valid = ~valid, None
         image = _transparent(image, empty)
-    radius = (dataset.cameras.metadata or {}).get("fisheye_crop_radius")
-    if radius is not None:
-        circle = _circle(height, width, float(radius))
+    circle = _circle(dataset, height, width)
+    if circle is not None:
         valid = circle if valid is None else valid & circle
     return ImagePixels(pixels=image, valid=valid, empty=empty)
 
@@ -84,10 +83,9 @@ def read_eval_batch(dataset: InputDataset, image_idx: int) -> dict[str, Any]:
     for key in ("image", "mask"):
         if key in batch:
             batch[key] = batch[key][:height, :width]
-    radius = (dataset.cameras.metadata or {}).get("fisheye_crop_radius")
-    if radius is not None:
-        circle = _circle(height, width, float(radius))[..., None]
-        batch["mask"] = batch["mask"].bool() & circle if "mask" in batch else circle
+    circle = _circle(dataset, height, width)
+    if circle is not None:
+        batch["mask"] = batch["mask"].bool() & circle[..., None] if "mask" in batch else circle[..., None]
     return batch
 
 
@@ -104,7 +102,11 @@ def _camera_size(dataset: InputDataset, image_idx: int, height_px: int, width_px
     return camera_height, camera_width
 
 
-def _circle(height_px: int, width_px: int, radius_px: float) -> torch.Tensor:
+def _circle(dataset: InputDataset, height_px: int, width_px: int) -> Bool[torch.Tensor, "h w"] | None:
+    """The pixels within ``fisheye_crop_radius``; None where there is no such limit."""
+    radius_px = (dataset.cameras.metadata or {}).get("fisheye_crop_radius")
+    if radius_px is None:
+        return None
     y = torch.arange(height_px)[:, None] - height_px // 2
     x = torch.arange(width_px)[None, :] - width_px // 2
-    return y**2 + x**2 <= radius_px**2
+    return y**2 + x**2 <= float(radius_px) ** 2

@@ -330,13 +330,11 @@ class CyclingDataManager(ABC):
         datasets = [self.train_dataset] if with_train else []
         if self.eval_dataset is not None:
             datasets.append(self.eval_dataset)
-        return list(
-            prepare_features(
-                datasets,
-                self.config.features,
-                device=self.device,
-                local_rank=self.local_rank,
-                world_size=self.world_size,
-                local_size=comms.get_local_size(),
-            )
+        return prepare_features(
+            datasets,
+            self.config.features,
+            device=self.device,
+            local_rank=self.local_rank,
+            world_size=self.world_size,
+            local_size=comms.get_local_size(),
         )

@@ -29,7 +29,7 @@ from f3rm_ext.engine.protocols import ChecksExport, FitsTrainer, HasChoices
 from f3rm_ext.engine.ranks import CHECK_EVERY, is_first
 from f3rm_ext.engine.resumable import ResumableTrainer
 from f3rm_ext.engine.synchronization import SynchronizedOptimizers, named_parameters
-from f3rm_ext.errors import CheckpointError, ConfigError, MemoryShortageError
+from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.memory.shortage import is_out_of_memory, shortage_error
 from f3rm_ext.utils import threads
 from f3rm_ext.utils.atomic_files import write_atomic
@@ -334,7 +334,9 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
                 # Between steps, in saving and evaluation, other options would help.
                 if self._step_at_work is None or not is_out_of_memory(error):
                     raise
-                raise self._shortage(self._step_at_work) from error
+                raise shortage_error(
+                    self._step_at_work, self.device, self.memory_options(), resume=self._resume_command()
+                ) from error
             finally:
                 self.config.max_num_iterations = end
 
@@ -353,10 +355,6 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
             events.progress(events.STEPS, step + 1, self._end_step)
         if self.ranks is not None and not self._sharded and (step + 1) % CHECK_EVERY == 0:
             self.ranks.require_same(named_parameters(self.optimizers), f"after step {step}")
-
-    def _shortage(self, step: int) -> MemoryShortageError:
-        """Returns the error for a step in which memory ran out, with the options that would help."""
-        return shortage_error(step, self.device, self.memory_options(), resume=self._resume_command())
 
     def _train_complete_viewer(self) -> None:
         if self._stop_signal is None:  # otherwise Ctrl-C came in the last step, and nobody waits for the viewer

@@ -157,7 +157,6 @@ def judge_views(
     Args:
         photos: held-out photos; those without labels do not count.
         trained: photos that were trained on, which are left out.
-        classes: classes to judge.
 
     Raises:
         CaptureError: no photo is left to judge.

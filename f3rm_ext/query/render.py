@@ -84,7 +84,6 @@ def summarize_view(
     """Summarises the result of each query in a view, as JSON by the query's name.
 
     Args:
-        scored: the view.
         threshold: lowest score that counts as found.
 
     Returns:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 
 from f3rm_ext.utils.colormaps import DIMMED_MID_GREY, heat_scale_bytes, label_table_bytes
+from f3rm_ext.utils.pictures import pick_evenly
 
 THUMBNAIL_PX = 300
 _MAX_COLUMNS, _MAX_ROWS = 8, 6
@@ -70,35 +70,25 @@ def resize(picture: UInt8[np.ndarray, "h w 3"], height_px: int, width_px: int) -
     return np.asarray(Image.fromarray(picture).resize((width_px, height_px), Image.Resampling.LANCZOS))
 
 
-@dataclass
-class Row:
-    """A view in the overview."""
-
-    name: str
-    """Name of the view."""
-    pictures: list[np.ndarray]
-    """Thumbnails, one for each column."""
-
-
 class Overview:
     """A sheet of pictures: a row for each of some views, a column for its picture and for each query with its heat."""
 
     def __init__(self, titles: Sequence[str], heats: Sequence[tuple[float, float] | None], views: int) -> None:
-        self.columns = list(range(len(titles)))[:_MAX_COLUMNS]
-        self.titles, self.heats = [titles[i] for i in self.columns], [heats[i] for i in self.columns]
-        self.left_out = len(titles) - len(self.columns)
-        self.shown = set(np.linspace(0, views - 1, min(views, _MAX_ROWS)).round().astype(int).tolist())
-        self.rows: list[Row] = []
+        self.titles, self.heats = titles[:_MAX_COLUMNS], heats[:_MAX_COLUMNS]
+        self.left_out = len(titles) - len(self.titles)
+        self.shown = set(pick_evenly(views, _MAX_ROWS))
+        self.rows: list[tuple[str, list[np.ndarray]]] = []
+        """Name of each view that is shown, and its thumbnails, one for each column."""
 
     def add(self, number: int, name: str, pictures: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> None:
         """Adds a view if it is one of those shown."""
         if number in self.shown:
-            self.rows.append(Row(name, [_thumbnail(pictures[i]) for i in self.columns]))
+            self.rows.append((name, [_thumbnail(picture) for picture in pictures[:_MAX_COLUMNS]]))
 
     def draw(self, footer: Sequence[str]) -> UInt8[np.ndarray, "h w 3"]:
         """Draws the sheet, with lines below the pictures."""
-        widths = [max(row.pictures[i].shape[1] for row in self.rows) for i in range(len(self.titles))]
-        heights = [max(picture.shape[0] for picture in row.pictures) for row in self.rows]
+        widths = [max(pictures[i].shape[1] for _, pictures in self.rows) for i in range(len(self.titles))]
+        heights = [max(picture.shape[0] for picture in pictures) for _, pictures in self.rows]
         lines = [*footer, f"{self.left_out} more queries are in the folder."] if self.left_out else list(footer)
         head, caption, foot = 40, 18, 17 * len(lines) + 8
         width = max(sum(widths) + _GAP_PX * (len(widths) + 1), 480)
@@ -110,10 +100,10 @@ class Overview:
             if heat is not None:
                 _scale_bar(sheet, x, 23, widths[i], heat)
         y = head
-        for row, height in zip(self.rows, heights, strict=True):
-            draw.text((_GAP_PX, y), _shorten(row.name, width, 11), fill=_INK, font=_font(11))
+        for (name, pictures), height in zip(self.rows, heights, strict=True):
+            draw.text((_GAP_PX, y), _shorten(name, width, 11), fill=_INK, font=_font(11))
             y += caption
-            for i, picture in enumerate(row.pictures):
+            for i, picture in enumerate(pictures):
                 sheet.paste(Image.fromarray(picture), (_GAP_PX + sum(widths[:i]) + _GAP_PX * i, y))
             y += height + _GAP_PX
         for number, line in enumerate(lines):

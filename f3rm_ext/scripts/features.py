@@ -246,10 +246,8 @@ class Verify(_Store):
                     damages.append(str(error))
                     continue
                 keys = list(store.manifest.images)
-                for key in progress.track(keys, description=str(root.relative_to(cache))):
-                    damage = store.damage(key)
-                    if damage is not None:
-                        damages.append(f"{damage.path} {damage.reason}")
+                read = store.verify(progress.track(keys, description=str(root.relative_to(cache))))
+                damages += [f"{damage.path} {damage.reason}" for damage in read]
                 checked += len(keys)
         say(*damages, style="red")
         if damages:
