@@ -22,6 +22,7 @@ def _model(name: str) -> F3rmModelConfig:
         # Sizes chosen by measurement on two CPU cores: benchmarks/README.md.
         return F3rmModelConfig(
             grid=GridOptions(num_levels=8, features_per_level=4, max_res=1024, log2_hashmap_size=17),
+            init_density="auto",
             num_samples=24,
             proposals=(ProposalOptions(num_samples=64, grid=GridOptions(5, 2, 16, 256, 17)),),
             proposal_warmup=1000,

@@ -1,6 +1,8 @@
 """Rays, colours and 2D features for training and evaluation."""
 
+import statistics
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -23,6 +25,7 @@ from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState, halve
+from f3rm_ext.utils.pictures import pick_evenly
 from f3rm_ext.utils.ranges import Count, Range
 
 _FEWEST_RAYS, _SMALLEST_FRACTION = 64, 0.05
@@ -147,7 +150,25 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         dataset = super().create_train_dataset()
         self.note_masked_pixels(dataset)
         self.note_exposures(dataset)
+        if self.test_mode == "val":
+            dataset.metadata["measure_background"] = partial(self._background_share, dataset)
         return dataset
+
+    def _background_share(self, dataset: PhotoDataset) -> float:
+        """Returns the share of an empty background in the photos, 0 to 1.
+
+        All of it where masked pixels are trained as background, else the share of the most frequent colour, the median
+        of at most eight photos.
+        """
+        if self.masked_pixels == "background":
+            return 1.0
+        shares = []
+        for index in pick_evenly(len(dataset), 8):
+            image = dataset.get_image_uint8(index)
+            stride = max(1, max(image.shape) // 256)
+            colors = image[::stride, ::stride].reshape(-1, 3)
+            shares.append(int(colors.unique(dim=0, return_counts=True)[1].max()) / len(colors))
+        return statistics.median(shares)
 
     def create_eval_dataset(self) -> PhotoDataset | None:  # type: ignore[override]
         """The evaluation images, or None if the capture has none."""

@@ -66,7 +66,7 @@ class CyclingDataManager(ABC):
     eval_images_drawn: int
     masked_pixels: MaskedPixels
     """Treatment of masked pixels in training, see :meth:`note_masked_pixels`."""
-    choices: dict[str, str]
+    choices: dict[str, str | float]
     """Options whose value ``auto`` was decided by the data, and what they became. The trainer keeps them."""
     _sources: list[FeatureSource] | None = None
     _sources_failed: bool = False

@@ -95,7 +95,7 @@ class HasCycle(Protocol):
 class HasChoices(Protocol):
     """A model or datamanager with options that may be ``auto``."""
 
-    choices: dict[str, str]
+    choices: dict[str, str | float]
     """The values that they resolve to, by name of the option."""
 
 

@@ -290,7 +290,7 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
     def _keep_choices(self) -> None:
         """Writes into config.yml what options that are ``auto`` became, so that every later command has the same."""
         path = self.base_dir / "config.yml"
-        choices: dict[str, str] = {}
+        choices: dict[str, str | float] = {}
         for part in (self.pipeline.datamanager, self.pipeline.model):
             choices |= part.choices if isinstance(part, HasChoices) else {}
         if choices and path.is_file():

@@ -36,7 +36,14 @@ from f3rm_ext.model_components.visualization import comparison_images, feature_i
 from f3rm_ext.nerf.contraction import ray_points
 from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
-from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, render_normals
+from f3rm_ext.nerf.fields import (
+    GridOptions,
+    ProposalField,
+    SceneField,
+    UnitCube,
+    choose_init_density,
+    render_normals,
+)
 from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
 from f3rm_ext.nerf.losses import FeatureLoss, cosine, distortion_loss, feature_loss, feature_pairs
 from f3rm_ext.nerf.memory_options import MIN_CHUNK, field_options
@@ -91,8 +98,9 @@ class F3rmModelConfig(OwnModelConfig):
     appearance_dim: int = 0
     """Length of a per-image code from which the colour network learns how a photo differs from others, as in nerfacto;
     0 for none. Renderings take the mean code, which costs quality in short runs: prefer exposure."""
-    init_density: float = 0.01
-    """Initial density everywhere, per scene unit, > 0."""
+    init_density: float | Literal["auto"] = 0.01
+    """Initial density everywhere, per scene unit, > 0; auto takes 1, from which short runs find plain surfaces, but
+    0.01 where photos show an object before an empty background."""
     num_samples: int = 48
     """Samples per ray of the scene field, 8 to 512."""
     proposals: tuple[ProposalOptions, ...] = field(
@@ -198,6 +206,10 @@ class F3rmModel(QueryableField):
         resolve_backend(config.backend, device)  # A backend that does not work says so now.
         metadata = self.kwargs.get("metadata") or {}
         self.feature_ray_fraction = float(metadata.get("feature_ray_fraction", 1.0))
+        self.choices: dict[str, str | float] = {}
+        init_density = config.init_density
+        if init_density == "auto":
+            init_density = self.choices["init_density"] = choose_init_density(metadata)
         cube = UnitCube(self.scene_box.aabb, contract=config.contract_scene)
         self.field = SceneField(
             cube,
@@ -206,11 +218,11 @@ class F3rmModel(QueryableField):
             color_hidden_dim=config.color_hidden_dim,
             appearance_dim=config.appearance_dim,
             num_images=self.num_train_data,
-            init_density=config.init_density,
+            init_density=init_density,
             backend=config.backend,
         )
         self.proposal_networks = nn.ModuleList(
-            ProposalField(cube, proposal.grid, proposal.hidden_dim, config.init_density, config.backend)
+            ProposalField(cube, proposal.grid, proposal.hidden_dim, init_density, config.backend)
             for proposal in config.proposals
         )
         self.feature_field = FeatureField(
@@ -228,7 +240,7 @@ class F3rmModel(QueryableField):
             num_cameras=self.num_train_data, device="cpu"
         )
         self.exposures = make_exposures(config.exposure, self.num_train_data, metadata)
-        self.choices = choices(config.exposure, self.exposures)
+        self.choices |= choices(config.exposure, self.exposures)
         self.density_fns = [cast(ProposalField, network).density for network in self.proposal_networks]
         self.proposal_sampler = ProposalNetworkSampler(
             num_proposal_samples_per_ray=tuple(proposal.num_samples for proposal in config.proposals),

@@ -3,11 +3,13 @@
 import json
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from nerfstudio.data.datamanagers.base_datamanager import VanillaDataManager
 from nerfstudio.data.dataparsers.blender_dataparser import BlenderDataParserConfig
 from nerfstudio.data.datasets.base_dataset import InputDataset
+from PIL import Image
 
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.errors import CaptureError, ConfigError
@@ -57,6 +59,20 @@ def test_features_are_prepared_for_training_and_handed_to_the_model(build, fake_
     _, batch = manager.next_eval(0)
     assert batch["features"]["where"].shape == (5, 3)
     assert len(fake_features) == 1
+
+
+def test_how_much_of_the_photos_is_an_empty_background(build, make_capture, object_masks):
+    def share(folder=None):
+        return build(folder).train_dataset.metadata["measure_background"]()
+
+    assert share() < 0.1
+    plain = make_capture(8, name="plain")
+    for number, path in enumerate(sorted((plain / "images").iterdir())):
+        pixels = np.array(Image.open(path))
+        pixels[~object_masks(number, *pixels.shape[:2])] = 255
+        Image.fromarray(pixels).save(path)
+    assert 0.5 < share(plain) < 1
+    assert share(make_capture(8, masks=object_masks, name="masked")) == 1
 
 
 def test_without_extractors_there_are_no_features(build, fake_features):

@@ -118,6 +118,16 @@ def test_exposures_belong_to_photos_and_not_to_the_scene(make_model: MakeModel, 
     torch.testing.assert_close(shown[~bright], plain[~bright])
 
 
+@pytest.mark.parametrize(("background", "density"), [(None, 1.0), (0.4, 1.0), (0.76, 0.01)])
+def test_initial_density_by_the_background_of_the_photos(
+    make_model: MakeModel, background: float | None, density: float
+) -> None:
+    metadata = {} if background is None else {"measure_background": lambda: background}
+    model = make_model(init_density="auto", metadata=metadata)
+    assert model.choices == {"init_density": density}
+    assert {field.init_density for field in (model.field, *model.proposal_networks)} == {density}
+
+
 def test_exposures_have_mean_zero_after_each_step(make_model: MakeModel) -> None:
     model = make_model(exposure="on")
     assert model.exposures is not None
