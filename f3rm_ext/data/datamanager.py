@@ -17,6 +17,7 @@ from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.cycling_config import CyclingConfig, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
+from f3rm_ext.data.image_reader import read_pixels
 from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.photo_dataset import PhotoDataset
 from f3rm_ext.data.ray_generators import make_ray_generator
@@ -159,14 +160,19 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
 
         All of it where masked pixels are trained as background, else the share of the most frequent colour, the median
         of at most eight photos.
+
+        Raises:
+            CaptureError: a photo cannot be read.
         """
         if self.masked_pixels == "background":
             return 1.0
         shares = []
         for index in pick_evenly(len(dataset), 8):
-            image = dataset.get_image_uint8(index)
+            image = read_pixels(dataset, index).pixels
             stride = max(1, max(image.shape) // 256)
-            colors = image[::stride, ::stride].reshape(-1, 3)
+            colors = image[::stride, ::stride].reshape(-1, image.shape[-1])
+            if image.shape[-1] == 4:
+                colors = colors * (colors[:, 3:] > 0)  # what is transparent has one colour
             shares.append(int(colors.unique(dim=0, return_counts=True)[1].max()) / len(colors))
         return statistics.median(shares)
 

@@ -66,12 +66,17 @@ def test_how_much_of_the_photos_is_an_empty_background(build, make_capture, obje
         return build(folder).train_dataset.metadata["measure_background"]()
 
     assert share() < 0.1
-    plain = make_capture(8, name="plain")
-    for number, path in enumerate(sorted((plain / "images").iterdir())):
-        pixels = np.array(Image.open(path))
-        pixels[~object_masks(number, *pixels.shape[:2])] = 255
-        Image.fromarray(pixels).save(path)
-    assert 0.5 < share(plain) < 1
+    for name, alpha in (("white", ()), ("transparent", range(8))):
+        capture = make_capture(8, name=name, alpha=alpha)
+        for number, path in enumerate(sorted((capture / "images").iterdir())):
+            pixels = np.array(Image.open(path))
+            outside = ~object_masks(number, *pixels.shape[:2])
+            if alpha:
+                pixels[outside, 3] = 0
+            else:
+                pixels[outside] = 255
+            Image.fromarray(pixels).save(path)
+        assert 0.5 < share(capture) < 1, name
     assert share(make_capture(8, masks=object_masks, name="masked")) == 1
 
 
