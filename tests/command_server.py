@@ -50,6 +50,11 @@ class Finished:
         """Both streams."""
         return self.stdout + self.stderr
 
+    def succeeds(self) -> "Finished":
+        """Itself, of a command that has to end well."""
+        assert self.code == 0, f"exit code {self.code}\n{self.text[-4000:]}"
+        return self
+
     def refuses(self, pattern: str = "") -> str:
         """The one sentence of a command that failed as it should, in which the pattern is found."""
         lines = [line for line in self.stderr.splitlines() if line.startswith("Error: ")]

@@ -285,7 +285,7 @@ def train(run_command: Callable[..., Any], tiny_capture: Path) -> Callable[..., 
     def run(
         output_dir: Path, steps: int, *arguments: object, method: str = "f3rm-ext-lite", fresh: bool = False
     ) -> Run:
-        done = run_command(
+        run_command(
             "ns-train",
             method,
             *("--data", tiny_capture),
@@ -294,8 +294,7 @@ def train(run_command: Callable[..., Any], tiny_capture: Path) -> Callable[..., 
             *FAST_OPTIONS,
             *arguments,
             fresh=fresh,
-        )
-        assert done.code == 0, done.text[-4000:]
+        ).succeeds()
         return Run(output_dir / "e" / method / "t")
 
     return run
@@ -333,8 +332,7 @@ def labelled_splats(train_splats: Callable[..., Any], tiny_capture: Path, make_o
     """A run of splats with the capture's classes as features, which tests do not change."""
 
     def fill(out: Path) -> None:
-        done = train_splats(out, "--pipeline.model.features", f"labels:data={tiny_capture}")
-        assert done.code == 0, done.text[-4000:]
+        train_splats(out, "--pipeline.model.features", f"labels:data={tiny_capture}").succeeds()
 
     return Run(make_once("labelled-splats", fill) / "e" / "sugar-ext-lite" / "t")
 

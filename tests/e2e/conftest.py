@@ -147,8 +147,7 @@ def labelled_splat_viewer(
 
     def fill(out: Path) -> None:
         count = ("--pipeline.model.num-random", 3000, "--pipeline.model.densify.max-gaussians", 3000)
-        done = train_splats(out, *count, "--pipeline.model.features", f"labels:data={tiny_capture}", steps=400)
-        assert done.code == 0, done.text[-4000:]
+        train_splats(out, *count, "--pipeline.model.features", f"labels:data={tiny_capture}", steps=400).succeeds()
 
     config = make_once("seen-splats", fill) / "e" / "sugar-ext-lite" / "t" / "config.yml"
     with serve(config) as viewer:

@@ -153,8 +153,7 @@ def answers(labelled_splats: Any, run_command: Any, tmp_path_factory: pytest.Tem
     folder = tmp_path_factory.mktemp("answers")
     out, file = folder / "query", folder / "page.html"
     for command in (("query", "--views", "test", "--out", out), ("export", "page", "--out", file)):
-        done = run_command("f3rm-ext", *command, "--load-config", labelled_splats.config, "--text", *CLASSES)
-        assert done.code == 0, done.text[-3000:]
+        run_command("f3rm-ext", *command, "--load-config", labelled_splats.config, "--text", *CLASSES).succeeds()
     return out, file
 
 

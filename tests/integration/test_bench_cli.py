@@ -58,8 +58,7 @@ def test_a_run_is_measured_beside_its_baseline(measured: Path) -> None:
 
 
 def test_compare_judges_quality_and_leaves_speed_for_more_repeats(bench: Callable[..., Any], measured: Path) -> None:
-    done = bench("compare", "few", "--ledger", measured / "ledger.sqlite", "--tolerance", 90)
-    assert done.code == 0, done.text
+    done = bench("compare", "few", "--ledger", measured / "ledger.sqlite", "--tolerance", 90).succeeds()
     assert "not judged (fewer than 3 repeats)" in done.stdout and "No regression of few" in done.stdout
     ledger = Ledger(measured / "ledger.sqlite")
     entry = ledger.entry("few")
@@ -77,8 +76,7 @@ def test_compare_judges_quality_and_leaves_speed_for_more_repeats(bench: Callabl
 @pytest.mark.timeout(500)
 def test_a_finished_run_is_added(bench: Callable[..., Any], measured: Path) -> None:
     (run,) = [path.parent for path in (measured / "runs").rglob("config.yml") if "/0-0/" in str(path)]
-    done = bench("add", run, "--name", "added", "--train-views", 2, "--ledger", measured / "ledger.sqlite")
-    assert done.code == 0, done.text
+    done = bench("add", run, "--name", "added", "--train-views", 2, "--ledger", measured / "ledger.sqlite").succeeds()
     ledger = Ledger(measured / "ledger.sqlite")
     added, base = ledger.entry("added"), ledger.entry("few-baseline")
     for key in ("psnr", "ssim", "l1", "train_psnr"):
@@ -103,7 +101,7 @@ def test_a_run_is_evaluated_within_its_window(bench: Callable[..., Any], measure
     (config,) = tmp_path.glob("runs/**/config.yml")
     steps = sorted(path.name for path in (config.parent / "nerfstudio_models").iterdir())
     assert steps == ["step-000000007.ckpt", "step-000000011.ckpt"]
-    assert bench("add", config, "--name", "end", "--train-views", 2, "--ledger", ledger).code == 0
+    bench("add", config, "--name", "end", "--train-views", 2, "--ledger", ledger).succeeds()
     within, end = (Ledger(ledger).entry(name) for name in ("within", "end"))
     assert [entry.conditions["eval_step"] for entry in (within, end)] == [8, 12]
     assert within.conditions["last_step"] == 12 and within.values("it_per_s")
@@ -114,16 +112,15 @@ def test_a_run_is_evaluated_within_its_window(bench: Callable[..., Any], measure
 
 def test_list_report_and_notes(bench: Callable[..., Any], measured: Path) -> None:
     ledger = ("--ledger", measured / "ledger.sqlite")
-    assert bench("note", "few", "no gain on the CPU", "--status", "no gain", *ledger).code == 0
-    assert bench("note", "fewer", "a quarter of the samples", "--status", "idea", *ledger).code == 0
+    bench("note", "few", "no gain on the CPU", "--status", "no gain", *ledger).succeeds()
+    bench("note", "fewer", "a quarter of the samples", "--status", "idea", *ledger).succeeds()
     listed = bench("list", *ledger)
     assert listed.code == 0 and all(
         word in listed.stdout for word in ("few-baseline", "f3rm-ext-lite", "no gain", "idea")
     )
     page, text = measured / "report.html", measured / "report.md"
     for out in (page, text):
-        done = bench("report", "few", "few-baseline", "--baseline", "few-baseline", "--out", out, *ledger)
-        assert done.code == 0, done.text
+        bench("report", "few", "few-baseline", "--baseline", "few-baseline", "--out", out, *ledger).succeeds()
     assert "<svg" in page.read_text() and "few against few-baseline" in page.read_text()
     assert "no gain on the CPU" in text.read_text() and "| PSNR, dB |" in text.read_text()
     text.write_text("my own notes")

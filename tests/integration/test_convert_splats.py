@@ -30,8 +30,7 @@ def scene(tmp_path: Path) -> Path:
 
 def test_there_and_back(scene: Path, run_command: Callable) -> None:
     folder = scene.parent
-    there = run_command("f3rm-ext", "export", "convert", scene, folder / "scene.spz")
-    assert there.code == 0, there.text
+    there = run_command("f3rm-ext", "export", "convert", scene, folder / "scene.spz").succeeds()
     lines = there.stdout.splitlines()
     assert [line.split(" changed by ")[0] for line in lines[:-1]] == [
         *("Positions", "Sizes", "Rotations", "Opacities", "Colours", "SH coefficients")

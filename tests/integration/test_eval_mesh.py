@@ -18,8 +18,7 @@ def test_the_truth_itself_scores_full(f3rm_ext: Typed, tiny_capture: Path, tmp_p
     done = f3rm_ext(
         *("eval", "mesh", mesh, "--truth", tiny_capture / "gt_mesh.npz", "--points", 20_000),
         *("--thresholds", 0.05, 0.1, "--seen-from", tiny_capture, "--crop-min", -2, -2, 0.05, "--out", out),
-    )
-    assert done.code == 0, done.err
+    ).succeeds()
     found = json.loads(out.read_text())
     assert found["accuracy"] < 0.05 and found["completeness"] < 0.05 and found["normal_consistency"] > 0.8
     assert [score["threshold"] for score in found["scores"]] == [0.05, 0.1]
@@ -37,11 +36,10 @@ def test_a_shift_is_undone_by_a_matrix_or_icp(f3rm_ext: Typed, tmp_path: Path, o
     np.savetxt(tmp_path / "back.txt", trimesh.transformations.translation_matrix([-0.02, 0.03, -0.01]))
     accuracy = {}
     for name, more in (("as is", ()), ("matrix", ("--transform", tmp_path / "back.txt")), ("icp", ("--icp",))):
-        done = f3rm_ext(
+        f3rm_ext(
             *("eval", "mesh", tmp_path / "away.ply", "--truth", tmp_path / "truth.ply", "--points", 30_000),
             *("--out", tmp_path / "scores.json", *more),
-        )
-        assert done.code == 0, done.err
+        ).succeeds()
         accuracy[name] = json.loads((tmp_path / "scores.json").read_text())["chamfer"]
     assert accuracy["matrix"] < accuracy["as is"] - 0.004 and accuracy["icp"] < accuracy["as is"] - 0.003
 

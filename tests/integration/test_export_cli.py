@@ -35,8 +35,7 @@ def exported(trained: Any, tmp_path_factory: pytest.TempPathFactory, run_command
         *("f3rm-ext", "export", "features", "--load-config", trained.config, "--out", path, "--points", 2000),
         *LOOSE,
         *("--exemplar", f"middle={EXAMPLE}:20,14,16,12", f"the corner={EXAMPLE}:60,44"),
-    )
-    assert done.code == 0, done.text[-3000:]
+    ).succeeds()
     assert f"2000 points are in {path}" in " ".join(done.stdout.split())
     return path
 
@@ -88,10 +87,9 @@ class TestFiles:
 
 
 def export(f3rm_ext: Typed, config: Path, out: Path, *more: object) -> dict[str, np.ndarray]:
-    done = f3rm_ext(
+    f3rm_ext(
         *("export", "features", "--load-config", config, "--out", out, "--points", 1500, *LOOSE, *more),
-    )
-    assert done.code == 0, done.err
+    ).succeeds()
     return arrays(out.with_suffix(".npz"))
 
 

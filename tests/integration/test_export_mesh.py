@@ -63,8 +63,7 @@ def test_every_method_finds_the_room(
     f3rm_ext: Typed, splat_run: Path, tiny_capture: Path, tmp_path: Path, method: str, more: tuple[object, ...]
 ) -> None:
     out = tmp_path / "room.ply"
-    done = f3rm_ext("export", "mesh", "--load-config", splat_run, "--out", out, "--method", method, *more)
-    assert done.code == 0, done.err
+    done = f3rm_ext("export", "mesh", "--load-config", splat_run, "--out", out, "--method", method, *more).succeeds()
     distances = off(out, tiny_capture)
     assert np.median(distances) < 0.06 and len(distances) > 1000
     said = read_provenance(out)
@@ -88,8 +87,7 @@ def test_flat_gaussians_are_fused_at_their_planes(
     shutil.copytree(splat_run.parent, copied)
     (copied / "config.yml").write_text(text.replace(str(splat_run.parents[3]), str(tmp_path)))
     out = tmp_path / "room.ply"
-    done = f3rm_ext("export", "mesh", "--load-config", copied / "config.yml", "--out", out, "--voxel", 0.1)
-    assert done.code == 0, done.err
+    f3rm_ext("export", "mesh", "--load-config", copied / "config.yml", "--out", out, "--voxel", 0.1).succeeds()
     assert read_provenance(out)["depth"] == depth
 
 
@@ -106,8 +104,7 @@ def test_splats_of_a_file_and_frames(f3rm_ext: Typed, room_splats: Path, tiny_ca
     base = ("export", "mesh", "--splats", room_splats, "--data", tiny_capture, "--method", "poisson-centres")
     base = (*base, "--poisson-depth", 6, "--splats-frame", "capture")
     for name, more in (("room.obj", ()), ("scene.ply", ("--frame", "scene")), ("room.glb", ("--vertices", 900))):
-        done = f3rm_ext(*base, "--out", tmp_path / name, *more)
-        assert done.code == 0, done.err
+        f3rm_ext(*base, "--out", tmp_path / name, *more).succeeds()
     metres, scene, small = (read_mesh(tmp_path / name) for name in ("room.obj", "scene.ply", "room.glb"))
     scale = float(read_provenance(tmp_path / "scene.ply")["scene_units_per_capture_unit"])
     assert np.linalg.norm(scene.extents) == pytest.approx(scale * np.linalg.norm(metres.extents), rel=0.2)
@@ -151,16 +148,14 @@ def test_eval_mesh_reads_what_export_writes(
     f3rm_ext: Typed, room_splats: Path, tiny_capture: Path, tmp_path: Path, unbounded: bool
 ) -> None:
     out = tmp_path / "room.glb"
-    done = f3rm_ext(
+    f3rm_ext(
         *("export", "mesh", "--splats", room_splats, "--data", tiny_capture, "--splats-frame", "capture"),
         *("--out", out, "--voxel", 0.06, "--min-views", 2, "--tolerance", 0.03),
         *("--unbounded", unbounded),
-    )
-    assert done.code == 0, done.err
-    done = f3rm_ext(
+    ).succeeds()
+    f3rm_ext(
         *("eval", "mesh", out, "--truth", tiny_capture / "gt_mesh.npz", "--seen-from", tiny_capture),
         *("--thresholds", 0.1, "--points", 50_000, "--out", tmp_path / "scores.json"),
-    )
-    assert done.code == 0, done.err
+    ).succeeds()
     (score,) = json.loads((tmp_path / "scores.json").read_text())["scores"]
     assert score["precision"] > 0.9 and score["recall"] > 0.4

@@ -62,8 +62,9 @@ def shown(file: Path) -> dict[str, Any]:
 
 def test_a_page_is_one_file_that_loads_nothing(run: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
     out = tmp_path / "room.html"
-    done = f3rm_ext("export", "page", "--load-config", run / "config.yml", "--out", out, "--text", "table", "walls")
-    assert done.code == 0, done.err
+    done = f3rm_ext(
+        "export", "page", "--load-config", run / "config.yml", "--out", out, "--text", "table", "walls"
+    ).succeeds()
     text = out.read_text()
     assert 40_000 < len(text) < 400_000 and "800 Gaussians" in done.out and list(tmp_path.iterdir()) == [out]
     page = Resources(text)
@@ -80,11 +81,10 @@ def test_a_page_is_one_file_that_loads_nothing(run: Path, f3rm_ext: Typed, tmp_p
 def test_saved_questions_have_the_scores_of_new_ones(run: Path, bare: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
     config, asked = run / "config.yml", ("--text", "table", "--exemplar", "it=frame_00001.png:20,14,16,12")
     query = ("query", "--load-config", config, "--views", "frame_00003.png", "--out", tmp_path / "q")
-    assert f3rm_ext(*query, *asked, "--threshold", 0.6).code == 0
+    f3rm_ext(*query, *asked, "--threshold", 0.6).succeeds()
     page = ("export", "page", "--load-config", config, "--out")
     for name, words in (("new", (*asked, "--threshold", 0.6)), ("saved", ("--saved", tmp_path / "q"))):
-        done = f3rm_ext(*page, tmp_path / f"{name}.html", *words, "--title", "room")
-        assert done.code == 0, done.err
+        done = f3rm_ext(*page, tmp_path / f"{name}.html", *words, "--title", "room").succeeds()
     new, saved = shown(tmp_path / "new.html"), shown(tmp_path / "saved.html")
     assert [one["name"] for one in saved["questions"]] == ["table", "it"] and saved["questions"][0]["threshold"] == 0.6
     for one, other in zip(new["questions"], saved["questions"], strict=True):

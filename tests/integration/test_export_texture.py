@@ -32,8 +32,9 @@ def room(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_texture_shows_held_out_photos(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path) -> None:
     out, scores, pictures = tmp_path / "room.glb", tmp_path / "scores.json", tmp_path / "pictures"
-    done = f3rm_ext("export", "texture", "--data", tiny_capture, "--mesh", room, "--output", out, "--padding", 2)
-    assert done.code == 0, done.err
+    done = f3rm_ext(
+        "export", "texture", "--data", tiny_capture, "--mesh", room, "--output", out, "--padding", 2
+    ).succeeds()
     words = re.search(r"No photo sees (\d+) of (\d+) texels", done.out)
     assert words is not None and 0 < int(words[1]) < int(words[2])
     assert "a texture of" in done.out and "y up" in done.out
@@ -42,8 +43,7 @@ def test_the_texture_shows_held_out_photos(f3rm_ext: Typed, room: Path, tiny_cap
     texture = get_texture(mesh)
     assert texture is not None and texture.shape[0] == texture.shape[1] == said["texture_px"]
     np.testing.assert_allclose(mesh.bounds, read_mesh(room).bounds, atol=1e-4)
-    done = f3rm_ext("eval", "texture", out, "--data", tiny_capture, "--out", scores, "--pictures", pictures)
-    assert done.code == 0, done.err
+    done = f3rm_ext("eval", "texture", out, "--data", tiny_capture, "--out", scores, "--pictures", pictures).succeeds()
     found = json.loads(scores.read_text())
     assert found["psnr"] > 17 and found["coverage"] > 0.98 and len(found["photos"]) == 3
     assert f"{found['psnr']:.2f} dB" in done.out
@@ -52,15 +52,13 @@ def test_the_texture_shows_held_out_photos(f3rm_ext: Typed, room: Path, tiny_cap
 
 def test_other_formats_from_a_run(f3rm_ext: Typed, untrained: Any, room: Path, tmp_path: Path) -> None:
     base = ("export", "texture", "--load-config", untrained.config, "--mesh", room)
-    done = f3rm_ext(*base, "--out", tmp_path / "two words.obj", "--texture-size", 512, "--padding", 1)
-    assert done.code == 0, done.err
+    f3rm_ext(*base, "--out", tmp_path / "two words.obj", "--texture-size", 512, "--padding", 1).succeeds()
     names = {"two words.obj", "two words.mtl", "two_words.png"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert Image.open(tmp_path / "two_words.png").size == (512, 512)
     material = (tmp_path / "two words.mtl").read_text().splitlines()
     assert "map_Kd two_words.png" in material and "Kd 1 1 1" in material
-    done = f3rm_ext(*base, "--out", tmp_path / "room.ply", "--no-balance-exposure")
-    assert done.code == 0, done.err
+    f3rm_ext(*base, "--out", tmp_path / "room.ply", "--no-balance-exposure").succeeds()
     colors = vertex_colors(read_mesh(tmp_path / "room.ply"))
     assert colors is not None and colors.std() > 10
 
@@ -70,7 +68,7 @@ def test_disk_full_keeps_the_old_files(
 ) -> None:
     base = ("export", "texture", "--data", tiny_capture, "--mesh", room, "--out", tmp_path / "room.obj")
     base = (*base, "--texture-size", 512, "--padding", 1)
-    assert f3rm_ext(*base).code == 0
+    f3rm_ext(*base).succeeds()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def full(descriptor: int) -> None:

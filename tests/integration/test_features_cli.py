@@ -58,8 +58,7 @@ def shards(tmp_path: Path) -> list[Path]:
 
 
 def test_extract_info_verify_and_mend(run: Run, capture: Path, tmp_path: Path) -> None:
-    made = extract(run, capture, "--features.codes", "16")
-    assert made.code == 0, made.stderr
+    made = extract(run, capture, "--features.codes", "16").succeeds()
     assert f"dense-daisy: {COUNT} images, 16 PCA codes" in made.stdout and "images/s" in made.stdout
     assert len(shards(tmp_path)) == COUNT
 
@@ -70,7 +69,7 @@ def test_extract_info_verify_and_mend(run: Run, capture: Path, tmp_path: Path) -
     codes = next(line for line in info.stdout.splitlines() if "codes, K = 16" in line)
     assert re.search(rf"│ +{COUNT} │ +16 │ +[\d.]+ │ +(9\d|100)\.\d% │", codes), codes
 
-    assert run("verify").code == 0
+    run("verify").succeeds()
     flipped, cut = shards(tmp_path)[0], shards(tmp_path)[1]
     data = bytearray(flipped.read_bytes())
     data[-1] ^= 1
@@ -83,11 +82,11 @@ def test_extract_info_verify_and_mend(run: Run, capture: Path, tmp_path: Path) -
 
     mended = extract(run, capture, "--features.codes", "16")
     assert mended.code == 0 and flipped.name in mended.stdout and "2/2" in mended.stdout
-    assert run("verify").code == 0
+    run("verify").succeeds()
 
 
 def test_manifest_of_a_store_destroyed(run: Run, capture: Path, tmp_path: Path) -> None:
-    assert extract(run, capture).code == 0
+    extract(run, capture).succeeds()
     manifest = shards(tmp_path)[0].parents[1] / "manifest.json"
     manifest.write_bytes(b"\x80\x04K\x01.")
     message = extract(run, capture).refuses()
@@ -96,8 +95,8 @@ def test_manifest_of_a_store_destroyed(run: Run, capture: Path, tmp_path: Path) 
         result = run(command)
         assert result.code == 2 and str(manifest) in result.stdout and "Traceback" not in result.stderr
     manifest.unlink()
-    assert extract(run, capture).code == 0
-    assert run("verify").code == 0
+    extract(run, capture).succeeds()
+    run("verify").succeeds()
 
 
 @pytest.mark.parametrize(
@@ -138,4 +137,4 @@ def test_disk_that_fills_up_keeps_what_is_done(run: Run, capture: Path, small_di
     message = run("extract", *arguments, first=unchecked).refuses()
     assert "disk is full" in message and str(small_disk) in message and "KiB more" in message, message
     assert len(list(small_disk.rglob("shards/*.npy"))) >= 1 and not list(small_disk.rglob("*.tmp"))
-    assert run("verify", "--cache-dir", small_disk).code == 0
+    run("verify", "--cache-dir", small_disk).succeeds()

@@ -60,14 +60,13 @@ def train(
 
     def run(method: str, *arguments: object) -> Path:
         name = "-".join(map(str, arguments[-1:])) or "plain"
-        done = run_command(
+        run_command(
             *("ns-train", method, "--data", capture, "--output-dir", out),
             *("--experiment-name", "e", "--timestamp", name),
             *("--vis", "tensorboard", "--logging.local-writer.enable", "False", "--max-num-iterations", STEPS[method]),
             *SMALL[method],
             *arguments,
-        )
-        assert done.code == 0, done.text[-4000:]
+        ).succeeds()
         return out / "e" / method / name
 
     return run
@@ -88,8 +87,7 @@ def evaluate(run_command: Callable[..., Any], tmp_path_factory: pytest.TempPathF
         done = run_command(
             *("ns-eval", "--load-config", folder / "config.yml", "--output-path", out / "eval.json"),
             *("--render-output-path", out / "images"),
-        )
-        assert done.code == 0, done.text[-4000:]
+        ).succeeds()
         return json.loads((out / "eval.json").read_text())["results"], out / "images", done.text
 
     return run

@@ -35,33 +35,30 @@ def lift(f3rm_ext: Typed, mesh: Path, capture: Path, *options: object) -> Any:
 
 
 def test_from_photos_to_a_part(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path) -> None:
-    done = lift(f3rm_ext, room, tiny_capture)
-    assert done.code == 0, done.err
+    done = lift(f3rm_ext, room, tiny_capture).succeeds()
     assert "labels: 29 dimensions on" in done.out and "nearest ones along the surface" in done.out
 
-    done = f3rm_ext("query", "--mesh", room, "--text", "stool", "rug", "--out", tmp_path / "found")
-    assert done.code == 0, done.err
+    done = f3rm_ext("query", "--mesh", room, "--text", "stool", "rug", "--out", tmp_path / "found").succeeds()
     heat = read_mesh(tmp_path / "found" / "heat" / "stool.ply")
     assert len(heat.vertices) == len(read_mesh(room).vertices) and vertex_colors(heat) is not None
     np.testing.assert_allclose(heat.bounds, read_mesh(room).bounds, atol=1e-4)
     best = json.loads((tmp_path / "found" / "summary.json").read_text())["best"]["stool"]
 
-    done = f3rm_ext("query", "--mesh", room, "--list", "--text", "stool", "rug", "--out", tmp_path / "groups")
-    assert done.code == 0, done.err
+    done = f3rm_ext(
+        "query", "--mesh", room, "--list", "--text", "stool", "rug", "--out", tmp_path / "groups"
+    ).succeeds()
     groups = json.loads((tmp_path / "groups" / "summary.json").read_text())["groups"]
     assert any(group["names"][0][0] == "stool" and group["names"][0][1] > 0.8 for group in groups)
     colored = read_mesh(tmp_path / "groups" / "groups.ply")
     assert len(np.unique(vertex_colors(colored), axis=0)) > 3 and (tmp_path / "groups" / "groups.png").is_file()
 
-    done = f3rm_ext("eval", "query", "--mesh", room, "--out", tmp_path / "query.json")
-    assert done.code == 0, done.err
+    done = f3rm_ext("eval", "query", "--mesh", room, "--out", tmp_path / "query.json").succeeds()
     found = json.loads((tmp_path / "query.json").read_text())
     assert found["mesh"] == str(room.resolve()) and found["protocols"]["direct-3d"]["miou"] > 0.6
     assert found["protocols"]["direct-3d"]["localisation"] > 0.85
 
     out = tmp_path / "stool.ply"
-    done = f3rm_ext("export", "part", "--mesh", room, "--text", "stool", "--out", out)
-    assert done.code == 0, done.err
+    done = f3rm_ext("export", "part", "--mesh", room, "--text", "stool", "--out", out).succeeds()
     part, said = read_mesh(out), read_provenance(out)
     assert said["made_by"] == "f3rm-ext export part" and said["frame"] == "capture" and "stool" in said["query"]
     low, high = part.bounds
@@ -75,7 +72,7 @@ def test_from_photos_to_a_part(f3rm_ext: Typed, room: Path, tiny_capture: Path, 
     assert (KDTree(stool).query(points)[0] < 0.05).mean() > 0.8, "a few spots of the floor are, too"
 
     # The same command again replaces its own file.
-    assert f3rm_ext("export", "part", "--mesh", room, "--text", "stool", "--out", out, "--close-holes", 1).code == 0
+    f3rm_ext("export", "part", "--mesh", room, "--text", "stool", "--out", out, "--close-holes", 1).succeeds()
     assert read_mesh(out).area > part.area
 
     cloud = tmp_path / "cloud.ply"
@@ -90,26 +87,23 @@ def test_texture_stays_and_texels_carry_features(
     coarse = tmp_path / "coarse.ply"
     write_mesh(coarse, simplify(read_mesh(room), 4000), {"made_by": "f3rm-ext export mesh", "frame": "capture"})
     texture = ("export", "texture", "--data", tiny_capture, "--mesh", coarse, "--out", glb)
-    assert f3rm_ext(*texture, "--texture-size", 512, "--padding", 1).code == 0
-    done = lift(f3rm_ext, glb, tiny_capture, "--code-map")
-    assert done.code == 0, done.err
+    f3rm_ext(*texture, "--texture-size", 512, "--padding", 1).succeeds()
+    done = lift(f3rm_ext, glb, tiny_capture, "--code-map").succeeds()
     assert "codes on texels" in done.out
     example = ("--exemplar", f"here={sorted((tiny_capture / 'images').iterdir())[1]}:20,20,24,20")
     for name in ("part.glb", "part.obj", "part.ply"):
-        done = f3rm_ext("export", "part", "--mesh", glb, *example, "--out", tmp_path / name)
-        assert done.code == 0, done.err
+        done = f3rm_ext("export", "part", "--mesh", glb, *example, "--out", tmp_path / name).succeeds()
         part = read_mesh(tmp_path / name)
         assert (vertex_colors(part) is not None) if name == "part.ply" else (get_texture(part) is not None)
     by_example = ("--by", "example", "--exemplars", 1)
-    done = f3rm_ext("eval", "query", "--mesh", glb, *by_example, "--out", tmp_path / "query.json")
-    assert done.code == 0, done.err
+    done = f3rm_ext("eval", "query", "--mesh", glb, *by_example, "--out", tmp_path / "query.json").succeeds()
 
 
 def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path) -> None:
     bare, points = tmp_path / "bare.ply", tmp_path / "points.ply"
     trimesh.creation.box((1, 1, 1)).export(bare)
     trimesh.PointCloud(np.random.default_rng(0).random((50, 3))).export(points)
-    assert lift(f3rm_ext, room, tiny_capture).code == 0
+    lift(f3rm_ext, room, tiny_capture).succeeds()
     away = tmp_path / "away.ply"
     trimesh.creation.box((1, 1, 1)).apply_translation([0, 0, 500]).export(away)
     other = tmp_path / "other.ply"

@@ -50,8 +50,7 @@ def test_a_run_is_profiled_and_explained(
         *("--steps-per-eval-image", 5),
         *(tmp_path / part if part == "cache" else part for part in METHODS[method]),
     )
-    done = run_command("python", "-c", COUNT, *arguments)
-    assert done.code == 0, done.text[-3000:]
+    done = run_command("python", "-c", COUNT, *arguments).succeeds()
     counted = [json.loads(line.split(" ", 1)[1]) for line in done.text.splitlines() if line.startswith("COUNTED")]
     assert len(counted) == 3
     for live, categories in counted:
@@ -68,8 +67,7 @@ def test_a_run_is_profiled_and_explained(
 
     done = f3rm_ext(
         "profile", "latest", "--outputs", tmp_path / "outputs", "--compare", run, "--out", tmp_path / "charts"
-    )
-    assert done.code == 0, done.err
+    ).succeeds()
     told = " ".join(done.out.split())
     largest = "hash tables" if method.startswith("f3rm") else "harmonics"
     assert f"The largest parameters are {largest}" in told and "Compared" in told

@@ -93,8 +93,7 @@ def test_interrupted_run_leaves_no_half_capture(
 
 def test_picture(scene: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "room.jpg"
-    run = scene("picture", out, "--width", 96, "--height", 64, "--samples", 1, "--light-rays", 1, "--maps")
-    assert run.code == 0, run.stderr
+    scene("picture", out, "--width", 96, "--height", 64, "--samples", 1, "--light-rays", 1, "--maps").succeeds()
     assert Image.open(out).size == (96, 64 + 21)
     again = scene("picture", out)
     assert again.code == 2 and "--overwrite" in again.stderr

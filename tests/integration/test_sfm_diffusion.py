@@ -74,8 +74,7 @@ def test_predicted_poses_are_refined(
     monkeypatch.setattr(estimator, "image_side_px", lambda path: 42)
     monkeypatch.setattr(estimator, "build_model", lambda state: KnowsThePhotos(maps))
     out = tmp_path / "capture"
-    done = f3rm_ext("sfm", "process", "--images", folder, "--output", out, "--method", "diffusionsfm")
-    assert done.code == 0, done.err
+    f3rm_ext("sfm", "process", "--images", folder, "--output", out, "--method", "diffusionsfm").succeeds()
     assert len(json.loads((out / "transforms.json").read_text())["frames"]) == PHOTOS
     found = read_capture_cameras(out).cameras
     metrics = compare_poses(

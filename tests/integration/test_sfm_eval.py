@@ -36,8 +36,7 @@ def test_the_same_poses_in_another_frame_are_right(
     f3rm_ext: Typed, tiny_capture: Path, moved_capture: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "poses.json"
-    done = f3rm_ext("sfm", "eval", "--predicted", moved_capture, "--truth", tiny_capture, "--out", out)
-    assert done.code == 0, done.err
+    done = f3rm_ext("sfm", "eval", "--predicted", moved_capture, "--truth", tiny_capture, "--out", out).succeeds()
     found = json.loads(out.read_text())
     pairs = (10 * 9 / 2) / (12 * 11 / 2)
     assert found["cameras"] == 10 and found["missing"] == 2 and len(found["missing_images"]) == 2

@@ -34,8 +34,7 @@ def test_points_lie_on_the_surfaces_of_a_capture(
     run_command: Callable[..., Any], beside_photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "copies" / "of" / "dense"
-    done = run_command("f3rm-ext", "sfm", "points", beside_photos, "--out", out, "--points", 3000)
-    assert done.code == 0, done.stderr
+    done = run_command("f3rm-ext", "sfm", "points", beside_photos, "--out", out, "--points", 3000).succeeds()
     meta = json.loads((out / "transforms.json").read_text())
     assert meta["ply_file_path"] == "stereo_points.ply"
     assert all((out / frame["file_path"]).is_file() for frame in meta["frames"])
@@ -75,7 +74,6 @@ def test_points_of_the_capture_that_are_nan_are_left_out(
     meta = json.loads((beside_photos / "transforms.json").read_text())
     (beside_photos / "transforms.json").write_text(json.dumps({**meta, "ply_file_path": "points.ply"}))
     out = tmp_path / "dense"
-    done = run_command("f3rm-ext", "sfm", "points", beside_photos, "--out", out, "--points", 100)
-    assert done.code == 0, done.stderr
+    done = run_command("f3rm-ext", "sfm", "points", beside_photos, "--out", out, "--points", 100).succeeds()
     points = read_point_cloud(out / "stereo_points.ply")[0]
     assert "9 of the capture" in done.stdout and np.isfinite(points).all()

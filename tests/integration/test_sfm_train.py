@@ -48,15 +48,13 @@ def newest(folder: Path) -> dict[str, Any]:
 
 
 def test_captures_become_data(f3rm_ext: Typed, tiny_capture: Path, tmp_path: Path) -> None:
-    done = f3rm_ext("sfm", "prepare", "--output", tmp_path, "--category", "room", "--captures", tiny_capture)
-    assert done.code == 0, done.err
+    done = f3rm_ext("sfm", "prepare", "--output", tmp_path, "--category", "room", "--captures", tiny_capture).succeeds()
     assert "9 images to train with and 3 to test with" in done.out
     assert (tmp_path / "co3d_annotations" / "room_train.jgz").is_file()
 
 
 def test_a_published_command_prints_its_plan(f3rm_ext: Typed) -> None:
-    done = f3rm_ext("sfm", "train", "--plan", "--", *PASTED)
-    assert done.code == 0, done.err
+    done = f3rm_ext("sfm", "train", "--plan", "--", *PASTED).succeeds()
     assert "8 scenes on each of 8 processes, 64 in total" in done.out and "400,000" in done.out
     assert "GPU memory at the peak of a step" in done.out and "activations" in done.out
 
@@ -64,14 +62,11 @@ def test_a_published_command_prints_its_plan(f3rm_ext: Typed) -> None:
 def test_a_resumed_run_equals_an_uninterrupted_one(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     more = ("training.max_iterations=6", f"hydra.run.dir={whole}", "training.interval_evaluate=6")
-    done = f3rm_ext("sfm", "train", *debug_settings, *more)
-    assert done.code == 0, done.err
+    done = f3rm_ext("sfm", "train", *debug_settings, *more).succeeds()
     assert "step 6 of 6" in done.out and "step 6, held-out sets: RRA@15" in done.out
-    done = f3rm_ext("sfm", "train", *debug_settings, "training.max_iterations=3", f"hydra.run.dir={parts}")
-    assert done.code == 0, done.err
+    done = f3rm_ext("sfm", "train", *debug_settings, "training.max_iterations=3", f"hydra.run.dir={parts}").succeeds()
     more = ("training.max_iterations=6", f"hydra.run.dir={parts}", "train.resume=True")
-    done = f3rm_ext("sfm", "train", *debug_settings, *more)
-    assert done.code == 0, done.err
+    done = f3rm_ext("sfm", "train", *debug_settings, *more).succeeds()
     assert "Resuming at step 3" in done.out
     one, two = newest(whole), newest(parts)
     assert one["iteration"] == two["iteration"] == 6
@@ -90,8 +85,7 @@ def test_the_published_commands_train_with_debug_settings(
     first = PASTED.index("train.py") + 1
     # Two steps for a batch of 1 are one step for a batch of 2.
     steps = ("training.max_iterations=2", "training.iterations_for_batch=1", f"hydra.run.dir={sparse}")
-    done = f3rm_ext("sfm", "train", *PASTED[first:], *debug_settings, *steps)
-    assert done.code == 0, done.err
+    done = f3rm_ext("sfm", "train", *PASTED[first:], *debug_settings, *steps).succeeds()
     settings = [
         *PASTED_DENSE[first:],
         *debug_settings,
@@ -99,8 +93,7 @@ def test_the_published_commands_train_with_debug_settings(
         *("training.max_iterations=4", f"hydra.run.dir={dense}"),
         f"training.pretrain_path={sparse / 'checkpoints' / 'ckpt_00000001.pth'}",
     ]
-    done = f3rm_ext("sfm", "train", *settings)
-    assert done.code == 0, done.err
+    done = f3rm_ext("sfm", "train", *settings).succeeds()
     before, after = newest(sparse)["state_dict"], newest(dense)["state_dict"]
     # Unfrozen after three of four steps.
     assert not torch.equal(before["transformer.input.weight"], after["transformer.input.weight"])
@@ -110,8 +103,7 @@ def test_the_published_commands_train_with_debug_settings(
     ), "the head, what was pre-trained, and the convolution of the rays, which has 256 cells"
     # A checkpoint was saved in the step that unfroze them: a run that goes on from there is the same.
     (dense / "checkpoints" / "ckpt_00000004.pth").unlink()
-    done = f3rm_ext("sfm", "train", *settings, "training.resume=True")
-    assert done.code == 0, done.err
+    done = f3rm_ext("sfm", "train", *settings, "training.resume=True").succeeds()
     assert "Resuming at step 3" in done.out
     resumed = newest(dense)["state_dict"]
     assert all(torch.equal(value, resumed[name]) for name, value in after.items())
@@ -168,8 +160,7 @@ def test_a_pickle_is_refused_without_advice_to_run_it(
 
 def test_a_test_list_that_is_too_short_is_told(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
     more = ("model.num_images=5", "training.interval_evaluate=1", "training.max_iterations=1", "training.batch_size=1")
-    done = f3rm_ext("sfm", "train", *debug_settings, *more, f"hydra.run.dir={tmp_path / 'run'}")
-    assert done.code == 0, done.err
+    done = f3rm_ext("sfm", "train", *debug_settings, *more, f"hydra.run.dir={tmp_path / 'run'}").succeeds()
     assert "Nothing is evaluated while training: No sequence in" in done.out and "held-out sets" not in done.out
 
 
@@ -194,8 +185,7 @@ def test_two_processes_train_as_one_with_both_batches(
 ) -> None:
     settings = [*debug_settings, "training.max_iterations=3", "training.mixed_precision=False"]
     one, two = tmp_path / "one", tmp_path / "two"
-    done = f3rm_ext("sfm", "train", *settings, "training.batch_size=4", f"hydra.run.dir={one}")
-    assert done.code == 0, done.err
+    done = f3rm_ext("sfm", "train", *settings, "training.batch_size=4", f"hydra.run.dir={one}").succeeds()
     of_two = [*settings, "training.batch_size=2", f"hydra.run.dir={two}"]
     if launcher == "torchrun":
         program = ("torchrun", "--nproc-per-node", 2, "--no-python", BIN / "f3rm-ext", "sfm", "train")
@@ -203,8 +193,7 @@ def test_two_processes_train_as_one_with_both_batches(
         options = ("--multi_gpu", "--gpu_ids", "0,1", "--num_processes", 2, "--mixed_precision", "bf16")
         script = ("accelerate", "launch", *options, "train.py")
         program = ("f3rm-ext", "sfm", "train", "--", *script)
-    done = run_command(*program, *of_two, fresh=True, OMP_NUM_THREADS="1")
-    assert done.code == 0, done.text
+    done = run_command(*program, *of_two, fresh=True, OMP_NUM_THREADS="1").succeeds()
     assert done.stdout.count("2 scenes on each of 2 processes, 4 in total") == 1
     assert ("accelerate's mixed precision (bf16) is not used" in done.stdout) == (launcher == "accelerate")
     losses = [

@@ -15,8 +15,9 @@ def measured(labelled_splats: Any, run_command: Callable[..., Any], tmp_path_fac
     """Folder of a copy of the run whose confidence was measured."""
     folder = tmp_path_factory.mktemp("confidence") / "e" / "sugar-ext-lite" / "t"
     shutil.copytree(labelled_splats.folder, folder)
-    done = run_command("f3rm-ext", "splats", "confidence", "--load-config", folder / "config.yml", "--photos", 2)
-    assert done.code == 0, done.text[-4000:]
+    done = run_command(
+        "f3rm-ext", "splats", "confidence", "--load-config", folder / "config.yml", "--photos", 2
+    ).succeeds()
     assert "Stand" in done.text
     return folder
 
@@ -70,20 +71,19 @@ def test_exports_and_parts_of_the_run_keep_it(measured: Path, f3rm_ext: Callable
     from f3rm_ext.splat.files import read_splats
 
     config, out = measured / "config.yml", tmp_path / "splats.ply"
-    assert f3rm_ext("export", "splats", "--load-config", config, "--out", out).code == 0
+    f3rm_ext("export", "splats", "--load-config", config, "--out", out).succeeds()
     _, info = read_splats(out)
     assert info.scores is not None and info.scores.names == ("confidence",)
     expected = _checkpoint(measured)["pipeline"]["_model.confidence"]
     assert torch.equal(torch.from_numpy(info.scores.scores[:, 0]), expected)
     box = ("--box", -0.4, -0.4, -9, 0.4, 0.4, 9, "--keep")
-    assert f3rm_ext("splats", "select", "--load-config", config, *box, "--out", tmp_path / "part").code == 0
+    f3rm_ext("splats", "select", "--load-config", config, *box, "--out", tmp_path / "part").succeeds()
     part = _checkpoint(tmp_path / "part")["pipeline"]
     assert 0 < len(part["_model.confidence"]) == len(part["_model.gauss_params.means"]) < len(expected)
 
 
 def test_training_on_drops_it(measured: Path, train_splats: Callable[..., Any], tmp_path: Path) -> None:
-    done = train_splats(tmp_path, "--load-dir", measured / "nerfstudio_models", steps=62)
-    assert done.code == 0, done.text[-4000:]
+    train_splats(tmp_path, "--load-dir", measured / "nerfstudio_models", steps=62).succeeds()
     files = sorted(tmp_path.glob("e/sugar-ext-lite/t/nerfstudio_models/*.ckpt"))
     assert "_model.confidence" not in torch.load(files[-1], weights_only=True, map_location="cpu")["pipeline"]
 

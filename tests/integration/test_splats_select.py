@@ -53,8 +53,7 @@ def select(
 
     def run(name: str, *words: object) -> tuple[Path, dict[str, Any]]:
         out = tmp_path / name
-        done = f3rm_ext("splats", "select", "--load-config", labelled_splats.config, "--out", out, *words)
-        assert done.code == 0, done.err[-4000:]
+        f3rm_ext("splats", "select", "--load-config", labelled_splats.config, "--out", out, *words).succeeds()
         return out, json.loads((out / "summary.json").read_text())
 
     return run

@@ -92,8 +92,7 @@ def chain(
         assert disturbed.code == (130 if number == signal.SIGINT else -number), disturbed.text[-3000:]
         assert json.loads((out / "manifest.json").read_text())["stages"][stage]["state"] == "running"
     server.start(*words)
-    done = server.finish(400)
-    assert done.code == 0, done.text
+    done = server.finish(400).succeeds()
     return out, said[0], done.stdout
 
 
@@ -120,8 +119,7 @@ def test_the_result_is_that_of_commands_that_were_not_disturbed(
     for name in ("coarse", "mesh", "refine", "refined-mesh"):
         words = shlex.split(stages[name]["command"].replace(str(out), str(tmp_path)))
         words = words[: words.index("--load-dir")] if "--load-dir" in words else words
-        done = run_command(*words)
-        assert done.code == 0, done.text[-3000:]
+        run_command(*words).succeeds()
     for name in ("mesh.ply", "refined-mesh.ply"):
         one, two = (read_mesh(folder / name) for folder in (out, tmp_path))
         assert abs(len(one.faces) - len(two.faces)) < 0.02 * len(one.faces), name
@@ -134,8 +132,7 @@ def test_the_plan_of_the_refinement_counts_what_its_log_says(chain: tuple[Path, 
     out = chain[0]
     words = shlex.split(json.loads((out / "manifest.json").read_text())["stages"]["refine"]["command"])[1:]
     words = words[: words.index("--load-dir")] if "--load-dir" in words else words
-    planned = run_command("f3rm-ext", "plan", *words, "--json")
-    assert planned.code == 0, planned.text[-3000:]
+    planned = run_command("f3rm-ext", "plan", *words, "--json").succeeds()
     log = " ".join(re.sub(r"\S+\.py:\d+", " ", (out / "logs" / "refine.log").read_text()).split())
     said = re.search(r"divided into (\d+) where splats are dense.* with (\d+) Gaussians on them and (\d+) free", log)
     assert said, log[-3000:]
@@ -166,8 +163,7 @@ def test_the_same_command_again_runs_nothing_and_a_changed_option_little(
     done = run_command("f3rm-ext", *words)
     assert done.code == 0 and done.text.count("done before") == 6, done.text[-3000:]
     assert (out / "textured.glb").stat().st_mtime_ns == before
-    done = run_command("f3rm-ext", *words, "--texture.padding", 2)
-    assert done.code == 0, done.text[-3000:]
+    done = run_command("f3rm-ext", *words, "--texture.padding", 2).succeeds()
     assert "--padding was 1 and is now 2" in done.text
     assert done.text.count("done before") == 5
 

@@ -58,8 +58,7 @@ def test_checkpoints_of_other_programs_are_in_the_frame_of_the_capture(
     truth = np.load(tiny_capture / "gt_mesh.npz")["vertices"]
     made = []
     for name, splats in of_others.items():
-        done = chain(splats, tmp_path / name, *ONLY_MESH)
-        assert done.code == 0, done.text
+        done = chain(splats, tmp_path / name, *ONLY_MESH).succeeds()
         made.append(read_mesh(tmp_path / name / "mesh.ply"))
         np.testing.assert_allclose(made[-1].bounds, [truth.min(axis=0), truth.max(axis=0)], atol=0.4, err_msg=name)
     np.testing.assert_allclose(made[0].bounds, made[1].bounds, atol=0.02)
@@ -111,13 +110,12 @@ def test_a_full_disk_costs_nothing_that_was_there(chain: Typed, room_splats: Pat
     out = small_disk / "out"
     options = ("--splats-frame", "capture", "--skip-refine", "True", "--skip-eval", "True", "--texture.padding", 1)
     options = (*options, "--texture-size", 128, *COARSE)
-    done = chain(room_splats, out, *options)
-    assert done.code == 0, done.text
+    chain(room_splats, out, *options).succeeds()
     before = {name: (out / name).read_bytes() for name in ("mesh.ply", "textured.glb", "report.html")}
     (small_disk / "filler").write_bytes(bytes(shutil.disk_usage(small_disk).free - 8192))
     message = chain(room_splats, out, *options, "--texture-size", 256).refuses()
     assert "No space left on device" in message
     assert {name: (out / name).read_bytes() for name in before} == before
     (small_disk / "filler").unlink()
-    assert chain(room_splats, out, *options).code == 0
+    chain(room_splats, out, *options).succeeds()
     assert isinstance(trimesh.load(out / "textured.glb", force="mesh"), trimesh.Trimesh)
