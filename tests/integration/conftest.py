@@ -10,25 +10,13 @@ from typing import Any
 
 import pytest
 
-
-class Typed(sys.modules["f3rm_ext_test_commands"].Finished):
-    """A command that has ended in this process."""
-
-    @property
-    def out(self) -> str:
-        """Its standard output."""
-        return self.stdout
-
-    @property
-    def err(self) -> str:
-        """Its errors."""
-        return self.stderr
+Finished = sys.modules["f3rm_ext_test_commands"].Finished
 
 
 @pytest.fixture
 def f3rm_ext(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command_environment: Mapping[str, str]
-) -> Callable[..., Typed]:
+) -> Callable[..., Any]:
     """Types ``f3rm-ext ...`` with the caches of the other commands under test."""
     from f3rm_ext.scripts.cli import main
 
@@ -36,11 +24,10 @@ def f3rm_ext(
         monkeypatch.setenv(name, command_environment[name])
     monkeypatch.setenv("HF_HOME", command_environment["F3RM_EXT_CACHE"])
 
-    def run(*arguments: object) -> Typed:
+    def run(*arguments: object) -> Any:
         capsys.readouterr()
         code = main(list(map(str, arguments)))
-        said = capsys.readouterr()
-        return Typed(code, said.out, said.err)
+        return Finished(code, *capsys.readouterr())
 
     return run
 

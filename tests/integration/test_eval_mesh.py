@@ -25,7 +25,7 @@ def test_the_truth_itself_scores_full(f3rm_ext: Typed, tiny_capture: Path, tmp_p
     assert found["scores"][1]["f_score"] > 0.95 and found["protocol"] == "plain" and not found["icp"]
     # The crop and the cameras take points out.
     assert found["points"] < 20_000 and found["true_points"] < found["points"]
-    assert "completeness" in done.out and "F-score at 0.05" in done.out
+    assert "completeness" in done.stdout and "F-score at 0.05" in done.stdout
 
 
 def test_a_shift_is_undone_by_a_matrix_or_icp(f3rm_ext: Typed, tmp_path: Path, open3d: ModuleType) -> None:

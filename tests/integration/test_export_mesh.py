@@ -69,7 +69,7 @@ def test_every_method_finds_the_room(
     said = read_provenance(out)
     assert said["made_by"] == "f3rm-ext export mesh" and said["method"] == method and said["frame"] == "capture"
     assert said["up"] == "z" and "scene_units_per_capture_unit" in said and "checkpoint" in said
-    assert "vertices and" in done.out and "z up" in done.out
+    assert "vertices and" in done.stdout and "z up" in done.stdout
     columns = trimesh.load(out, process=False).metadata["_ply_raw"]["vertex"]["data"]
     if method == "poisson-centres":  # makes no views
         assert "confidence" not in columns.dtype.names

@@ -66,7 +66,7 @@ def test_a_page_is_one_file_that_loads_nothing(run: Path, f3rm_ext: Typed, tmp_p
         "export", "page", "--load-config", run / "config.yml", "--out", out, "--text", "table", "walls"
     ).succeeds()
     text = out.read_text()
-    assert 40_000 < len(text) < 400_000 and "800 Gaussians" in done.out and list(tmp_path.iterdir()) == [out]
+    assert 40_000 < len(text) < 400_000 and "800 Gaussians" in done.stdout and list(tmp_path.iterdir()) == [out]
     page = Resources(text)
     assert page.found and all(address.startswith("data:") for address in page.found)
     assert page.policy.startswith("default-src 'none'") and "connect-src" not in page.policy
@@ -98,10 +98,10 @@ def test_saved_questions_have_the_scores_of_new_ones(run: Path, bare: Path, f3rm
     ):
         (tmp_path / "q" / "summary.json").write_text(json.dumps(summary | changed))
         done = f3rm_ext(*page, tmp_path / "x.html", "--saved", tmp_path / "q")
-        assert done.code == 2 and says in done.err and "Traceback" not in done.err
+        assert done.code == 2 and says in done.stderr and "Traceback" not in done.stderr
     (tmp_path / "q" / "summary.json").write_text(json.dumps(summary))
     done = f3rm_ext(*page, tmp_path / "x.html", "--saved", tmp_path / "q", "--text", "table")
-    assert done.code == 2 and "'table'" in done.err and not (tmp_path / "x.html").exists()
+    assert done.code == 2 and "'table'" in done.stderr and not (tmp_path / "x.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -124,19 +124,19 @@ def test_what_cannot_be_made_is_refused(
     run: Path, f3rm_ext: Typed, tmp_path: Path, words: tuple[object, ...], says: str
 ) -> None:
     done = f3rm_ext("export", "page", "--load-config", run / "config.yml", "--out", tmp_path / "a.html", *words)
-    assert done.code == 2 and says in done.err and "Traceback" not in done.err, done.err
+    assert done.code == 2 and says in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_of_others_stays(run: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
     (tmp_path / "mine.html").write_text("<html>mine</html>")
     done = f3rm_ext("export", "page", "--load-config", run / "config.yml", "--out", tmp_path / "mine.html")
-    assert done.code == 2 and "mine.html" in done.err
+    assert done.code == 2 and "mine.html" in done.stderr
     assert (tmp_path / "mine.html").read_text() == "<html>mine</html>"
 
 
 def test_a_run_without_features_answers_nothing(bare: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
     page = ("export", "page", "--load-config", bare / "config.yml", "--out", tmp_path / "a.html")
     done = f3rm_ext(*page, "--text", "table")
-    assert done.code == 2 and "features lift" in done.err and not list(tmp_path.iterdir())
+    assert done.code == 2 and "features lift" in done.stderr and not list(tmp_path.iterdir())
     assert f3rm_ext(*page).code == 0 and shown(tmp_path / "a.html")["questions"] == []

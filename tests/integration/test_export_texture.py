@@ -35,9 +35,9 @@ def test_the_texture_shows_held_out_photos(f3rm_ext: Typed, room: Path, tiny_cap
     done = f3rm_ext(
         "export", "texture", "--data", tiny_capture, "--mesh", room, "--output", out, "--padding", 2
     ).succeeds()
-    words = re.search(r"No photo sees (\d+) of (\d+) texels", done.out)
+    words = re.search(r"No photo sees (\d+) of (\d+) texels", done.stdout)
     assert words is not None and 0 < int(words[1]) < int(words[2])
-    assert "a texture of" in done.out and "y up" in done.out
+    assert "a texture of" in done.stdout and "y up" in done.stdout
     said, mesh = read_provenance(out), read_mesh(out)
     assert said["made_by"] == "f3rm-ext export texture" and said["frame"] == "capture" and said["up"] == "y"
     texture = get_texture(mesh)
@@ -46,7 +46,7 @@ def test_the_texture_shows_held_out_photos(f3rm_ext: Typed, room: Path, tiny_cap
     done = f3rm_ext("eval", "texture", out, "--data", tiny_capture, "--out", scores, "--pictures", pictures).succeeds()
     found = json.loads(scores.read_text())
     assert found["psnr"] > 17 and found["coverage"] > 0.98 and len(found["photos"]) == 3
-    assert f"{found['psnr']:.2f} dB" in done.out
+    assert f"{found['psnr']:.2f} dB" in done.stdout
     assert [Image.open(path).size for path in sorted(pictures.iterdir())] == [(128, 48)] * 3
 
 

@@ -433,7 +433,7 @@ def test_refused_or_right(
     with little_memory():
         try:
             done = f3rm_ext(*arguments)
-            code, said = done.code, done.err
+            code, said = done.code, done.stderr
         except SystemExit as error:  # of tyro, on wrong options
             code, said = error.code, "Error: "
     assert code in (0, 1, 2, 3), said

@@ -36,7 +36,7 @@ def lift(f3rm_ext: Typed, mesh: Path, capture: Path, *options: object) -> Any:
 
 def test_from_photos_to_a_part(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path) -> None:
     done = lift(f3rm_ext, room, tiny_capture).succeeds()
-    assert "labels: 29 dimensions on" in done.out and "nearest ones along the surface" in done.out
+    assert "labels: 29 dimensions on" in done.stdout and "nearest ones along the surface" in done.stdout
 
     done = f3rm_ext("query", "--mesh", room, "--text", "stool", "rug", "--out", tmp_path / "found").succeeds()
     heat = read_mesh(tmp_path / "found" / "heat" / "stool.ply")
@@ -77,7 +77,7 @@ def test_from_photos_to_a_part(f3rm_ext: Typed, room: Path, tiny_capture: Path, 
 
     cloud = tmp_path / "cloud.ply"
     done = f3rm_ext("export", "features", "--mesh", room, "--out", cloud, "--text", "rug", "--select", "--points", 500)
-    assert done.code == 0 and cloud.exists(), done.err
+    assert done.code == 0 and cloud.exists(), done.stderr
 
 
 def test_texture_stays_and_texels_carry_features(
@@ -89,7 +89,7 @@ def test_texture_stays_and_texels_carry_features(
     texture = ("export", "texture", "--data", tiny_capture, "--mesh", coarse, "--out", glb)
     f3rm_ext(*texture, "--texture-size", 512, "--padding", 1).succeeds()
     done = lift(f3rm_ext, glb, tiny_capture, "--code-map").succeeds()
-    assert "codes on texels" in done.out
+    assert "codes on texels" in done.stdout
     example = ("--exemplar", f"here={sorted((tiny_capture / 'images').iterdir())[1]}:20,20,24,20")
     for name in ("part.glb", "part.obj", "part.ply"):
         done = f3rm_ext("export", "part", "--mesh", glb, *example, "--out", tmp_path / name).succeeds()

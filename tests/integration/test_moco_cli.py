@@ -35,7 +35,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_table_of_pairs(f3rm_ext: Callable[..., Any]) -> None:
     typed = f3rm_ext("moco", "pairs", "--images", 2000, "--processes", 2, "--batch-size", 96, "--json")
-    found = json.loads(typed.out)
+    found = json.loads(typed.stdout)
     row = next(pair for pair in found["pairs"] if pair["queue_size"] == 76_800)
     assert typed.code == 0 and row["batches_in_queue"] == 400 and row["is_multiple"]
     assert [preset["preset"] for preset in found["presets"]][:2] == ["low-vram", "optimized-16gb"]
@@ -46,7 +46,7 @@ def test_table_of_pairs(f3rm_ext: Callable[..., Any]) -> None:
     assert [row["queue_size"] for row in found if row["is_advised"]] == [2800 - 256]
     assert (
         "Multiples of 64 next to 70000: 69952 and 70016."
-        in f3rm_ext("moco", "pairs", *accumulated, "--queue-size", 70_000).out
+        in f3rm_ext("moco", "pairs", *accumulated, "--queue-size", 70_000).stdout
     )
     assert f3rm_ext("moco", "pairs", "--images", 10**12, "--batch-size", 2).code == 0, "it takes no time"
     assert "--images" in f3rm_ext("moco", "pairs", "--images", 10**20).refuses()
@@ -57,19 +57,19 @@ def test_the_table_tells_memory_and_time(f3rm_ext: Callable[..., Any]) -> None:
     (row,) = json.loads(f3rm_ext(*given, "--images-per-s", 100, "--json").out)["pairs"]
     assert row["hours"] == pytest.approx(2000 * 300 / 100 / 3600) and "memory_gib" not in row
     told = f3rm_ext(*given, "--images-per-s", 100, "--architecture", "resnet18", "--image-size", 32, "--memory-gib", 2)
-    assert "hours" in told.out
-    (gib, share) = next(line.split()[-3:-1] for line in told.out.splitlines() if line.split()[:2] == ["16", "1000"])
+    assert "hours" in told.stdout
+    (gib, share) = next(line.split()[-3:-1] for line in told.stdout.splitlines() if line.split()[:2] == ["16", "1000"])
     assert float(share[:-1]) == pytest.approx(100 * float(gib) / 2, abs=0.6)
 
 
 def test_a_plan_trains_and_writes_nothing(f3rm_ext: Callable[..., Any], pictures: Path, tmp_path: Path) -> None:
     given = ("--data", pictures, "--output", tmp_path / "run", "--image-size", 32, "--use-grad-checkpointing", True)
     typed = f3rm_ext("moco", "train", *given, "--batch-size", 8, "--memory-gib", 8, "--device", "cuda", "--plan")
-    assert typed.code == 0 and "Memory planned: " in typed.out and "of 8.0 GiB" in typed.out, typed.err
-    assert "Optimiser steps: " in typed.out and not (tmp_path / "run").exists()
+    assert typed.code == 0 and "Memory planned: " in typed.stdout and "of 8.0 GiB" in typed.stdout, typed.stderr
+    assert "Optimiser steps: " in typed.stdout and not (tmp_path / "run").exists()
     timed = f3rm_ext("moco", "train", *given, "--batch-size", 8, "--epochs", 3, "--device", "cpu", "--plan", "--probe")
-    steps = int(re.search(r"Optimiser steps: (\d+)", timed.out)[1])  # type: ignore[index]
-    said = re.search(r"step takes ([\d.]+) s on this cpu .* about ([\d.]+) hours", timed.out)
+    steps = int(re.search(r"Optimiser steps: (\d+)", timed.stdout)[1])  # type: ignore[index]
+    said = re.search(r"step takes ([\d.]+) s on this cpu .* about ([\d.]+) hours", timed.stdout)
     assert timed.code == 0 and said is not None, timed.text
     assert float(said[2]) == pytest.approx(float(said[1]) * steps / 3600, abs=0.02)
     assert not (tmp_path / "run").exists()
@@ -123,7 +123,7 @@ def test_a_full_disk_costs_nothing_that_was_there(
     assert not list(out.glob(".*.tmp"))
     filler.unlink()
     typed = train("--resume")
-    assert typed.code == 0 and "step 1 of 3" in typed.out, typed.err
+    assert typed.code == 0 and "step 1 of 3" in typed.stdout, typed.stderr
     assert (out / "backbone.safetensors").is_file()
 
 
@@ -159,14 +159,14 @@ def test_evaluation_of_weights(f3rm_ext: Callable[..., Any], tmp_path: Path) -> 
     weights = export(make_backbone("resnet18", 32), tmp_path, FACTS)
     asked = ["--data", tmp_path / "tiles", "--weights", weights, "--image-size", 32, "--seeds"]
     typed = f3rm_ext("moco", "eval", *asked, 2, "--json")
-    scores = json.loads(typed.out)["scores"]
+    scores = json.loads(typed.stdout)["scores"]
     networks = ["pre-trained", "pre-trained, all stages", "random weights", "random weights, all stages"]
     assert [score["name"] for score in scores] == [*networks, "colour histograms", "DAISY"]
     assert scores[4]["knn"] == [1.0, 1.0] and all(len(score["linear"]) == 2 for score in scores)
     table = tmp_path / "table.html"
     asked.append(1)
     typed = f3rm_ext("moco", "eval", *asked, "--fine-tune-passes", 1, "--table", table)
-    assert "chance 50.0" in typed.out and "fine-tuned" in typed.out
+    assert "chance 50.0" in typed.stdout and "fine-tuned" in typed.stdout
     assert "DAISY" in table.read_text() and "fine-tuned" in table.read_text()
     assert "table.pdf" in f3rm_ext("moco", "eval", *asked, "--table", tmp_path / "table.pdf").refuses()
     assert "no classes" in f3rm_ext("moco", "eval", "--data", tmp_path / "tiles" / "dark", *asked[2:]).refuses()
@@ -177,8 +177,8 @@ def test_evaluation_of_weights(f3rm_ext: Callable[..., Any], tmp_path: Path) -> 
         Image.fromarray(np.uint8(np.asarray(Image.open(picture).convert("L")) > 128)).save(mask)
     masked = (*asked, "--masks", tmp_path / "masks")
     typed = f3rm_ext("moco", "eval", *masked, "--fine-tune-passes", 1)
-    assert typed.code == 0 and "20 pictures, 2 classes" in typed.out, typed.err
-    assert "mIoU" in typed.out and "fine-tuned" in typed.out
+    assert typed.code == 0 and "20 pictures, 2 classes" in typed.stdout, typed.stderr
+    assert "mIoU" in typed.stdout and "fine-tuned" in typed.stdout
     assert "--imagenet" in f3rm_ext("moco", "eval", *masked, "--imagenet", tmp_path / "x").refuses()
 
 

@@ -68,7 +68,7 @@ def test_a_run_is_profiled_and_explained(
     done = f3rm_ext(
         "profile", "latest", "--outputs", tmp_path / "outputs", "--compare", run, "--out", tmp_path / "charts"
     ).succeeds()
-    told = " ".join(done.out.split())
+    told = " ".join(done.stdout.split())
     largest = "hash tables" if method.startswith("f3rm") else "harmonics"
     assert f"The largest parameters are {largest}" in told and "Compared" in told
     assert Image.open(tmp_path / "charts" / "tensor_profile.png").width > 800

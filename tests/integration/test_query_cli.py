@@ -153,7 +153,7 @@ def test_groups_of_a_field(trained: Any, f3rm_ext: Typed, tmp_path: Path, monkey
     done = f3rm_ext("query", "--load-config", trained.config, "--list", "--out", tmp_path).succeeds()
     groups = read(tmp_path / "summary.json")["groups"]
     assert 0 < math.fsum(group["share"] for group in groups) <= 1 and sum(group["points"] for group in groups) <= 1000
-    assert files_in(tmp_path) == ["groups.png", "summary.json"] and f"{len(groups)} groups" in done.out
+    assert files_in(tmp_path) == ["groups.png", "summary.json"] and f"{len(groups)} groups" in done.stdout
 
 
 @pytest.mark.parametrize(("views", "count"), [("train", 9), ("all", 12), ("frame_00002.png", 1)])

@@ -43,9 +43,9 @@ def test_the_same_poses_in_another_frame_are_right(
     assert found["rra"]["5"] == pytest.approx(pairs) and found["rta"]["15"] == pytest.approx(pairs)
     assert found["rotation_error_deg"] < 1e-6 and found["center_error"] < 1e-6
     assert found["chamfer"] < 1e-9 and found["made_by"] == "f3rm-ext sfm eval"
-    assert "RRA@5 / 15 / 30" in done.out and "10 of 12" in done.out and "chamfer" in done.out
+    assert "RRA@5 / 15 / 30" in done.stdout and "10 of 12" in done.stdout and "chamfer" in done.stdout
     done = f3rm_ext("sfm", "eval", "--predicted", moved_capture, "--truth", tiny_capture, "--missing", "ignore")
-    assert "1.000 / 1.000 / 1.000" in done.out
+    assert "1.000 / 1.000 / 1.000" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -49,25 +49,25 @@ def newest(folder: Path) -> dict[str, Any]:
 
 def test_captures_become_data(f3rm_ext: Typed, tiny_capture: Path, tmp_path: Path) -> None:
     done = f3rm_ext("sfm", "prepare", "--output", tmp_path, "--category", "room", "--captures", tiny_capture).succeeds()
-    assert "9 images to train with and 3 to test with" in done.out
+    assert "9 images to train with and 3 to test with" in done.stdout
     assert (tmp_path / "co3d_annotations" / "room_train.jgz").is_file()
 
 
 def test_a_published_command_prints_its_plan(f3rm_ext: Typed) -> None:
     done = f3rm_ext("sfm", "train", "--plan", "--", *PASTED).succeeds()
-    assert "8 scenes on each of 8 processes, 64 in total" in done.out and "400,000" in done.out
-    assert "GPU memory at the peak of a step" in done.out and "activations" in done.out
+    assert "8 scenes on each of 8 processes, 64 in total" in done.stdout and "400,000" in done.stdout
+    assert "GPU memory at the peak of a step" in done.stdout and "activations" in done.stdout
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     more = ("training.max_iterations=6", f"hydra.run.dir={whole}", "training.interval_evaluate=6")
     done = f3rm_ext("sfm", "train", *debug_settings, *more).succeeds()
-    assert "step 6 of 6" in done.out and "step 6, held-out sets: RRA@15" in done.out
+    assert "step 6 of 6" in done.stdout and "step 6, held-out sets: RRA@15" in done.stdout
     done = f3rm_ext("sfm", "train", *debug_settings, "training.max_iterations=3", f"hydra.run.dir={parts}").succeeds()
     more = ("training.max_iterations=6", f"hydra.run.dir={parts}", "train.resume=True")
     done = f3rm_ext("sfm", "train", *debug_settings, *more).succeeds()
-    assert "Resuming at step 3" in done.out
+    assert "Resuming at step 3" in done.stdout
     one, two = newest(whole), newest(parts)
     assert one["iteration"] == two["iteration"] == 6
     for name, value in one["state_dict"].items():
@@ -104,7 +104,7 @@ def test_the_published_commands_train_with_debug_settings(
     # A checkpoint was saved in the step that unfroze them: a run that goes on from there is the same.
     (dense / "checkpoints" / "ckpt_00000004.pth").unlink()
     done = f3rm_ext("sfm", "train", *settings, "training.resume=True").succeeds()
-    assert "Resuming at step 3" in done.out
+    assert "Resuming at step 3" in done.stdout
     resumed = newest(dense)["state_dict"]
     assert all(torch.equal(value, resumed[name]) for name, value in after.items())
     other = f3rm_ext("sfm", "train", *settings, "training.resume=True", "model.residual=False").refuses()
@@ -161,7 +161,7 @@ def test_a_pickle_is_refused_without_advice_to_run_it(
 def test_a_test_list_that_is_too_short_is_told(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:
     more = ("model.num_images=5", "training.interval_evaluate=1", "training.max_iterations=1", "training.batch_size=1")
     done = f3rm_ext("sfm", "train", *debug_settings, *more, f"hydra.run.dir={tmp_path / 'run'}").succeeds()
-    assert "Nothing is evaluated while training: No sequence in" in done.out and "held-out sets" not in done.out
+    assert "Nothing is evaluated while training: No sequence in" in done.stdout and "held-out sets" not in done.stdout
 
 
 def test_mistakes(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) -> None:

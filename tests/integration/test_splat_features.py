@@ -65,7 +65,7 @@ def test_groups_are_listed_with_names_and_a_picture(splats: Path, f3rm_ext: Type
     assert len(groups) > 3 and 0.5 < sum(shares) <= 1 and shares[0] > shares[-1]
     assert all({name for name, _ in group["names"]} <= set(names) for group in groups)
     assert any(group["names"][0][1] > 0.8 for group in groups), "one is called after what it is"
-    lines = [line.split() for line in done.out.splitlines()]
+    lines = [line.split() for line in done.stdout.splitlines()]
     assert all(any(line[:2] == [str(group["number"]), group["names"][0][0]] for line in lines) for group in groups)
     with Image.open(tmp_path / "groups.png") as picture:
         assert len(np.unique(np.asarray(picture).reshape(-1, 3), axis=0)) > 1000
@@ -83,7 +83,7 @@ def test_eval_query(splats: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
     done = f3rm_ext(
         "eval", "query", "--load-config", splats / "config.yml", "--out", tmp_path / "query.json"
     ).succeeds()
-    assert "Rendered held-out views" in done.out and "table" in done.out
+    assert "Rendered held-out views" in done.stdout and "table" in done.stdout
     assert (tmp_path / "query.json").is_file()
 
 
@@ -111,7 +111,7 @@ def test_splats_with_scores(splats: Path, f3rm_ext: Typed, tmp_path: Path) -> No
     assert scores is not None and scores.names == ("table", "walls")
     assert np.array_equal(scores.labels >= 0, scores.scores.max(axis=1) >= 0.3) and len(set(scores.labels)) == 3
     done = f3rm_ext("export", "convert", tmp_path / "room.ply", tmp_path / "room.spz")
-    assert done.code == 0 and "room.spz.queries.npz" in done.out.replace("\n", ""), done.err
+    assert done.code == 0 and "room.spz.queries.npz" in done.stdout.replace("\n", ""), done.stderr
     carried = read_splats(tmp_path / "room.spz")[1].scores
     assert carried is not None and np.array_equal(carried.scores, scores.scores)
 
@@ -143,7 +143,7 @@ def test_lifting_afterwards(
         *typed, "--extractor", f"labels:data={tiny_capture}", "dense-daisy", "--codes", 8, *cache
     ).succeeds()
     photos = len(json.loads((tiny_capture / "transforms.json").read_text())["frames"])
-    trained = int(re.findall(r"of (\d+) photos", " ".join(done.out.split()))[0])
+    trained = int(re.findall(r"of (\d+) photos", " ".join(done.stdout.split()))[0])
     assert 0 < trained < photos, "held-out photos are not lifted"
     before, after = state(splats), state(tmp_path / "t")
     names = [name for name in after if name.endswith(".codes")]
