@@ -1,8 +1,6 @@
 """Rays, colours and 2D features for training and evaluation."""
 
-import statistics
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -17,16 +15,15 @@ from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.cycling_config import CyclingConfig, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
-from f3rm_ext.data.image_reader import read_pixels
 from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.photo_dataset import PhotoDataset
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
+from f3rm_ext.data.stereo.points import measure_surface_share
 from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState, halve
-from f3rm_ext.utils.pictures import pick_evenly
 from f3rm_ext.utils.ranges import Count, Range
 
 _FEWEST_RAYS, _SMALLEST_FRACTION = 64, 0.05
@@ -152,29 +149,14 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         self.note_masked_pixels(dataset)
         self.note_exposures(dataset)
         if self.test_mode == "val":
-            dataset.metadata["measure_background"] = partial(self._background_share, dataset)
+            dataset.metadata["measure_surface_share"] = self._measure_surface_share
         return dataset
 
-    def _background_share(self, dataset: PhotoDataset) -> float:
-        """Returns the share of an empty background in the photos, 0 to 1.
-
-        All of it where masked pixels are trained as background, else the share of the most frequent colour, the median
-        of at most eight photos.
-
-        Raises:
-            CaptureError: a photo cannot be read.
-        """
+    def _measure_surface_share(self) -> float:
+        """Returns the share of the pixels on a surface, 0 to 1; 0 where masked pixels are trained as background."""
         if self.masked_pixels == "background":
-            return 1.0
-        shares = []
-        for index in pick_evenly(len(dataset), 8):
-            image = read_pixels(dataset, index).pixels
-            stride = max(1, max(image.shape) // 256)
-            colors = image[::stride, ::stride].reshape(-1, image.shape[-1])
-            if image.shape[-1] == 4:
-                colors = colors * (colors[:, 3:] > 0)  # what is transparent has one colour
-            shares.append(int(colors.unique(dim=0, return_counts=True)[1].max()) / len(colors))
-        return statistics.median(shares)
+            return 0.0
+        return measure_surface_share(self.train_dataparser_outputs)
 
     def create_eval_dataset(self) -> PhotoDataset | None:  # type: ignore[override]
         """The evaluation images, or None if the capture has none."""

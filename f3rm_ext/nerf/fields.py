@@ -21,26 +21,25 @@ SH_LEVELS = 4
 """Spherical-harmonic bands of the view direction: 16 values."""
 
 
-_MOST_BACKGROUND = 0.5
-"""Share of an empty background above which photos show an object before nothing. NeRF-synthetic's chair has 0.76; a
-house before a white wall, a table in a room and a fox have at most 0.2."""
+_LEAST_SURFACE_SHARE = 0.3
+"""Share of the pixels on a surface below which photos show an object before an empty background."""
 
 
 def choose_init_density(metadata: Mapping[str, Any]) -> float:
     """Chooses the initial density, per scene unit, of short runs by what the photos show.
 
     A run of minutes that begins with hardly any density explains plain surfaces, such as a table, by what is far behind
-    them. Where most pixels show nothing, however, any density that hides the object fits them, and the object is not
-    found.
+    them. Before a backdrop that looks the same from everywhere, however, any density of its colour in front of the
+    cameras fits most pixels, and the object is not found.
 
     Args:
-        metadata: of the training photos; its ``measure_background``, which is there in training, returns the share of
-            an empty background.
+        metadata: of the training photos; its ``measure_surface_share``, which is there in training, returns the share
+            of their pixels on which stereo finds a surface.
     """
-    measure: Callable[[], float] | None = metadata.get("measure_background")
+    measure: Callable[[], float] | None = metadata.get("measure_surface_share")
     if measure is None:
         return 1.0
-    empty = measure() > _MOST_BACKGROUND
+    empty = measure() < _LEAST_SURFACE_SHARE
     shown = "an object before an empty background" if empty else "their surroundings"
     density = 0.01 if empty else 1.0
     CONSOLE.log(f"The photos show {shown}: --pipeline.model.init-density is {density:g}.", markup=False)

@@ -22,25 +22,28 @@ def _clip_range(low, high, start, slope):
 
 @no_type_check
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "arcp"})
-def _warp(photo, height, width, warp, first, out):
-    """Samples a photo bilinearly where a homography maps the pixels of ``out``; NaN outside of its size."""
+def _warp(photo, height, width, warp, first, out, begin, stop):
+    """Samples a photo bilinearly where a homography maps the pixels of ``out``; 0 outside of its size.
+
+    What is inside is one piece of each row, whose first pixel and the one after the last are in ``begin`` and ``stop``.
+    """
     flat, stride = photo.reshape(-1), np.int32(photo.shape[1])
     right, bottom = np.float32(width - 1), np.float32(height - 1)
     a, b, c = warp[0, 0], warp[1, 0], warp[2, 0]
     for row in range(out.shape[0]):
         y = np.float32(first + row)
         u, v, w = warp[0, 1] * y + warp[0, 2], warp[1, 1] * y + warp[1, 2], warp[2, 1] * y + warp[2, 2]
-        # What is inside is one piece of the row, so that the loop over it needs no branches.
         low, high = np.float32(0), np.float32(out.shape[1] - 1)
         low, high = _clip_range(low, high, w - np.float32(1e-6), c)
         low, high = _clip_range(low, high, u, a)
         low, high = _clip_range(low, high, right * w - u, right * c - a)
         low, high = _clip_range(low, high, v, b)
         low, high = _clip_range(low, high, bottom * w - v, bottom * c - b)
-        begin, stop = int(np.ceil(low)), int(np.floor(high)) + 1
-        out[row, : max(begin, 0)] = np.nan
-        out[row, max(begin, stop, 0) :] = np.nan
-        for x in range(begin, stop):
+        begin[row] = min(max(int(np.ceil(low)), 0), out.shape[1])
+        stop[row] = max(int(np.floor(high)) + 1, begin[row])
+        out[row, : begin[row]] = 0
+        out[row, stop[row] :] = 0
+        for x in range(begin[row], stop[row]):
             column = np.float32(x)
             scale = np.float32(1) / (w + c * column)
             px = min(max((u + a * column) * scale, np.float32(0)), right)
@@ -55,48 +58,61 @@ def _warp(photo, height, width, warp, first, out):
 
 
 @no_type_check
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def _box(values, side, columns, out):
-    """Means over squares of pixels: ``out[row, x]`` is that of the square whose first pixel is ``values[row, x]``."""
-    share = np.float32(1 / (side * side))
-    width = values.shape[1] - side + 1
-    for row in range(out.shape[0]):
-        columns[:] = values[row]
-        # Sums of columns come first, so that a mean takes 2 · side additions instead of side².
-        for below in range(1, side):
-            for x in range(values.shape[1]):
-                columns[x] += values[row + below, x]
-        for x in range(width):
-            out[row, x] = columns[x]
-        for beside in range(1, side):
-            for x in range(width):
-                out[row, x] += columns[x + beside]
-        for x in range(width):
-            out[row, x] *= share
+@numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")
+def _add_row(there, mine, sign, plain, square, mixed):
+    """Adds a row to the sums of columns, or takes it away."""
+    for x in range(there.shape[0]):
+        signed = sign * there[x]
+        plain[x] += signed
+        square[x] += signed * there[x]
+        mixed[x] += signed * mine[x]
 
 
 @no_type_check
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "arcp"})
-def _insert_scores(mixed, mean, square, level, power, floor, top):
-    """Puts the correlations of patches with one photo into the best ones so far, which stay in falling order."""
-    worst = np.float32(-1)
-    for row in range(mean.shape[0]):
-        value = np.empty(mean.shape[1], np.float32)
-        for x in range(mean.shape[1]):
-            spread = square[row, x] - mean[row, x] * mean[row, x]
+def _insert_scores(there, mine, begin, stop, window, level, power, floor, columns, value, top):
+    """Puts the correlations of patches with one photo into the best ones so far, which stay in falling order.
+
+    ``window`` is a tuple as long as the side of a patch, so that its length is known to the compiler. Sums over a patch
+    are those of its columns, which go from row to row.
+    """
+    side = len(window)
+    share = np.float32(1) / np.float32(side * side)
+    plain, square, mixed = columns[0], columns[1], columns[2]
+    columns[:] = 0
+    for row in range(side - 1):
+        _add_row(there[row], mine[row], np.float32(1), plain, square, mixed)
+    for row in range(level.shape[0]):
+        _add_row(there[row + side - 1], mine[row + side - 1], np.float32(1), plain, square, mixed)
+        low, high = begin[row], stop[row]
+        for below in range(1, side):
+            low, high = max(low, begin[row + below]), min(high, stop[row + below])
+        # Slices from zero on: an index that might be negative would keep the loops from being vectorised.
+        count = max(high - (side - 1) - low, 0)
+        a, b, c = plain[low : low + count + side - 1], square[low:], mixed[low:]
+        own, strength = level[row, low:], power[row, low:]
+        for x in range(count):
+            mean, spread, fit = np.float32(0), np.float32(0), np.float32(0)
+            for beside in range(len(window)):
+                mean += a[x + beside]
+                spread += b[x + beside]
+                fit += c[x + beside]
+            mean *= share
+            spread = spread * share - mean * mean
             spread = spread if spread > floor else floor
-            fit = (mixed[row, x] - mean[row, x] * level[row, x]) / np.sqrt(power[row, x] * spread)
-            value[x] = fit if fit > worst else worst  # NaN, too, where the patch leaves the photo
+            value[x] = (fit * share - mean * own[x]) / np.sqrt(strength[x] * spread)
         for rank in range(top.shape[0]):
-            for x in range(mean.shape[1]):
-                kept, new = top[rank, row, x], value[x]
-                top[rank, row, x] = kept if kept > new else new
+            ranked = top[rank, row, low:]
+            for x in range(count):
+                kept, new = ranked[x], value[x]
+                ranked[x] = kept if kept > new else new
                 value[x] = new if kept > new else kept
+        _add_row(there[row], mine[row], np.float32(-1), plain, square, mixed)
 
 
 @no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
-def sweep_planes(own, others, sizes, still, moving, nearness, rows, side, noise, score, place):
+def sweep_planes(own, others, sizes, still, moving, nearness, rows, window, noise, score, place):
     """Finds the plane on which the patches of a photo fit those of others best; see
     :func:`f3rm_ext.data.stereo.sweep.best_plane`.
 
@@ -108,11 +124,12 @@ def sweep_planes(own, others, sizes, still, moving, nearness, rows, side, noise,
         moving: what is added to them per nearness, (photos, 3, 3) float32.
         nearness: 1 / distance of the planes.
         rows: first row, and the one after the last, that see the planes.
-        side: of a patch, pixels, odd.
+        window: a tuple as long as the side of a patch, pixels, odd.
         noise: variance below which a patch counts as flat.
         score: result, (h, w) float32, −1 where there is none: the mean correlation with the better half of the photos.
         place: result, (h, w) float32: the plane, refined by a parabola through three scores.
     """
+    side = len(window)
     width, half = own.shape[1], side // 2
     inner = width - side + 1
     first, stop = max(rows[0], half), min(rows[1], own.shape[0] - half)
@@ -123,38 +140,28 @@ def sweep_planes(own, others, sizes, still, moving, nearness, rows, side, noise,
         size = min(STRIP_ROWS, stop - begin)
         mine = own[begin - half : begin + size + half]
         there = np.empty((size + 2 * half, width), np.float32)
-        product = np.empty((size + 2 * half, width), np.float32)
-        columns = np.empty(width, np.float32)
+        ahead, behind = np.empty(size + 2 * half, np.int64), np.empty(size + 2 * half, np.int64)
+        columns, value = np.empty((3, width), np.float32), np.empty(width, np.float32)
         level, power = np.empty((size, inner), np.float32), np.empty((size, inner), np.float32)
-        mean, square = np.empty((size, inner), np.float32), np.empty((size, inner), np.float32)
-        mixed = np.empty((size, inner), np.float32)
         top, total = np.empty((better, size, inner), np.float32), np.empty(inner, np.float32)
         best, last = np.full((size, inner), -one, np.float32), np.full((size, inner), -one, np.float32)
         low, high = np.full((size, inner), -one, np.float32), np.full((size, inner), -one, np.float32)
         chosen = np.full((size, inner), -1, np.int32)
-        _box(mine, side, columns, level)
-        for row in range(size + 2 * half):
-            for x in range(width):
-                product[row, x] = mine[row, x] * mine[row, x]
-        _box(product, side, columns, power)
         for row in range(size):
             for x in range(inner):
-                power[row, x] = max(power[row, x] - level[row, x] * level[row, x], floor)
+                mean, square = np.float32(0), np.float32(0)
+                for below in range(side):
+                    for beside in range(side):
+                        mean += mine[row + below, x + beside]
+                        square += mine[row + below, x + beside] ** 2
+                level[row, x] = mean / (side * side)
+                power[row, x] = max(square / (side * side) - level[row, x] * level[row, x], floor)
         for plane in range(nearness.size):
             top[:] = -one
             for other in range(count):
                 warp = still[other] + nearness[plane] * moving[other]
-                _warp(others[other], sizes[other, 0], sizes[other, 1], warp, begin - half, there)
-                _box(there, side, columns, mean)
-                for row in range(size + 2 * half):
-                    for x in range(width):
-                        product[row, x] = there[row, x] * mine[row, x]
-                _box(product, side, columns, mixed)
-                for row in range(size + 2 * half):
-                    for x in range(width):
-                        product[row, x] = there[row, x] * there[row, x]
-                _box(product, side, columns, square)
-                _insert_scores(mixed, mean, square, level, power, floor, top)
+                _warp(others[other], sizes[other, 0], sizes[other, 1], warp, begin - half, there, ahead, behind)
+                _insert_scores(there, mine, ahead, behind, window, level, power, floor, columns, value, top)
             for row in range(size):
                 total[:] = 0
                 for rank in range(better):

@@ -106,10 +106,10 @@ class PhotoStereo:
         return len(self.cameras.widths)
 
     @classmethod
-    def from_dataset(cls, dataset: PinholeDataset) -> "PhotoStereo":
+    def from_dataset(cls, dataset: PinholeDataset, options: StereoOptions | None = None) -> "PhotoStereo":
         """Returns the stereo of a data set's photos, at its size; reading one raises CaptureError if it cannot be
         read."""
-        return cls(dataset.picture, PinholeCameras.of(dataset.cameras))
+        return cls(dataset.picture, PinholeCameras.of(dataset.cameras), options)
 
     def color(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
         """Returns the colours of a photo."""
@@ -210,7 +210,7 @@ def best_plane(
     score, place = np.full(own.shape, -1, np.float32), np.zeros(own.shape, np.float32)
     rows = np.array([sweep.rows.start, sweep.rows.stop])
     nearness = sweep.nearness.astype(np.float32)
-    sweep_planes(own, stacked, sizes, *warps, nearness, rows, window_px, NOISE, score, place)
+    sweep_planes(own, stacked, sizes, *warps, nearness, rows, (0,) * window_px, NOISE, score, place)
     return score, place
 
 
