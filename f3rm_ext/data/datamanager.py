@@ -149,6 +149,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         self.note_masked_pixels(dataset)
         self.note_exposures(dataset)
         if self.test_mode == "val":
+            dataset.metadata["camera_reach"] = float(dataset.cameras.camera_to_worlds[:, :3, 3].abs().max())
             dataset.metadata["measure_surface_share"] = self._measure_surface_share
         return dataset
 

@@ -33,16 +33,16 @@ def choose_init_density(metadata: Mapping[str, Any]) -> float:
     cameras fits most pixels, and the object is not found.
 
     Args:
-        metadata: of the training photos; its ``measure_surface_share``, which is there in training, returns the share
-            of their pixels on which stereo finds a surface.
+        metadata: of the training photos, in training with ``camera_reach``, the largest coordinate of a camera, scene
+            units, and ``measure_surface_share``, which returns the share of pixels on which stereo finds a surface.
     """
     measure: Callable[[], float] | None = metadata.get("measure_surface_share")
     if measure is None:
         return 1.0
     empty = measure() < _LEAST_SURFACE_SHARE
     shown = "an object before an empty background" if empty else "their surroundings"
-    density = 0.01 if empty else 1.0
-    CONSOLE.log(f"The photos show {shown}: --pipeline.model.init-density is {density:g}.", markup=False)
+    density = 0.01 if empty else 1 / max(metadata["camera_reach"], 1e-3)
+    CONSOLE.log(f"The photos show {shown}: --pipeline.model.init-density is {density:.3g}.", markup=False)
     return density
 
 

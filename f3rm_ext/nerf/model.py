@@ -99,8 +99,8 @@ class F3rmModelConfig(OwnModelConfig):
     """Length of a per-image code from which the colour network learns how a photo differs from others, as in nerfacto;
     0 for none. Renderings take the mean code, which costs quality in short runs: prefer exposure."""
     init_density: float | Literal["auto"] = 0.01
-    """Initial density everywhere, per scene unit, > 0; auto takes 1, from which short runs find plain surfaces, but
-    0.01 where photos show an object before an empty background."""
+    """Initial density everywhere, per scene unit, > 0; auto takes 1 per distance of the cameras, from which short runs
+    find plain surfaces, but 0.01 where photos show an object before an empty background."""
     num_samples: int = 48
     """Samples per ray of the scene field, 8 to 512."""
     proposals: tuple[ProposalOptions, ...] = field(

@@ -66,6 +66,7 @@ def test_surfaces_are_measured_in_training(build, make_capture, object_masks):
     assert 0 <= share() < 1
     assert share(make_capture(8, masks=object_masks, name="masked")) == 0, "what is masked is background here"
     assert "measure_surface_share" not in build(mode="test").train_dataset.metadata
+    assert build().train_dataset.metadata["camera_reach"] == pytest.approx(1, rel=1e-5), "the dataparser scales poses"
 
 
 def test_without_extractors_there_are_no_features(build, fake_features):

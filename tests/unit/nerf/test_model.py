@@ -118,11 +118,11 @@ def test_exposures_belong_to_photos_and_not_to_the_scene(make_model: MakeModel, 
     torch.testing.assert_close(shown[~bright], plain[~bright])
 
 
-@pytest.mark.parametrize(("surfaces", "density"), [(None, 1.0), (0.4, 1.0), (0.2, 0.01)])
+@pytest.mark.parametrize(("surfaces", "density"), [(None, 1.0), (0.4, 0.25), (0.2, 0.01)])
 def test_initial_density_by_the_surfaces_in_the_photos(
     make_model: MakeModel, surfaces: float | None, density: float
 ) -> None:
-    metadata = {} if surfaces is None else {"measure_surface_share": lambda: surfaces}
+    metadata = {} if surfaces is None else {"measure_surface_share": lambda: surfaces, "camera_reach": 4.0}
     model = make_model(init_density="auto", metadata=metadata)
     assert model.choices == {"init_density": density}
     assert {field.init_density for field in (model.field, *model.proposal_networks)} == {density}
