@@ -39,10 +39,10 @@ def test_table_of_pairs(f3rm_ext: Callable[..., Any]) -> None:
     row = next(pair for pair in found["pairs"] if pair["queue_size"] == 76_800)
     assert typed.code == 0 and row["batches_in_queue"] == 400 and row["is_multiple"]
     assert [preset["preset"] for preset in found["presets"]][:2] == ["low-vram", "optimized-16gb"]
-    told = f3rm_ext("moco", "pairs").out
+    told = f3rm_ext("moco", "pairs").stdout
     assert "Not required" in told and "optimized-16gb" in told
     accumulated = ("--images", 2800, "--batch-size", 64, "--gradient-accumulation-steps", 4)
-    found = json.loads(f3rm_ext("moco", "pairs", *accumulated, "--json").out)["pairs"]
+    found = json.loads(f3rm_ext("moco", "pairs", *accumulated, "--json").stdout)["pairs"]
     assert [row["queue_size"] for row in found if row["is_advised"]] == [2800 - 256]
     assert (
         "Multiples of 64 next to 70000: 69952 and 70016."
@@ -54,7 +54,7 @@ def test_table_of_pairs(f3rm_ext: Callable[..., Any]) -> None:
 
 def test_the_table_tells_memory_and_time(f3rm_ext: Callable[..., Any]) -> None:
     given = ("moco", "pairs", "--images", 2000, "--batch-size", 16, "--queue-size", 1000)
-    (row,) = json.loads(f3rm_ext(*given, "--images-per-s", 100, "--json").out)["pairs"]
+    (row,) = json.loads(f3rm_ext(*given, "--images-per-s", 100, "--json").stdout)["pairs"]
     assert row["hours"] == pytest.approx(2000 * 300 / 100 / 3600) and "memory_gib" not in row
     told = f3rm_ext(*given, "--images-per-s", 100, "--architecture", "resnet18", "--image-size", 32, "--memory-gib", 2)
     assert "hours" in told.stdout
