@@ -49,6 +49,9 @@ def train_splats(run_command: Callable[..., Any], tiny_capture: Path) -> Callabl
 @pytest.fixture(scope="module")
 def splats(train_splats: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole run with every part of the schedule."""
+    # On a new machine the first run compiles kernels, whose last bits differ from those of the cached code that later
+    # runs load: numba optimises what is called in parallel once for this process, and once more for the cache.
+    train_splats(tmp_path_factory.mktemp("first"))
     return train_splats(tmp_path_factory.mktemp("splats"))
 
 
