@@ -91,10 +91,14 @@ class GaussianModel(QueryableSplats):
         self.gauss_params["features_rest"].data = self.gauss_params["features_rest"].data.to(config.memory.sh_dtype)
         self.register_buffer("filter_3d", torch.zeros(self.num_gaussians))
         self.register_buffer("confidence", None)
-        self.register_buffer("background", torch.tensor(1.0 if config.background_color == "white" else 0.0).repeat(3))
+        metadata = self.kwargs.get("metadata") or {}
         option = "off" if self.sharded and config.exposure == "auto" else config.exposure
-        self.exposures = make_exposures(option, self.num_train_data, self.kwargs.get("metadata") or {})
+        self.exposures = make_exposures(option, self.num_train_data, metadata)
         self.choices = choices(config.exposure, self.exposures)
+        self.background_color = config.background_color
+        if self.background_color == "auto":
+            self.background_color = self.choices["background_color"] = _choose_background(metadata)
+        self.register_buffer("background", torch.tensor(1.0 if self.background_color == "white" else 0.0).repeat(3))
         self.collider = None
         self.image_metrics = ImageMetrics(config.lpips_weights)
         self.guard = OutputGuard()
@@ -233,7 +237,7 @@ class GaussianModel(QueryableSplats):
         return scene if hidden is None else scene.hide(hidden)
 
     def _background(self) -> Float[Tensor, "3"]:
-        if not self.training or self.config.background_color != "random":
+        if not self.training or self.background_color != "random":
             return self.background
         generator = torch.Generator().manual_seed((self.config.seed << 32) + self.step)
         return upload(torch.rand(3, generator=generator), self.device)
@@ -344,3 +348,15 @@ class GaussianModel(QueryableSplats):
         self.extent = float(about["extent"])
         self.current_sh_degree = min(int(about["sh_degree_in_use"]), self.config.sh_degree)
         self._filter_stale = bool(about["filter_stale"])
+
+
+def _choose_background(metadata: Mapping[str, Any]) -> str:
+    """Returns the background colour that the photos show, and says so unless it is random.
+
+    Args:
+        metadata: of the training photos; its ``measure_background``, which is there in training, returns the colour.
+    """
+    color = metadata.get("measure_background", lambda: "random")()
+    if color != "random" and is_first():
+        CONSOLE.log(f"Most of the photos is {color}: so is --pipeline.model.background-color.", markup=False)
+    return color

@@ -48,8 +48,9 @@ class GaussianOptions(OwnModelConfig):
     """Degree of the spherical harmonics of view-dependent colours, 0 (no dependence) to 3."""
     sh_steps_per_degree: Count = 1000
     """Steps between increases of the SH degree in use, 1 or more; scales with the length of the run."""
-    background_color: Literal["random", "black", "white"] = "random"
-    """Colour behind the splats and behind transparent pixels of the images. random is black outside training."""
+    background_color: Literal["auto", "random", "black", "white"] = "auto"
+    """Colour behind the splats and behind transparent pixels of the images. random is black outside training. auto is
+    black or white if most pixels of opaque photos are, so that no Gaussians have to make it up, else random."""
     ssim_weight: Annotated[float, Range(0, 1)] = 0.2
     """Weight of 1 − SSIM in the photometric loss, 0 to 1; the mean absolute error has the remaining weight."""
     exposure: ExposureOption = "off"

@@ -1,7 +1,7 @@
 """Cameras around a ball, models of splats that were not trained, and runs that could have been."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,11 +61,13 @@ def make_splat_model(
 ) -> Callable[..., SplatModel]:
     """Makes a model of colourful Gaussians, in evaluation mode, with a 3D filter."""
 
-    def make(count: int = 60, **options: Any) -> SplatModel:
+    def make(count: int = 60, metadata: Mapping[str, Any] | None = None, **options: Any) -> SplatModel:
         config = SplatModelConfig(**{"num_random": 20, "sh_degree": 1, **options})
         cameras = ring_cameras()
         box = SceneBox(torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]]))
-        model: SplatModel = config.setup(scene_box=box, num_train_data=6, metadata={"cameras": cameras})
+        model: SplatModel = config.setup(
+            scene_box=box, num_train_data=6, metadata={"cameras": cameras, **(metadata or {})}
+        )
         gaussians = colorful(count, config.sh_degree)
         model.set_gaussians(
             gaussians, smoothing_filter(gaussians.means, PinholeCameras.of(cameras), options=config.mip)

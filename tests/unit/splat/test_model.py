@@ -132,6 +132,9 @@ def test_background(make_splat_model: Make, train: Train, camera: Any, color: st
         backgrounds.append(outputs["background"].clone())
     assert torch.equal(backgrounds[0], backgrounds[2]), "a resumed run must see the same background"
     assert torch.equal(backgrounds[0], backgrounds[1]) is (color != "random")
+    measured = make_splat_model(background_color="auto", metadata={"measure_background": lambda: color})
+    assert measured.choices["background_color"] == color and (measured.background == value).all()
+    assert make_splat_model(background_color="auto").choices["background_color"] == "random", "nothing is known"
     assert "normal" not in outputs
 
 
