@@ -83,7 +83,8 @@ class GaussianModel(QueryableSplats):
         """Creates the initial Gaussians."""
         threads.settle(numba=torch.device(self.kwargs.get("device") or "cpu").type == "cpu")
         config = self.config
-        cameras: Cameras | None = (self.kwargs.get("metadata") or {}).get("cameras")
+        metadata = self.kwargs.get("metadata") or {}
+        cameras: Cameras | None = metadata.get("cameras")
         views = None if cameras is None else PinholeCameras.of(cameras)
         self.extent = 1.0 if views is None else views.extent()
         first = self._initial_parameters(views)
@@ -91,7 +92,6 @@ class GaussianModel(QueryableSplats):
         self.gauss_params["features_rest"].data = self.gauss_params["features_rest"].data.to(config.memory.sh_dtype)
         self.register_buffer("filter_3d", torch.zeros(self.num_gaussians))
         self.register_buffer("confidence", None)
-        metadata = self.kwargs.get("metadata") or {}
         option = "off" if self.sharded and config.exposure == "auto" else config.exposure
         self.exposures = make_exposures(option, self.num_train_data, metadata)
         self.choices = choices(config.exposure, self.exposures)
@@ -358,5 +358,5 @@ def _choose_background(metadata: Mapping[str, Any]) -> str:
     """
     color = metadata.get("measure_background", lambda: "random")()
     if color != "random" and is_first():
-        CONSOLE.log(f"Most of the photos is {color}: so is --pipeline.model.background-color.", markup=False)
+        CONSOLE.log(f"The photos are mostly {color}: --pipeline.model.background-color is {color}.", markup=False)
     return color
