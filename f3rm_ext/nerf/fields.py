@@ -22,7 +22,8 @@ SH_LEVELS = 4
 
 
 _LEAST_SURFACE_SHARE = 0.3
-"""Share of the pixels on a surface below which photos show an object before an empty background."""
+"""Share of the pixels on a surface below which photos show an object before an empty background, or too few of them
+show the same."""
 
 
 def choose_init_density(metadata: Mapping[str, Any]) -> float:
@@ -30,7 +31,7 @@ def choose_init_density(metadata: Mapping[str, Any]) -> float:
 
     A run of minutes that begins with hardly any density explains plain surfaces, such as a table, by what is far behind
     them. Before a backdrop that looks the same from everywhere, however, any density of its colour in front of the
-    cameras fits most pixels, and the object is not found.
+    cameras fits most pixels, and the object is not found. So it does where few photos show the same.
 
     Args:
         metadata: of the training photos, in training with ``camera_reach``, the largest coordinate of a camera, scene
@@ -39,9 +40,9 @@ def choose_init_density(metadata: Mapping[str, Any]) -> float:
     measure: Callable[[], float] | None = metadata.get("measure_surface_share")
     if measure is None:
         return 1.0
-    empty = measure() < _LEAST_SURFACE_SHARE
-    shown = "an object before an empty background" if empty else "their surroundings"
-    density = 0.01 if empty else 1 / max(metadata["camera_reach"], 1e-3)
+    few = measure() < _LEAST_SURFACE_SHARE
+    density = 0.01 if few else 1 / max(metadata["camera_reach"], 1e-3)
+    shown = "few common surfaces" if few else "many common surfaces"
     CONSOLE.log(f"The photos show {shown}: --pipeline.model.init-density is {density:.3g}.", markup=False)
     return density
 

@@ -100,7 +100,7 @@ class F3rmModelConfig(OwnModelConfig):
     0 for none. Renderings take the mean code, which costs quality in short runs: prefer exposure."""
     init_density: float | Literal["auto"] = 0.01
     """Initial density everywhere, per scene unit, > 0; auto takes 1 per distance of the cameras, from which short runs
-    find plain surfaces, but 0.01 where photos show an object before an empty background."""
+    find plain surfaces, but 0.01 where stereo finds few surfaces: an object before a backdrop, or few photos."""
     num_samples: int = 48
     """Samples per ray of the scene field, 8 to 512."""
     proposals: tuple[ProposalOptions, ...] = field(
