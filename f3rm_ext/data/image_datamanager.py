@@ -39,7 +39,7 @@ SMALL_STEPS = 200
 """Steps of each of its sizes, at most."""
 SMALL_SHARE = 0.6
 """Share of the run after which its images are of full size, at most."""
-_BACKGROUND_VIEWS, _BACKGROUND_SHARE = 8, 0.5
+_BACKGROUND_VIEWS, _BACKGROUND_SHARE = 8, 0.25
 """Photos in which a black or white background is looked for, and the share of their pixels that it has."""
 _BLACK, _WHITE = 10, 250
 """Values of the colours up to which a pixel counts as black, and from which it counts as white."""
@@ -277,8 +277,7 @@ class ImageDataManager(CyclingDataManager, DataManager):
         return PinholeDataset(outputs, self.config.camera_res_scale_factor)
 
     def _measure_background(self) -> Literal["random", "black", "white"]:
-        """Returns the colour of most pixels of the photos where that is black or white, and no alpha tells what is
-        empty; else random.
+        """Returns black or white if many pixels of the photos are, and no alpha tells what is empty; else random.
 
         Raises:
             CaptureError: a photo cannot be read.

@@ -358,5 +358,5 @@ def _choose_background(metadata: Mapping[str, Any]) -> str:
     """
     color = metadata.get("measure_background", lambda: "random")()
     if color != "random" and is_first():
-        CONSOLE.log(f"The photos are mostly {color}: --pipeline.model.background-color is {color}.", markup=False)
+        CONSOLE.log(f"Much of the photos is {color}: --pipeline.model.background-color is {color}.", markup=False)
     return color
