@@ -42,8 +42,10 @@ def choose_init_density(metadata: Mapping[str, Any]) -> float:
         return 1.0
     few = measure() < _LEAST_SURFACE_SHARE
     density = 0.01 if few else 1 / max(metadata["camera_reach"], 1e-3)
-    shown = "few common surfaces" if few else "many common surfaces"
-    CONSOLE.log(f"The photos show {shown}: --pipeline.model.init-density is {density:.3g}.", markup=False)
+    amount = "few" if few else "many"
+    CONSOLE.log(
+        f"The photos show {amount} common surfaces: --pipeline.model.init-density is {density:.3g}.", markup=False
+    )
     return density
 
 

@@ -21,9 +21,9 @@ class DeviceMemory(NamedTuple):
     """Memory of a GPU, bytes."""
 
     used: int
-    """By all processes, with CUDA's own."""
+    """Memory in use by all processes, CUDA's own included."""
     total: int
-    """Of the GPU."""
+    """Memory of the GPU."""
 
 
 class DeviceSampler:

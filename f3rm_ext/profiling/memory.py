@@ -56,7 +56,7 @@ class AllocatorState:
     """Memory that torch's allocator holds on a CUDA device, bytes."""
 
     allocated: int
-    """In tensors."""
+    """Memory that tensors hold."""
     reserved: int
     """Taken from the device: tensors, gaps and cache."""
     gaps: int

@@ -136,7 +136,7 @@ class TensorProfiler:
             peaks["device"] = max(peaks.get("device", 0), self._sampler.take_peak())
 
     def step_pre_backward(self) -> None:
-        """To be called before a training step."""
+        """Begins a training step; the trainer calls it before the step."""
         self.ends(self._between)
 
     @contextmanager

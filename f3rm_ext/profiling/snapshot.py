@@ -45,7 +45,7 @@ class Snapshot:
     reserved: int | None = None
     gaps: int | None = None
     device_used: int | None = None
-    """Of the whole GPU, by NVML."""
+    """Memory in use on the whole GPU, by NVML."""
     device_total: int | None = None
     phases: dict[str, dict[str, int]] = field(default_factory=dict)
     """Peaks since the last snapshot by phase: ``tensors`` (on the CPU: the process), and ``device`` by NVML."""
@@ -56,7 +56,7 @@ class Snapshot:
     memory_options: list[dict[str, str]] = field(default_factory=list)
     """Options that would lower the memory, those that lose least first: ``option``, ``now``, ``lower``, ``loss``."""
     cost_ms: float = 0.0
-    """What the snapshot took."""
+    """Time that the snapshot took."""
 
     @property
     def total(self) -> int:

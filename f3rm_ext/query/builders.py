@@ -98,7 +98,7 @@ def text_queries(
 
 @dataclass(frozen=True)
 class ExamplePlace:
-    """Where one example of a class is taken from."""
+    """The place in a photo from which an example of a class is taken."""
 
     name: str
     """The class."""

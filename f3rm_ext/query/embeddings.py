@@ -110,7 +110,7 @@ class Query:
     """A named query to one head."""
 
     name: str
-    """What people and files call it."""
+    """Name in results and files."""
     head: str
     """Name of the head in whose space the embeddings lie; empty for the model's first."""
     positives: Embeddings

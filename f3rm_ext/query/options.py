@@ -86,7 +86,7 @@ class Region:
         return self.x_px, self.y_px, self.x_px + (self.width_px or 0.0), self.y_px + (self.height_px or 0.0)
 
     def middle_px(self, width_px: int, height_px: int) -> tuple[float, float]:
-        """Its middle (x, y) in an image of this size."""
+        """Returns the middle (x, y) in an image of this size, pixels."""
         left, top, right, bottom = self.box_px(width_px, height_px)
         return (left + right) / 2, (top + bottom) / 2
 
@@ -105,7 +105,7 @@ class QuerySpec:
     """One query as it was typed; :func:`~f3rm_ext.query.builders.encode_queries` turns it into embeddings."""
 
     name: str
-    """What people and files call it."""
+    """Name in results and files."""
     positives: tuple[str, ...] | tuple[Region, ...] | Path
     """What to look for: texts that mean the same, places in images that show the same, or a file of vectors."""
     negatives: tuple[str, ...] = ()

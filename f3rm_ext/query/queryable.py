@@ -69,7 +69,7 @@ class Queryable(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where it renders."""
+        """The device of its renderings."""
         ...
 
     def query_heads(self) -> Mapping[str, QueryHead]:

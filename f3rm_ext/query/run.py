@@ -185,7 +185,7 @@ class Run(Photos):
     """A trained run."""
 
     config: "TrainerConfig"
-    """Its options."""
+    """Options of the run, as in its config.yml."""
     checkpoint: Path
     """The checkpoint that was loaded."""
     step: int

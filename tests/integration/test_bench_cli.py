@@ -30,7 +30,7 @@ def measured(bench: Callable[..., Any], tiny_capture: Path, tmp_path_factory: py
     done = bench("run", "--ledger", folder / "ledger.sqlite", "--name", "few", "--against", "base", "--repeats", 1,
                  "--steps", 12, "--warm-up", 2, "--train-views", 2, "--keep-runs", folder / "runs", "--note", "fewer",
                  "--", *command, "--pipeline.model.num-samples", 4, timeout_s=480)  # fmt: skip
-    assert done.code == 0, done.text
+    done.succeeds()
     assert "Recorded few-baseline and few in" in done.stdout
     return folder
 
@@ -97,7 +97,7 @@ def test_a_run_is_evaluated_within_its_window(bench: Callable[..., Any], measure
     done = bench("run", "--ledger", ledger, "--name", "within", "--repeats", 1, "--steps", 12, "--eval-step", 8,
                  "--warm-up", 2, "--train-views", 2, "--keep-runs", tmp_path / "runs", "--", *command,
                  timeout_s=480)  # fmt: skip
-    assert done.code == 0, done.text
+    done.succeeds()
     (config,) = tmp_path.glob("runs/**/config.yml")
     steps = sorted(path.name for path in (config.parent / "nerfstudio_models").iterdir())
     assert steps == ["step-000000007.ckpt", "step-000000011.ckpt"]

@@ -65,7 +65,7 @@ def test_the_garden_on_four_cards(plan: Callable[..., Any], gib: int) -> None:
 def test_the_advised_run_is_started(plan: Callable[..., Any], tiny_capture: Path, tmp_path: Path) -> None:
     done = plan("f3rm-ext-lite", "--apply", "--data", tiny_capture, "--output-dir", tmp_path, LITE, *RUN,
                 "--max-num-iterations=3", "--pipeline.datamanager.features.extractors")  # fmt: skip
-    assert done.code == 0, done.text[-3000:]
+    done.succeeds()
     assert "It fits" in done.stdout
     assert json.loads((tmp_path / "e" / "f3rm-ext-lite" / "t" / "coverage.json").read_text())["step"] == 2
 

@@ -44,7 +44,7 @@ def test_same_seed_writes_the_same_bytes_in_another_process(scene: Callable[...,
 def test_every_object_is_seen_in_a_third_of_the_views(scene: Callable[..., Any], tmp_path: Path) -> None:
     run = scene("synth", tmp_path / "room", "--num-images", 24, "--width", 160, "--height", 120, "--samples", 1,
                 "--light-rays", 1, "--seed", 2)  # fmt: skip
-    assert run.code == 0, run.stderr
+    run.succeeds()
     objects = json.loads((tmp_path / "room" / "scene.json").read_text())["objects"]
     images = [np.asarray(Image.open(path)).ravel() for path in sorted((tmp_path / "room" / "labels").iterdir())]
     pixels = np.stack([np.bincount(image, minlength=len(objects) + 1) for image in images])

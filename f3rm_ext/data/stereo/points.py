@@ -1,5 +1,6 @@
 """Dense points of a capture by stereo, for splats to begin at: found once per capture, then read from the cache."""
 
+import functools
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -218,10 +219,10 @@ def surface_share(stereo: PhotoStereo) -> float:
     Masked pixels do not count, transparent ones have no depth. Nor has a backdrop that looks the same from everywhere,
     whatever its noise and shading: photos do not agree on the depth that stereo finds there.
     """
-    shares = []
+    shares, depth = [], functools.cache(stereo.depth)  # neighbours of several, where photos are few
     for index in pick_evenly(len(stereo), _SHARE_VIEWS):
         views = [index, *nearby_views(stereo.cameras, index, MIN_VIEWS, stereo.cameras.radius())]
-        maps = DepthMaps(stereo.cameras.take(torch.tensor(views)), [stereo.depth(view) for view in views])
+        maps = DepthMaps(stereo.cameras.take(torch.tensor(views)), [depth(view) for view in views])
         sure = agreeing_depth(maps, 0, MIN_VIEWS, AGREEING) > 0
         valid = stereo.photo(index).valid
         shares.append(float(sure.mean() if valid is None else sure.sum() / max(1, int(valid.sum()))))

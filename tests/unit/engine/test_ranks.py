@@ -17,7 +17,7 @@ def run(command_server: Any, program: str) -> list[Any]:
 @pytest.mark.parametrize("program", ["messages", "same_parameters", "gradients", "weights", "shards"])
 def test_two_processes(command_server: Any, program: str) -> None:
     for done in run(command_server, program):
-        assert done.code == 0, done.text[-3000:]
+        done.succeeds()
 
 
 def test_where_the_first_cannot_begin_the_others_end_silently(command_server: Any) -> None:
