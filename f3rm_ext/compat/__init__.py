@@ -6,12 +6,13 @@ library.
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import inspect
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.compat.gsplat import (
@@ -47,6 +48,7 @@ from f3rm_ext.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+    from nerfstudio.engine.trainer import TrainerConfig
 
 __all__ = [
     "LOCAL_HOST",
@@ -71,6 +73,7 @@ __all__ = [
     "place_page",
     "quiet_known_warnings",
     "register_safe_globals",
+    "registered_methods",
     "release_viewer_locks",
     "render_in_passes",
     "set_cuda_allocator",
@@ -121,13 +124,22 @@ def register_safe_globals() -> None:
 # --- configs ---------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def registered_methods() -> "Mapping[str, TrainerConfig]":
+    """Returns the methods of installed packages by name, without nerfstudio's own, whose import takes seconds."""
+    from nerfstudio.plugins.registry import discover_methods
+
+    return discover_methods()[0]
+
+
 def method_packages() -> frozenset[str]:
     """Returns the top-level packages whose configs a run may contain: nerfstudio's, ours and registered ones.
 
     Imports all registered methods and dataparsers.
     """
-    from nerfstudio.configs import dataparser_configs, method_configs  # noqa: F401
+    from nerfstudio.configs import dataparser_configs  # noqa: F401
 
+    registered_methods()
     groups = ("nerfstudio.method_configs", "nerfstudio.dataparser_configs", "f3rm_ext.extractors")
     modules = [point.module for group in groups for point in importlib.metadata.entry_points(group=group)]
     for variable in ("NERFSTUDIO_METHOD_CONFIGS", "NERFSTUDIO_DATAPARSER_CONFIGS"):

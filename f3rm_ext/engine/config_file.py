@@ -254,11 +254,11 @@ class _Builder:
             raise _Unfit(f"line {_line(node)} is no value of {place.name}")
 
     def _lookup(self, node: Node, name: str) -> Any:
-        """Returns what a dotted name stands for; imports only our modules, others must be imported already."""
+        """Returns what a dotted name stands for; imports our and nerfstudio's modules, others must be imported."""
         module_name, _, attribute = name.rpartition(".")
         if not self._is_known(module_name):
             self._refuse(node)
-        if module_name not in sys.modules and _package(module_name) == _package(__name__):
+        if module_name not in sys.modules and _package(module_name) in ("nerfstudio", _package(__name__)):
             try:
                 importlib.import_module(module_name)
             except ImportError as error:

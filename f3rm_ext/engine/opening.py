@@ -89,14 +89,17 @@ def _take_registered_datamanager(config: "TrainerConfig", load_config: Path) -> 
 
     config.yml cannot name a class that has a type parameter.
     """
-    from nerfstudio.configs.method_configs import all_methods
+    from f3rm_ext.compat import registered_methods
 
-    if config.method_name not in all_methods:
+    methods, name = registered_methods(), config.method_name
+    if name not in methods:
+        from nerfstudio.configs.method_configs import all_methods as methods
+    if name is None or name not in methods:
         raise ConfigError(
-            f"The run {load_config} is of the method {config.method_name}, which is not installed here: install the "
-            "package that provides it."
+            f"The run {load_config} is of the method {name}, which is not installed here: install the package that "
+            "provides it."
         )
-    config.pipeline.datamanager._target = all_methods[config.method_name].pipeline.datamanager._target
+    config.pipeline.datamanager._target = methods[name].pipeline.datamanager._target
 
 
 def _set_up(config: "TrainerConfig", path: Path) -> "Pipeline":

@@ -29,12 +29,17 @@ def clean(mesh: trimesh.Trimesh, min_part: float = 0.0) -> trimesh.Trimesh:
         MeshError: no face is left.
     """
     broken = to_open3d(mesh)
-    for repair in ("duplicated_vertices", "duplicated_triangles", "degenerate_triangles", "non_manifold_edges"):
+    for repair in ("duplicated_vertices", "duplicated_triangles", "degenerate_triangles"):
         getattr(broken, f"remove_{repair}")()
     broken.remove_unreferenced_vertices()
-    if not len(broken.triangles):
-        raise MeshError("The mesh has no face with an area: extract it again with other options.")
     mesh = from_open3d(broken)
+    if len(mesh.faces) and (np.bincount(mesh.edges_unique_inverse) > 2).any():
+        # Meshes of voxels hardly ever have such edges, and Open3D takes longer for them than for all else.
+        broken.remove_non_manifold_edges()
+        broken.remove_unreferenced_vertices()
+        mesh = from_open3d(broken)
+    if not len(mesh.faces):
+        raise MeshError("The mesh has no face with an area: extract it again with other options.")
     return select_faces(mesh, ~small_parts(mesh, min_part)) if min_part > 0 else mesh
 
 
@@ -52,10 +57,10 @@ def small_parts(mesh: trimesh.Trimesh, min_part: float) -> Bool[np.ndarray, " fa
 
 def face_components(mesh: trimesh.Trimesh) -> Int[np.ndarray, " faces"]:
     """Returns the number of the connected part that each face belongs to; faces that share an edge are connected."""
-    edges = np.unique(mesh.edges_sorted, axis=0, return_inverse=True)[1].reshape(-1)
-    faces, count = np.asarray(mesh.edges_face), len(mesh.faces)
-    graph = coo_array((np.ones(len(edges), bool), (faces, count + edges)), shape=(count + len(edges),) * 2)
-    return np.unique(connected_components(graph, directed=False)[1][:count], return_inverse=True)[1].reshape(-1)
+    edges, faces, count = mesh.edges_unique_inverse, np.asarray(mesh.edges_face), len(mesh.faces)
+    size = count + len(mesh.edges_unique)
+    graph = coo_array((np.ones(len(edges), bool), (faces, count + edges)), shape=(size, size))
+    return connected_components(graph, directed=False)[1][:count]
 
 
 def select_faces(mesh: trimesh.Trimesh, mask: Bool[np.ndarray, " faces"]) -> trimesh.Trimesh:

@@ -99,8 +99,10 @@ def vertex_confidence(
     for index in range(len(maps)):
         pixels, depths, inside = project(maps.cameras, index, points)
         shown = torch.from_numpy(np.array(maps.rendered_depth(index))).flatten()[pixels].double() * inside
-        directions = functional.normalize(points - maps.cameras.positions[index], dim=1)
-        information += ray_information(directions, agreement(depths, shown))
+        weights = agreement(depths, shown)
+        (seen,) = weights.nonzero(as_tuple=True)
+        directions = functional.normalize(points[seen] - maps.cameras.positions[index], dim=1)
+        information[seen] += ray_information(directions, weights[seen])
         on_progress(index + 1)
     return confidence(information).float().numpy()
 

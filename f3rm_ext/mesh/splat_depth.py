@@ -19,15 +19,27 @@ from typing import no_type_check
 import numba
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Ellipsoids
-from f3rm_ext.splat.rasterize.camera import MAX_ALPHA, MIN_ALPHA, MIN_TRANSMITTANCE, TILE_PX, Camera
+from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera
+from f3rm_ext.splat.rasterize.compositing import (
+    FLAGS,
+    ONE,
+    PATIENCE,
+    PIXEL_X,
+    PIXEL_Y,
+    PIXELS,
+    ZERO,
+    pixels_within,
+    read_gaussian,
+    weigh,
+)
 from f3rm_ext.splat.rasterize.projection import project
-from f3rm_ext.splat.rasterize.tiles import bin_gaussians
+from f3rm_ext.splat.rasterize.tiles import balance, bin_gaussians
 from f3rm_ext.splat.regularization.frames import to_camera
 from f3rm_ext.splat.regularization.normals import facing_normals, plane_distances
 from f3rm_ext.splat.rendering import SplatScene, composite
@@ -81,8 +93,9 @@ def front_plane_depth(scene: SplatScene, view: PinholeCameras) -> Float[Tensor, 
     camera, shapes = scene.camera(view.to("cpu")), _shapes(scene)
     bins = bin_gaussians(project(shapes, camera), camera.size)
     depth = np.zeros((camera.height, camera.width), np.float32)
-    planes = np.ascontiguousarray(_planes(scene, shapes, camera).numpy()[bins.order])
-    _march(bins.starts, bins.ranks, bins.geometry, planes, bins.columns, camera.K.numpy(), depth)
+    planes = _planes(scene, shapes, camera, torch.from_numpy(bins.order)).numpy()
+    order = balance(np.diff(bins.starts), numba.get_num_threads())
+    _march(order, bins.starts, bins.ranks, bins.geometry, planes, bins.columns, camera.K.numpy(), depth)
     return torch.from_numpy(depth)
 
 
@@ -90,20 +103,26 @@ def _shapes(scene: SplatScene) -> Ellipsoids:
     return scene.shapes().map(lambda value: value.detach().cpu().float())
 
 
-def _planes(scene: SplatScene, shapes: Ellipsoids, camera: Camera) -> Float[Tensor, "gaussians 6"]:
-    """Normal (x, y, z; camera frame), distance of the plane, depth of the centre, and reach of each Gaussian."""
-    means, viewmat = shapes.means, camera.viewmat
-    facing = facing_normals(scene.gaussians.normals().detach().cpu().float(), means, viewmat)
+def _planes(
+    scene: SplatScene, shapes: Ellipsoids, camera: Camera, order: Int[Tensor, " ranks"]
+) -> Float[Tensor, "ranks 6"]:
+    """Normal (x, y, z; camera frame), distance of the plane, depth of the centre, and reach of some Gaussians."""
+    means, sizes, viewmat = shapes.means[order], shapes.sizes[order], camera.viewmat
+    facing = facing_normals(scene.gaussians.normals().detach().cpu().float()[order], means, viewmat)
     distances, depths = plane_distances(facing, means, viewmat), to_camera(means, viewmat)[:, 2]
-    return torch.cat([facing, torch.stack([distances, depths, _REACH * shapes.sizes.amax(dim=1)], dim=1)], dim=1)
+    return torch.cat([facing, torch.stack([distances, depths, _REACH * sizes.amax(dim=1)], dim=1)], dim=1)
 
 
 @no_type_check
-@numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
-def _march(starts, ranks, geometry, planes, columns, K, depth):
+@numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
+def _march(order, starts, ranks, geometry, planes, columns, K, depth):
     """Computes the depth of every pixel.
 
+    The mean needs to know its window before it begins: the first turn finds the crossing at which the ray has lost
+    enough light, the second averages the crossings near it. Keeping them instead would take memory without a bound.
+
     Args:
+        order: tiles, in processing order.
         starts: first intersection of each tile.
         ranks: Gaussian of each intersection, front to back in each tile.
         geometry: see :class:`~f3rm_ext.splat.rasterize.tiles.Bins`.
@@ -112,48 +131,51 @@ def _march(starts, ranks, geometry, planes, columns, K, depth):
         depth: result, (h, w).
     """
     height, width = depth.shape
-    zero, one, stopped = np.float32(0), np.float32(1), np.float32(STOPPED)
-    top, skip, end = np.float32(MAX_ALPHA), np.float32(MIN_ALPHA), np.float32(MIN_TRANSMITTANCE)
-    window, least = np.float32(WINDOW), np.float32(_LEAST_COSINE)
-    for tile in numba.prange(starts.size - 1):
-        left, upper = (tile % columns) * TILE_PX, (tile // columns) * TILE_PX
-        for row in range(upper, min(upper + TILE_PX, height)):
-            for column in range(left, min(left + TILE_PX, width)):
-                x, y = np.float32(column + 0.5), np.float32(row + 0.5)
-                ray_x, ray_y = (x - K[0, 2]) / K[0, 0], (y - K[1, 2]) / K[1, 1]
-                middle, total, weighted = zero, zero, zero
-                # The mean needs to know its window before it begins: the first turn finds the crossing at which the ray
-                # has lost enough light, the second averages the crossings near it. Keeping them instead would take
-                # memory without a bound.
-                for turn in range(2):
-                    transmittance = one
-                    for k in range(starts[tile], starts[tile + 1]):
-                        rank = ranks[k]
-                        dx, dy = geometry[rank, 0] - x, geometry[rank, 1] - y
-                        if abs(dx) > geometry[rank, 6] or abs(dy) > geometry[rank, 7]:
-                            continue
-                        power = np.float32(0.5) * (geometry[rank, 2] * dx * dx + geometry[rank, 4] * dy * dy)
-                        power += geometry[rank, 3] * dx * dy
-                        alpha = min(top, geometry[rank, 5] * np.exp(-power))
-                        if power < zero or alpha < skip:
-                            continue
-                        transmittance_after = transmittance * (one - alpha)
-                        if transmittance_after <= end:
-                            break
-                        weight, transmittance = transmittance * alpha, transmittance_after
-                        cosine = planes[rank, 0] * ray_x + planes[rank, 1] * ray_y + planes[rank, 2]
-                        center, reach = planes[rank, 4], planes[rank, 5]
+    window, stopped, least = np.float32(WINDOW), np.float32(STOPPED), np.float32(_LEAST_COSINE)
+    for task in numba.prange(order.size):
+        tile = order[task]
+        left, top = (tile % columns) * TILE_PX, (tile // columns) * TILE_PX
+        rays_x = (np.float32(left) + PIXEL_X - K[0, 2]) / K[0, 0]
+        rays_y = (np.float32(top) + PIXEL_Y - K[1, 2]) / K[1, 1]
+        through, weights = np.empty(PIXELS, np.float32), np.empty(PIXELS, np.float32)
+        final, last = np.empty(PIXELS, np.float32), np.empty(PIXELS, np.int32)
+        middle, total, weighted = (
+            np.zeros(PIXELS, np.float32),
+            np.zeros(PIXELS, np.float32),
+            np.zeros(PIXELS, np.float32),
+        )
+        for turn in range(2):
+            for p in range(PIXELS):
+                inside = (left + PIXEL_X[p] < width) & (top + PIXEL_Y[p] < height)
+                through[p] = ONE if inside & (turn == 0 or middle[p] > ZERO) else ZERO
+                final[p], last[p] = ONE, -1
+            for k in range(starts[tile], starts[tile + 1]):
+                rank = ranks[k]
+                x, y, a, b, c, opacity = read_gaussian(geometry, rank, left, top)
+                normal_x, normal_y, normal_z = planes[rank, 0], planes[rank, 1], planes[rank, 2]
+                distance, center = planes[rank, 3], planes[rank, 4]
+                near, far = center - planes[rank, 5], center + planes[rank, 5]
+                for block in range(2):
+                    lo, hi = pixels_within(x, y, geometry, rank, block)
+                    if lo == hi:
+                        continue
+                    weigh(lo, hi, x, y, a, b, c, opacity, np.int32(0), through, final, last, weights)
+                    for p in range(lo, hi):
+                        cosine = normal_x * rays_x[p] + normal_y * rays_y[p] + normal_z
                         # A plane seen edge-on or from behind has no crossing, or one far outside of its Gaussian.
-                        crossing = planes[rank, 3] / cosine if cosine < zero else center
-                        crossing = min(max(crossing, center - reach), center + reach)
-                        if turn == 1:
-                            if abs(crossing - middle) <= window * middle:
-                                near = weight * max(-cosine, least)
-                                total += near
-                                weighted += near * crossing
-                        elif one - transmittance >= stopped:
-                            middle = crossing
-                            break
-                    if middle <= zero:
-                        break
-                depth[row, column] = weighted / total if total > zero else zero
+                        crossing = min(max(distance / cosine if cosine < ZERO else center, near), far)
+                        if turn == 0:
+                            reached = (weights[p] > ZERO) & (ONE - through[p] >= stopped)
+                            middle[p] = crossing if reached else middle[p]
+                            through[p] = ZERO if reached else through[p]
+                        else:
+                            counts = abs(crossing - middle[p]) <= window * middle[p]
+                            weight = weights[p] * max(-cosine, least) if counts else ZERO
+                            total[p] += weight
+                            weighted[p] += weight * crossing
+                if k % PATIENCE == 0 and through.sum() == ZERO:
+                    break
+        for p in range(PIXELS):
+            row, column = top + np.int64(PIXEL_Y[p]), left + np.int64(PIXEL_X[p])
+            if row < height and column < width:
+                depth[row, column] = weighted[p] / total[p] if total[p] > ZERO else ZERO

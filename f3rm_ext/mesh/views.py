@@ -106,27 +106,33 @@ class StoredViews(DepthMaps):
 
     def color(self, index: int) -> UInt8[np.ndarray, "h w 3"]:
         """Returns the colours of a view."""
-        return np.load(self._folder / f"color{index}.npy", mmap_mode="r")
+        return self._read(f"color{index}", index, np.uint8, 3)
 
     def depth(self, index: int) -> Float32[np.ndarray, "h w"]:
         """Returns the depth of a view as it was set last; 0 where there is none."""
-        path = self._folder / f"depth{index}.npy"
-        return np.load(path, mmap_mode="r") if path.exists() else self.rendered_depth(index)
+        if (self._folder / f"depth{index}").exists():
+            return self._read(f"depth{index}", index, np.float32)
+        return self.rendered_depth(index)
 
     def rendered_depth(self, index: int) -> Float32[np.ndarray, "h w"]:
         """Returns the depth of a view as it was rendered; 0 where there is none."""
-        return np.load(self._folder / f"rendered{index}.npy", mmap_mode="r")
+        return self._read(f"rendered{index}", index, np.float32)
 
     def put(self, index: int, view: RenderedView) -> None:
         """Stores a view."""
-        np.save(self._folder / f"color{index}.npy", view.color)
-        np.save(self._folder / f"rendered{index}.npy", view.depth)
+        view.color.tofile(self._folder / f"color{index}")
+        view.depth.tofile(self._folder / f"rendered{index}")
 
     def set_depth(self, index: int, depth: Float32[np.ndarray, "h w"]) -> None:
         """Replaces the depth of a view; those that have read the old one keep it."""
-        path = self._folder / f"depth{index}.npy"
+        path = self._folder / f"depth{index}"
         path.unlink(missing_ok=True)
-        np.save(path, depth)
+        depth.tofile(path)
+
+    def _read(self, name: str, index: int, dtype: type, *channels: int) -> np.ndarray:
+        """Maps a file without a header, whose parsing would take most of the time where each view reads all others."""
+        size = (int(self.cameras.heights[index]), int(self.cameras.widths[index]))
+        return np.memmap(self._folder / name, dtype, "r", shape=(*size, *channels))
 
 
 @contextlib.contextmanager

@@ -48,14 +48,19 @@ def unproject(
 
 
 def project(
-    cameras: PinholeCameras, index: int, points: Float[Tensor, "points 3"]
-) -> tuple[Int[Tensor, " points"], Float[Tensor, " points"], Bool[Tensor, " points"]]:
-    """Returns the pixels (in the flattened picture) and depths of points, and which are in the picture."""
-    K, viewmat = cameras.Ks[index].double(), cameras.viewmats[index].double()
-    width, height = int(cameras.widths[index]), int(cameras.heights[index])
-    x, y, z = (points @ viewmat[:3, :3].T + viewmat[:3, 3]).unbind(1)
+    cameras: PinholeCameras, index: int | slice, points: Float[Tensor, "points 3"]
+) -> tuple[Int[Tensor, "*cams points"], Float[Tensor, "*cams points"], Bool[Tensor, "*cams points"]]:
+    """Returns the pixels (in the flattened picture) and depths of points, and which are in the picture.
+
+    Args:
+        index: one camera, or a slice of several, which all see the points.
+    """
+    viewmat, K = cameras.viewmats[index].double(), cameras.Ks[index].double()[..., None]
+    width, height = cameras.widths[index][..., None], cameras.heights[index][..., None]
+    x, y, z = (points @ viewmat[..., :3, :3].mT + viewmat[..., None, :3, 3]).unbind(-1)
     safe = z.clamp_min(1e-9)
-    col, row = (K[0, 0] * x / safe + K[0, 2]).floor(), (K[1, 1] * y / safe + K[1, 2]).floor()
+    col = (K[..., 0, 0, :] * x / safe + K[..., 0, 2, :]).floor()
+    row = (K[..., 1, 1, :] * y / safe + K[..., 1, 2, :]).floor()
     inside = (z > 0) & (col >= 0) & (col < width) & (row >= 0) & (row < height)
     return torch.where(inside, row * width + col, 0).long(), z, inside
 
@@ -91,11 +96,11 @@ def agreeing_depth(maps: DepthMaps, index: int, min_views: int, tolerance: float
 def neighbours(maps: DepthMaps, index: int, points: Tensor) -> list[int]:
     """The views that see most of a view's points."""
     probes = points[torch.linspace(0, len(points) - 1, _PROBES).long()] if len(points) > _PROBES else points
-    counts = []
-    for other in range(len(maps)):
-        if other == index:
-            continue
-        place, z, inside = project(maps.cameras, other, probes)
-        seen = torch.from_numpy(np.asarray(maps.depth(other)).reshape(-1)[place.numpy()]).double()
-        counts.append((int((inside & ((seen - z).abs() < 0.1 * z)).sum()), other))
-    return [other for count, other in sorted(counts, reverse=True)[:NEIGHBOURS] if count]
+    places, depths, inside = project(maps.cameras, slice(None), probes)
+    inside[index] = False
+    shown = np.zeros(inside.shape, np.float32)
+    for other in inside.any(dim=1).nonzero().squeeze(1).tolist():
+        shown[other] = np.asarray(maps.depth(other)).reshape(-1)[places[other].numpy()]
+    near = inside & ((torch.from_numpy(shown).double() - depths).abs() < 0.1 * depths)
+    counts = sorted(((count, other) for other, count in enumerate(near.sum(dim=1).tolist())), reverse=True)
+    return [other for count, other in counts[:NEIGHBOURS] if count]

@@ -1,8 +1,9 @@
 """How well a photo sees places on a mesh: hidden or not, how sharp, and how near to an edge that could bleed."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, no_type_check
 
+import numba
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.ndimage import distance_transform_edt, maximum_filter, minimum_filter
@@ -60,7 +61,10 @@ class PhotoLookup:
         self._colors = _halve(photo.colors.astype(np.float32), np.mean)
         # Bilinear lookups reach into the next pixel, which is larger in a smaller picture.
         trust = _halve(_trust(camera, photo.valid, caster)[..., None], np.min)
-        self._trust = [trust[0], *(minimum_filter(level, (3, 3, 1)) for level in trust[1:])]
+        levels = [trust[0], *(minimum_filter(level, (3, 3, 1)) for level in trust[1:])]
+        firsts = np.cumsum([0, *(level.size for level in levels)])
+        sizes = [(first, *level.shape[:2]) for first, level in zip(firsts, levels, strict=False)]
+        self._trust = np.concatenate([level.reshape(-1) for level in levels]), np.array(sizes, np.int64)
 
     def look_up(self, places: Places) -> PhotoColors:
         """Returns what the photo says about places.
@@ -68,37 +72,57 @@ class PhotoLookup:
         The weight grows with the square of the number of pixels that a texel covers, up to one pixel, and with the
         cosine of the viewing angle. It is small at edges of objects and of the picture, and zero under a mask.
         """
-        camera = self._camera
-        pixel, depth = camera.project(places.points)
-        inside = (depth > 0) & (pixel >= 0.5).all(axis=1)
-        inside &= (pixel[:, 0] <= camera.width - 0.5) & (pixel[:, 1] <= camera.height - 0.5)
-        index = np.flatnonzero(inside)
-        away = places.points[index] - camera.center
+        camera, count = self._camera, len(places.points)
+        weights, pixels, level = np.empty(count, np.float32), np.empty((count, 2)), np.empty(count, np.int64)
+        intrinsics = np.array([*camera.focal, *camera.middle, camera.width, camera.height], np.float64)
+        _weigh(*places, camera.rotation, camera.center, intrinsics, *self._trust, weights, pixels, level)
+        index = np.flatnonzero(weights)
+        index = index[~self._caster.occluded(camera.center, places.points[index] - camera.center, far=1 - _NEAR)]
+        pixels, level = pixels[index], level[index]
+        colors = np.empty((len(index), self._colors[0].shape[2]), np.float32)
+        for halvings, picture in enumerate(self._colors):
+            chosen = np.flatnonzero(level == halvings)
+            height, width = picture.shape[:2]
+            colors[chosen] = bilinear(picture, np.minimum(pixels[chosen] / 2**halvings, [width - 0.5, height - 0.5]))
+        return PhotoColors(index, weights[index], colors, pixels)
+
+
+@no_type_check
+@numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
+def _weigh(points, normals, areas, rotation, center, intrinsics, trust, sizes, weights, pixels, level):
+    """Computes the weights of places that nothing hides, and where they are in the photo.
+
+    Args:
+        intrinsics: focal lengths, principal point, width and height, pixels.
+        trust: of all pixels of the photo and its smaller copies, one after the other.
+        sizes: first pixel in ``trust``, height and width of each of those, (levels, 3).
+        weights: result, (n,); 0 where the photo says nothing.
+        pixels: result where weights are positive: column and row in the photo, (n, 2).
+        level: result where weights are positive: the copy whose pixels are as large as the texel, (n,).
+    """
+    for i in numba.prange(len(points)):
+        weights[i] = 0
+        x, y, z = points[i, 0] - center[0], points[i, 1] - center[1], points[i, 2] - center[2]
+        depth = x * rotation[2, 0] + y * rotation[2, 1] + z * rotation[2, 2]
+        if depth <= 0:
+            continue
+        column = (x * rotation[0, 0] + y * rotation[0, 1] + z * rotation[0, 2]) / depth * intrinsics[0] + intrinsics[2]
+        row = (x * rotation[1, 0] + y * rotation[1, 1] + z * rotation[1, 2]) / depth * intrinsics[1] + intrinsics[3]
+        # Written so that NaN is outside.
+        if not (0.5 <= column <= intrinsics[4] - 0.5 and 0.5 <= row <= intrinsics[5] - 0.5):
+            continue
         # Both sides of a surface are coloured: where only one can be seen, the mesh hides the other.
-        cosine = np.abs((away * places.normals[index]).sum(axis=1)) / np.maximum(np.linalg.norm(away, axis=1), 1e-12)
-        pixels = places.areas[index] * cosine * camera.focal.prod() / np.square(depth[index])
+        cosine = abs(x * normals[i, 0] + y * normals[i, 1] + z * normals[i, 2])
+        cosine /= max(np.sqrt(x * x + y * y + z * z), 1e-12)
+        if cosine <= _FLATTEST:
+            continue
+        covered = areas[i] * cosine * intrinsics[0] * intrinsics[1] / (depth * depth)
         # Where a texel covers many pixels, a smaller picture has their mean.
-        level = np.log2(np.clip(np.sqrt(pixels), 1.0, None)).round().astype(int).clip(max=len(self._colors) - 1)
-        trust = _look_up(
-            self._trust, pixel[index], level, lambda picture, here: picture[tuple(here.astype(int).T[::-1])]
-        )
-        good = np.flatnonzero((cosine > _FLATTEST) & (trust[:, 0] > 0))
-        good = good[~self._caster.occluded(camera.center, away[good], far=1 - _NEAR)]
-        index = index[good]
-        weights = trust[good, 0] * cosine[good] * np.square(np.clip(pixels[good], 1e-6, 1.0))
-        return PhotoColors(index, weights, _look_up(self._colors, pixel[index], level[good], bilinear), pixel[index])
-
-
-def _look_up(
-    levels: list[np.ndarray], at: np.ndarray, level: np.ndarray, look: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """Values at places (column, row of the first level), each from its own level."""
-    values = np.zeros((len(at), levels[0].shape[2]), np.float32)
-    for number in np.unique(level):
-        chosen = level == number
-        height, width = levels[number].shape[:2]
-        values[chosen] = look(levels[number], np.minimum(at[chosen] / 2.0**number, [width - 0.5, height - 0.5]))
-    return values
+        halvings = min(int(np.rint(np.log2(max(np.sqrt(covered), 1.0)))), len(sizes) - 1)
+        first, height, width = sizes[halvings]
+        left, top = min(int(column / 2**halvings), width - 1), min(int(row / 2**halvings), height - 1)
+        weights[i] = trust[first + top * width + left] * cosine * min(max(covered, 1e-6), 1.0) ** 2
+        pixels[i, 0], pixels[i, 1], level[i] = column, row, halvings
 
 
 def bilinear(picture: Float[np.ndarray, "h w c"], at: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n c"]:

@@ -12,7 +12,8 @@ the weights w, the transmittances T, d = colour · upstream gradient and s = Σ 
 
 and all other gradients follow from the moments of ∂L/∂power over the offsets to the pixels.
 
-All kernels that call one another are in this file, because numba's cache detects changes in one file only.
+Kernels that call one another are in this file, because numba's cache detects changes in one file only: after a change
+of :func:`weigh`, also :mod:`f3rm_ext.mesh.splat_depth` must be compiled anew.
 """
 
 from typing import no_type_check
@@ -70,7 +71,7 @@ def decay(power):
 
 @no_type_check
 @numba.njit(inline="always")
-def _pixels_within(x, y, geometry, rank, block):
+def pixels_within(x, y, geometry, rank, block):
     """Returns the first pixel of a block that a Gaussian reaches, and the one after the last; none if they are equal.
 
     These are the rows in which the block meets the ellipse where alpha is 1/255. At u to the right of its centre, the
@@ -93,7 +94,7 @@ def _pixels_within(x, y, geometry, rank, block):
 
 @no_type_check
 @numba.njit(inline="always")
-def _read_gaussian(geometry, rank, left, top):
+def read_gaussian(geometry, rank, left, top):
     """Returns a row of :attr:`~f3rm_ext.splat.rasterize.tiles.Bins.geometry`, the centre from the corner of a tile."""
     x, y = geometry[rank, 0] - np.float32(left), geometry[rank, 1] - np.float32(top)
     a, b, c = geometry[rank, 2], geometry[rank, 3], geometry[rank, 4]
@@ -102,7 +103,7 @@ def _read_gaussian(geometry, rank, left, top):
 
 @no_type_check
 @numba.njit(inline="always")
-def _weigh(lo, hi, x, y, a, b, c, opacity, mark, through, final, last, weights):
+def weigh(lo, hi, x, y, a, b, c, opacity, mark, through, final, last, weights):
     """Computes the weights of one Gaussian in pixels lo to hi; updates their transmittances (0 once full).
 
     Everything is stored for every pixel, by limits that change nothing where the Gaussian is not drawn: a value that is
@@ -170,12 +171,12 @@ def forward(order, starts, ranks, geometry, payload, background, columns, colors
         start = starts[tile]
         for k in range(starts[tile + 1] - start):
             rank = ranks[start + k]
-            x, y, a, b, c, opacity = _read_gaussian(geometry, rank, left, top)
+            x, y, a, b, c, opacity = read_gaussian(geometry, rank, left, top)
             for block in range(2):
-                lo, hi = _pixels_within(x, y, geometry, rank, block)
+                lo, hi = pixels_within(x, y, geometry, rank, block)
                 if lo == hi:
                     continue
-                _weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, t_final, t_last, weights)
+                weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, t_final, t_last, weights)
                 if wide:
                     values = payload[rank]
                     for place in range(_list_covered(lo, hi, weights, covered)):
@@ -244,12 +245,12 @@ def measure(order, starts, ranks, geometry, payload, picture, truth, share, colu
         start = starts[tile]
         for k in range(starts[tile + 1] - start):
             rank = ranks[start + k]
-            x, y, a, b, c, opacity = _read_gaussian(geometry, rank, left, top)
+            x, y, a, b, c, opacity = read_gaussian(geometry, rank, left, top)
             for block in range(2):
-                lo, hi = _pixels_within(x, y, geometry, rank, block)
+                lo, hi = pixels_within(x, y, geometry, rank, block)
                 if lo == hi:
                     continue
-                _weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, final, last, weights)
+                weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, final, last, weights)
                 total, largest, grown = ZERO, ZERO, ZERO
                 for i in range(3):
                     color = payload[rank, i]
@@ -349,10 +350,10 @@ def backward(
             deepest = max(deepest, t_last[p])
         for k in range(deepest, -1, -1):
             rank = ranks[start + k]
-            x, y, a, b, c, opacity = _read_gaussian(geometry, rank, left, top)
+            x, y, a, b, c, opacity = read_gaussian(geometry, rank, left, top)
             result = rows[start + k - first]
             for block in range(2):
-                lo, hi = _pixels_within(x, y, geometry, rank, block)
+                lo, hi = pixels_within(x, y, geometry, rank, block)
                 if lo == hi:
                     continue
                 for p in range(lo, hi):
@@ -421,10 +422,10 @@ def backward_colors(order, starts, ranks, geometry, columns, upstream, last, fir
             deepest = max(deepest, t_last[p])
         for k in range(deepest + 1):
             rank = ranks[start + k]
-            x, y, a, b, c, opacity = _read_gaussian(geometry, rank, left, top)
+            x, y, a, b, c, opacity = read_gaussian(geometry, rank, left, top)
             result = rows[start + k - first]
             for block in range(2):
-                lo, hi = _pixels_within(x, y, geometry, rank, block)
+                lo, hi = pixels_within(x, y, geometry, rank, block)
                 if lo == hi:
                     continue
                 for p in range(lo, hi):
@@ -468,13 +469,13 @@ def spread(order, starts, ranks, geometry, columns, down, across, share, first, 
         start = starts[tile]
         for k in range(starts[tile + 1] - start):
             rank = ranks[start + k]
-            x, y, a, b, c, opacity = _read_gaussian(geometry, rank, left, top)
+            x, y, a, b, c, opacity = read_gaussian(geometry, rank, left, top)
             result = rows[start + k - first]
             for block in range(2):
-                lo, hi = _pixels_within(x, y, geometry, rank, block)
+                lo, hi = pixels_within(x, y, geometry, rank, block)
                 if lo == hi:
                     continue
-                _weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, final, last, weights)
+                weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, final, last, weights)
                 _add_weighted(_list_covered(lo, hi, weights, covered), covered, weights, parts, result)
             if k % PATIENCE == PATIENCE - 1 and through.sum() == ZERO:
                 break

@@ -2,6 +2,8 @@
 
 import copy
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,6 +260,21 @@ def test_modules_of_packages_without_methods_are_not_imported(
         with pytest.raises(ConfigError, match=r"asks for stranger\.Config"):
             read(tag)
     assert not mark.exists()
+
+
+@pytest.mark.parametrize(("method", "imported"), [("f3rm-ext", False), ("nerfacto", True)])
+def test_nerfstudios_methods_are_imported_for_their_own_configs_only(
+    tmp_path: Path, method: str, imported: bool
+) -> None:
+    (tmp_path / "config.yml").write_text(yaml.dump(all_methods[method]))
+    code = f"""
+import pathlib, sys
+from f3rm_ext.engine.config_file import read_config
+print(read_config(pathlib.Path({str(tmp_path / "config.yml")!r})).method_name)
+print("nerfstudio.models.nerfacto" in sys.modules, "nerfstudio.configs.method_configs" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == [method, str(imported), "False"], done.stderr
 
 
 UNSAFE = re.compile(

@@ -53,7 +53,7 @@ def front_plane_depth_by_definition(scene: SplatScene, view: PinholeCameras) -> 
     in_tile = ((tiles >= first) & (tiles < stop)).all(dim=-1)
     offsets = pixels[:, None] - projection.means2d[order]
     weights = reference.pixel_weights(offsets, projection.conics[order], projection.alphas[order], in_tile)
-    normals, distances, centers, reach = splat_depth._planes(scene, shapes, camera)[order].split([3, 1, 1, 1], dim=1)
+    normals, distances, centers, reach = splat_depth._planes(scene, shapes, camera, order).split([3, 1, 1, 1], dim=1)
     x, y = pixel_rays(camera.height, camera.width, camera.K)
     rays = torch.stack([x[columns], y[rows], torch.ones_like(x[columns])], dim=-1).reshape(-1, 3)
     cosines = rays @ normals.T

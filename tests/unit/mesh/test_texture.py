@@ -14,7 +14,7 @@ from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
 from f3rm_ext.mesh.options import TextureOptions
-from f3rm_ext.mesh.texture import baking, seams
+from f3rm_ext.mesh.texture import baking, seams, visibility
 from f3rm_ext.mesh.texture.atlas import Atlas, pieces, texture_texels, unwrap
 from f3rm_ext.mesh.texture.baking import (
     bake_texture,
@@ -244,6 +244,35 @@ def test_the_weight_is_the_squared_number_of_pixels_times_the_cosine(
     lookup = PhotoLookup(camera, photograph(wall, camera), RayCaster(wall.vertices, wall.faces))
     (weight,) = lookup.look_up(Places(point[None], ahead[None], np.array([area]))).weights
     assert weight == pytest.approx(cosine * min(pixels, 1.0) ** 2, rel=2e-3)
+
+
+def weigh_by_definition(camera: Camera, places: Places, trust: np.ndarray, caster: RayCaster) -> np.ndarray:
+    """Weights of texels that cover at most one pixel, 0 where the photo says nothing, written for readability."""
+    pixel, depth = camera.project(places.points)
+    inside = (depth > 0) & (pixel >= 0.5).all(axis=1) & (pixel <= np.array([camera.width, camera.height]) - 0.5).all(1)
+    away = places.points - camera.center
+    cosine = np.abs((away * places.normals).sum(axis=1)) / np.linalg.norm(away, axis=1)
+    covered = places.areas * cosine * camera.focal.prod() / depth**2
+    column, row = np.where(inside[:, None], pixel, 0).astype(int).T
+    weights = trust[row, column] * cosine * np.clip(covered, 1e-6, 1) ** 2
+    hidden = caster.occluded(camera.center, away, far=0.998)
+    return np.where(inside & (cosine > 0.1) & ~hidden, weights, 0)
+
+
+def test_the_kernel_weighs_places_as_the_definition_does(box: trimesh.Trimesh) -> None:
+    camera, caster = camera_at(np.array([1.4, 0.6, 0.9]), focal=250.0), RayCaster(box.vertices, box.faces)
+    valid = np.random.default_rng(0).random((camera.height, camera.width)) > 0.02
+    points, faces = (np.asarray(part) for part in trimesh.sample.sample_surface(box, 20_000, seed=0))
+    points[:2000] = 2 * camera.center - points[:2000]  # behind the camera
+    pixel_areas = camera.project(points)[1] ** 2 / camera.focal.prod()
+    areas = np.random.default_rng(1).uniform(0, pixel_areas)
+    places = Places(*(part.astype(np.float32) for part in (points, box.face_normals[faces], areas)))
+    wanted = weigh_by_definition(camera, places, visibility._trust(camera, valid, caster), caster)
+    seen = PhotoLookup(camera, Photo(photograph(box, camera).colors, valid), caster).look_up(places)
+    assert 500 < len(seen.indices) < 2000
+    np.testing.assert_array_equal(seen.indices, np.flatnonzero(wanted))
+    np.testing.assert_allclose(seen.weights, wanted[seen.indices], rtol=1e-4)
+    np.testing.assert_allclose(seen.pixels, camera.project(points[seen.indices])[0], rtol=1e-5)
 
 
 def test_texels_of_many_pixels_take_their_mean() -> None:
