@@ -1,6 +1,7 @@
 """Options and steps that several commands share. Imports nothing slow, so that ``--help`` comes at once."""
 
 import json
+import shlex
 import sys
 import threading
 import time
@@ -168,6 +169,14 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 
     with replace_file(path) as stream:
         stream.write((json.dumps(record, indent=1) + "\n").encode())
+
+
+def print_training(data: Path, *methods: str) -> None:
+    """Prints the commands that train on a capture, with the presets for the CPU where there is no GPU."""
+    from f3rm_ext.compat import has_cuda
+
+    preset = "" if has_cuda() else "-lite"
+    print("Train: " + ", or ".join(f"ns-train {method}{preset} --data {shlex.quote(str(data))}" for method in methods))
 
 
 def serve_until_interrupt(server: "ViserServer") -> int:

@@ -12,6 +12,7 @@ import tyro
 
 from f3rm_ext.capture.points import STEREO_POINTS
 from f3rm_ext.errors import CaptureError
+from f3rm_ext.scripts.common import print_training
 from f3rm_ext.utils.ranges import Range, check_ranges
 
 
@@ -71,7 +72,7 @@ class Points:
         self._write(meta, folder, CaptureFrame.from_outputs(outputs, self.data).to_capture(xyz.astype(np.float64)), rgb)
         also = "" if own is None else f", and {len(own):,} of the capture"
         print(f"Dense points: {len(points.xyz):,}{also}.")
-        print(f"Train: ns-train sugar-ext --data {self.out}")
+        print_training(self.out, "sugar-ext")
 
     def _write(self, meta: dict[str, Any], folder: Path, positions: np.ndarray, colors: np.ndarray) -> None:
         from f3rm_ext.data.stereo.points import DensePoints, encode_ply

@@ -10,7 +10,7 @@ import tyro
 
 from f3rm_ext import events
 from f3rm_ext.errors import DoubtfulPosesError
-from f3rm_ext.scripts.common import serve_until_interrupt
+from f3rm_ext.scripts.common import print_training, serve_until_interrupt
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.utils.console import image_progress
 
@@ -102,9 +102,7 @@ class Process:
                 f"These poses are doubtful: {result['doubt']}. The capture was written anyway; to use it, give "
                 f"--data {self.config.output.absolute()}."
             )
-        print(
-            f"Train: ns-train f3rm-ext --data {self.config.output}, or ns-train sugar-ext --data {self.config.output}"
-        )
+        print_training(self.config.output, "f3rm-ext", "sugar-ext")
         return 0
 
 

@@ -11,8 +11,10 @@ from types import ModuleType
 import pytest
 
 import f3rm_ext
+from f3rm_ext import compat
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.scripts import cli
+from f3rm_ext.scripts.common import print_training
 
 
 @dataclass
@@ -176,3 +178,12 @@ def test_another_pipe_that_breaks_is_no_reader_that_left(
     monkeypatch.setattr(Greet, "main", write)
     with pytest.raises(BrokenPipeError):
         cli.main(["greet"])
+
+
+@pytest.mark.parametrize(("has_gpu", "method"), [(False, "sugar-ext-lite"), (True, "sugar-ext")])
+def test_the_methods_that_commands_name_are_those_for_the_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_gpu: bool, method: str
+) -> None:
+    monkeypatch.setattr(compat, "has_cuda", lambda: has_gpu)
+    print_training(Path("a room"), "f3rm-ext", "sugar-ext")
+    assert f"ns-train {method} --data 'a room'" in capsys.readouterr().out
