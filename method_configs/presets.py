@@ -53,6 +53,7 @@ def _datamanager(name: str) -> F3rmDataManagerConfig:
     if name == "f3rm-ext-lite":
         return F3rmDataManagerConfig(
             # Small: in a run of minutes many steps teach more than large ones (benchmarks.md).
+            camera_res_scale_factor="auto",
             train_num_rays_per_batch=1024,
             eval_num_rays_per_batch=1024,
             features=FeatureOptions(extractors=("dense-daisy",)),

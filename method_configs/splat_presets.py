@@ -47,7 +47,7 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
             surface=RegularizationOptions(samples=20_000),
             densify=DensifyOptions(max_gaussians=20_000),
         )
-        manager = ImageDataManagerConfig(num_downscales=1, resolution_schedule=500)
+        manager = ImageDataManagerConfig(camera_res_scale_factor="auto", num_downscales=1, resolution_schedule=500)
     if refine:
         model = BoundModelConfig(exposure="auto")
         manager = ImageDataManagerConfig(num_downscales=0, stereo_points="never")  # it starts from a mesh

@@ -7,6 +7,8 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 import tyro
+from jaxtyping import Int
+from torch import Tensor
 
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixelsOption
@@ -32,6 +34,8 @@ STEPS_PER_IMAGE = 10
 pays for 0.02 s."""
 WHOLE_STEPS_PER_IMAGE = 2
 """The same for steps of whole images, each of which takes longer than decoding its image."""
+AUTO_PX = 1024
+"""Longest side of images at the scale ``auto``."""
 _SMALLEST_SCALE = 0.125
 """Scale of the images below which no memory option goes."""
 
@@ -57,6 +61,17 @@ def parse_count(value: int | float, option: str, *, unit: str) -> int | None:
     return int(value)
 
 
+def choose_scale(
+    scale: float | Literal["auto"], width_px: Int[Tensor, "*cams"], height_px: Int[Tensor, "*cams"]
+) -> float:
+    """Returns the factor on the size of a capture's images.
+
+    >>> choose_scale("auto", torch.tensor([3000, 2000]), torch.tensor([2000, 4000]))
+    0.256
+    """
+    return min(1.0, AUTO_PX / int(torch.maximum(width_px, height_px).max())) if scale == "auto" else scale
+
+
 class ImageBytes(NamedTuple):
     """Memory of the largest image of a capture, bytes."""
 
@@ -71,9 +86,10 @@ class CyclingConfig:
     takes_whole_images: ClassVar[bool] = True
     """Whether a step needs all pixels of an image."""
     camera_res_scale_factor: Annotated[
-        float, tyro.conf.arg(aliases=["--resolution-scale"]), Range(0, 1, above=True)
+        float | Literal["auto"], tyro.conf.arg(aliases=["--resolution-scale"]), Range(0, 1, above=True)
     ] = 1.0
-    """Scale of the images in training and evaluation, above 0 to 1; 0.5 halves each side."""
+    """Scale of the images in training and evaluation, above 0 to 1; 0.5 halves each side. auto, the default of the lite
+    methods, reduces images to sides of at most 1024 pixels, which is as much as these methods resolve."""
     masked_pixels: MaskedPixelsOption = "auto"
     """Treatment of masked pixels in training. ignore leaves them out, so fog may grow there. background trains them as
     empty, so that an object comes out clean; the background is random, or --pipeline.model.background-color if that is
@@ -102,6 +118,11 @@ class CyclingConfig:
             parse_count(getattr(self, images), flag(images), unit="images"),
             parse_count(getattr(self, steps), flag(steps), unit="steps"),
         )
+
+    def resolve_scale(self, width_px: Int[Tensor, "*cams"], height_px: Int[Tensor, "*cams"]) -> float:
+        """Returns the scale of images of these sizes, and keeps it where the option is auto."""
+        self.camera_res_scale_factor = choose_scale(self.camera_res_scale_factor, width_px, height_px)
+        return self.camera_res_scale_factor
 
     def image_cycle(
         self, split: Literal["train", "eval"], num_images: int, size: ImageBytes, processes: int = 1, **place: int
@@ -156,7 +177,7 @@ class CyclingConfig:
     def scale_options(self) -> Iterator[MemoryOption]:
         """Suggests smaller images."""
         scale = self.camera_res_scale_factor
-        if scale / 2 >= _SMALLEST_SCALE:
+        if scale != "auto" and scale / 2 >= _SMALLEST_SCALE:
             yield MemoryOption(QualityImpact.DETAIL, flag("camera_res_scale_factor"), scale, scale / 2)
 
 

@@ -145,6 +145,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
             ConfigError: see :meth:`note_masked_pixels`.
         """
         self.check_train_outputs(self.train_dataparser_outputs)
+        self.image_scale = self.resolve_scale()
         dataset = super().create_train_dataset()
         self.note_masked_pixels(dataset)
         self.note_exposures(dataset)
@@ -164,7 +165,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         outputs = self.eval_outputs()
         if outputs is None:
             return None
-        return self.dataset_type(dataparser_outputs=outputs, scale_factor=self.config.camera_res_scale_factor)
+        return self.dataset_type(dataparser_outputs=outputs, scale_factor=self.image_scale)
 
     def setup_train(self) -> None:
         """Prepares the image cycle and, in training, the features. Loads no image."""

@@ -168,6 +168,7 @@ class ImageDataManager(CyclingDataManager, DataManager):
         self.includes_time = self.dataparser.includes_time
         self.train_dataparser_outputs: DataparserOutputs = self.dataparser.get_dataparser_outputs(split="train")
         self.check_train_outputs(self.train_dataparser_outputs)
+        self.image_scale = self.resolve_scale()
         drop_unusable_points(self.train_dataparser_outputs.metadata)
         if test_mode == "val":
             cache = cache_root(config.features.cache_dir, "points")
@@ -274,7 +275,7 @@ class ImageDataManager(CyclingDataManager, DataManager):
         return {} if self.train_stream is None else {"train": self.train_stream}
 
     def _dataset(self, outputs: DataparserOutputs) -> PinholeDataset:
-        return PinholeDataset(outputs, self.config.camera_res_scale_factor)
+        return PinholeDataset(outputs, self.image_scale)
 
     def _measure_background(self) -> Literal["random", "black", "white"]:
         """Returns black or white if many pixels of the photos are, and no alpha tells what is empty; else random.

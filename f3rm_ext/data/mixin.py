@@ -18,7 +18,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.checks import check_dataparser_outputs
 from f3rm_ext.capture.exposures import exposure_stops
-from f3rm_ext.data.cycling_config import ImageBytes, flag
+from f3rm_ext.data.cycling_config import AUTO_PX, ImageBytes, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels, MaskedPixelsOption
@@ -64,6 +64,8 @@ class CyclingDataManager(ABC):
     seed: int
     """The same for all processes."""
     eval_images_drawn: int
+    image_scale: float
+    """Factor on the size of the images, see :meth:`resolve_scale`."""
     masked_pixels: MaskedPixels
     """Treatment of masked pixels in training, see :meth:`note_masked_pixels`."""
     choices: dict[str, str | float]
@@ -148,6 +150,19 @@ class CyclingDataManager(ABC):
     def check_train_outputs(self, outputs: DataparserOutputs) -> None:
         """Checks the cameras and files of the training images. Raises CaptureError if they cannot be used."""
         check_dataparser_outputs(outputs, check_files=self.test_mode != "inference", min_images=2)
+
+    def resolve_scale(self) -> float:
+        """Returns the scale of the images, and chooses it if the options leave it open."""
+        cameras, is_open = self.train_dataparser_outputs.cameras, self.config.camera_res_scale_factor == "auto"
+        scale: float = self.config.resolve_scale(cameras.width, cameras.height)
+        if is_open and self.test_mode == "val":
+            self.choices["camera_res_scale_factor"] = scale
+            if scale < 1 and self.rank == 0:
+                CONSOLE.log(
+                    f"Images are reduced to {AUTO_PX} pixels on their longer side, which is as much as this method "
+                    f"resolves: --resolution-scale {scale:.3g}, where 1 keeps their size."
+                )
+        return scale
 
     def note_masked_pixels(self, dataset: InputDataset) -> None:
         """Decides how training treats masked pixels and tells the model: ``masked_pixels`` in the data set's metadata.

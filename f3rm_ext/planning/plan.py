@@ -97,6 +97,7 @@ class Question:
         """Returns the run to estimate, with other values for some options."""
         config = self.config(options)
         sizes = self.sizes(config)
+        config.pipeline.datamanager.camera_res_scale_factor = sizes.scale  # type: ignore[attr-defined]
         model, gaussians = config.pipeline.model, self.gaussians
         if gaussians is not None and isinstance(model, SplatModelConfig) and model.densify.cap is not None:
             gaussians = min(gaussians, model.densify.cap)

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Int64
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.engine.trainer import TrainerConfig
 
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.data.cycling_config import CyclingConfig
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.points import missing_points
 from f3rm_ext.data.undistort import shrunk_size
@@ -125,6 +127,8 @@ class ImageSizes:
     """The origin of the sizes, as the plan prints it."""
     parsed: tuple[Path, DataparserOutputs] | None = field(default=None, repr=False, compare=False)
     """The capture, and the dataparser's outputs for its training images; None where only numbers are known."""
+    scale: float = 1.0
+    """Scale of the images, which the options may leave open."""
 
     @classmethod
     def from_numbers(
@@ -138,10 +142,15 @@ class ImageSizes:
         for name, value in (("images", images), ("width-px", width_px), ("height-px", height_px)):
             if value < 1:
                 raise ConfigError(f"--{name} is {value}, but it must be at least 1.")
-        scale = getattr(config.pipeline.datamanager, "camera_res_scale_factor", 1.0)
+        manager: Any = config.pipeline.datamanager
+        scale = (
+            manager.resolve_scale(*map(torch.tensor, (width_px, height_px)))
+            if isinstance(manager, CyclingConfig)
+            else 1.0
+        )
         height, width = shrunk_size(height_px, width_px, scale)
         source = source or f"{images} training images of {width_px} × {height_px} pixels, as given"
-        return cls(np.full(images, height), np.full(images, width), 0, points, source)
+        return cls(np.full(images, height), np.full(images, width), 0, points, source, scale=scale)
 
     @classmethod
     def from_capture(cls, config: TrainerConfig) -> "ImageSizes":
@@ -173,6 +182,7 @@ class ImageSizes:
             points,
             f"{len(heights)} training images of {_largest_size(heights, widths)} in {manager.config.dataparser.data}",
             (Path(manager.config.dataparser.data), manager.train_dataparser_outputs),
+            manager.config.camera_res_scale_factor,
         )
 
     @classmethod

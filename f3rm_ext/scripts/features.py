@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Union
+from typing import TYPE_CHECKING, Annotated, Literal, Union
 
 import tyro
 
@@ -40,8 +40,9 @@ class Extract:
     """Capture: a folder with transforms.json or COLMAP's sparse/0, or that JSON file itself."""
     features: FeatureOptions = field(default_factory=FeatureOptions)
     """Options of extraction, the same as ns-train's --pipeline.datamanager.features."""
-    camera_res_scale_factor: float = 1.0
-    """Factor by which images are scaled first, above 0 to 1. Give ns-train the same factor."""
+    camera_res_scale_factor: float | Literal["auto"] = 1.0
+    """Factor by which images are scaled first, above 0 to 1; auto is that of the lite methods. It must be that of
+    ns-train."""
     downscale_factor: int | None = None
     """Factor N of the copies in images_N to use, such as 2 or 4; 1 uses the original images. By default the same as in
     ns-train."""
@@ -51,7 +52,7 @@ class Extract:
     """Device of the extractors: auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.camera_res_scale_factor <= 1:
+        if self.camera_res_scale_factor != "auto" and not 0 < self.camera_res_scale_factor <= 1:
             raise ConfigError(
                 f"--camera-res-scale-factor is {self.camera_res_scale_factor}, outside (0, 1]: 1 keeps the size."
             )
@@ -82,6 +83,7 @@ class Extract:
     def _datasets(self) -> "list[PhotoDataset]":
         """Returns the training images, then the images of the other splits."""
         from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+        from f3rm_ext.data.cycling_config import choose_scale
         from f3rm_ext.data.photo_dataset import PhotoDataset
 
         parser = CaptureDataParserConfig(
@@ -89,7 +91,9 @@ class Extract:
         ).setup()
         outputs = [parser.get_dataparser_outputs(split) for split in ("train", "val", "test")]
         used = [output for number, output in enumerate(outputs) if number == 0 or output.image_filenames]
-        return [PhotoDataset(output, self.camera_res_scale_factor) for output in used]
+        cameras = outputs[0].cameras
+        scale = choose_scale(self.camera_res_scale_factor, cameras.width, cameras.height)
+        return [PhotoDataset(output, scale) for output in used]
 
 
 @dataclass

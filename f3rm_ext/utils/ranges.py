@@ -49,7 +49,7 @@ Count = Annotated[int, Range(1)]
 
 
 def check_ranges(options: Any, prefix: str = "") -> None:
-    """Checks the fields of a dataclass that state a :class:`Range`; None is always in range.
+    """Checks the fields of a dataclass that state a :class:`Range`; None and words are always in range.
 
     Args:
         options: the dataclass. Of tuples every element is checked.
@@ -62,7 +62,7 @@ def check_ranges(options: Any, prefix: str = "") -> None:
     for field in dataclasses.fields(options):
         limits, value = next(_ranges(hints[field.name]), None), getattr(options, field.name)
         for number in value if isinstance(value, (tuple, list)) else (value,):
-            if limits is not None and number is not None and number not in limits:
+            if limits is not None and isinstance(number, int | float) and number not in limits:
                 option = field.name.replace("_", "-")
                 limits = f"up to {HUGE:g}" if number > HUGE == limits.most else limits
                 raise ConfigError(f"--{prefix}{option} is {str(number)[:30]}: give a number {limits}.")

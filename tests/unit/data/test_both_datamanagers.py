@@ -172,6 +172,15 @@ def test_command_line(kind):
     assert parsed.camera_res_scale_factor == 0.25 and parsed.dataparser.drop_missing_frames is True
 
 
+@pytest.mark.parametrize(("limit_px", "scale"), [(8, 0.5), (16, 1.0), (100, 1.0)])
+def test_large_images_are_reduced(build, monkeypatch, log, limit_px, scale):
+    monkeypatch.setattr(cycling_config, "AUTO_PX", limit_px)
+    manager = build(camera_res_scale_factor="auto")
+    assert int(manager.train_dataset.cameras.width[0]) == int(manager.eval_dataset.cameras.width[0]) == 16 * scale
+    assert manager.config.camera_res_scale_factor == manager.choices["camera_res_scale_factor"] == scale
+    assert any("--resolution-scale" in line for line in log) == (scale < 1)
+
+
 def test_relative_paths(build, make_capture, monkeypatch):
     folder = make_capture()
     monkeypatch.chdir(folder.parent)
