@@ -9,7 +9,6 @@ from typing import Annotated
 
 import tyro
 
-from f3rm_ext.scripts.common import print_training
 from f3rm_ext.synthetic import PictureConfig, SynthConfig, synthesize, take_picture
 
 
@@ -35,8 +34,7 @@ class Synth:
         """Writes the capture and prints where it is."""
         with _interruptible(self.out):
             out = synthesize(self.out, self.config)
-        print(f"Wrote {self.config.num_images} views to {out}.")
-        print_training(out, "f3rm-ext", "sugar-ext")
+        print(f"Wrote {self.config.num_images} views to {out}. To train on them: ns-train f3rm-ext-lite --data {out}")
 
 
 @dataclass
