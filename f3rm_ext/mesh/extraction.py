@@ -15,12 +15,12 @@ from f3rm_ext.data.stereo.agreement import agreeing_depth, project
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.cleaning import clean, close_holes, join, simplify
 from f3rm_ext.mesh.completion import hole_parts, thin_parts
-from f3rm_ext.mesh.fusion import fuse_depth
+from f3rm_ext.mesh.fusion import choose_voxel, fuse_depth
 from f3rm_ext.mesh.level_set import center_points
 from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.mesh.poisson import level_set_mesh, poisson_mesh
 from f3rm_ext.mesh.scenes import SurfaceScene
-from f3rm_ext.mesh.shells import fit_contraction, fuse_shells, simplify_evenly
+from f3rm_ext.mesh.shells import between, fit_contraction, fuse_shells, simplify_evenly
 from f3rm_ext.mesh.stereo_depth import take_stereo
 from f3rm_ext.mesh.views import StoredViews, pixel_size, stored_views
 from f3rm_ext.utils.console import StageProgress
@@ -123,9 +123,10 @@ def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress:
 
 def _fuse(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> Extraction:
     """Fuses what views agree on, then what the mesh of it misses; cleans and simplifies."""
-    voxel, weight = options.voxel or pixel_size(stored), float(min(options.min_views, 3))
-    facts: dict[str, object] = {"voxel_scene": voxel}
     space = fit_contraction(stored) if options.unbounded else None
+    pixel, weight = pixel_size(stored), float(min(options.min_views, 3))
+    voxel = options.voxel or choose_voxel(stored, pixel, None if space is None else between(space, 0.0, 1.0))
+    facts: dict[str, object] = {"voxel_scene": voxel, "voxel_pixels": round(voxel / pixel, 3)}
 
     def fuse(views: StoredViews, stage: str, voxel: float = voxel, weight: float = weight) -> list[trimesh.Trimesh]:
         report = partial(on_progress, stage)

@@ -17,7 +17,8 @@ class ExtractionOptions:
     method: Literal["tsdf", "level-set", "poisson-centres"] = "tsdf"
     """Algorithm that finds the surface."""
     voxel: Length = 0.0
-    """Side of the voxels in units of --frame; tsdf. 0 takes the width of a pixel on the surface."""
+    """Side of the voxels in units of --frame; tsdf. 0 takes the width of a pixel on the surface, or more where the mesh
+    would have more than about a million vertices."""
     unbounded: bool = False
     """For scenes without walls around them: from a box around the cameras outwards, voxels double in width each time
     that the distance doubles; tsdf."""

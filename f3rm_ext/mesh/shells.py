@@ -60,12 +60,12 @@ def fuse_shells(
                 lambda done, total, n=number: on_progress(
                     n * _PARTS + _PARTS * done // max(total, 1), len(shells) * _PARTS
                 ),
-                wanted=_between(space, inner, outer, BLOCK * wide / space.radius),
+                wanted=between(space, inner, outer, BLOCK * wide / space.radius),
             )
         except MeshError as reason:  # a few pixels alone make no surface
             error = reason
             continue
-        part = select_faces(part, _between(space, inner, outer)(part.triangles_center))
+        part = select_faces(part, between(space, inner, outer)(part.triangles_center))
         if len(part.faces):
             parts.append(part)
     if not parts:
@@ -91,7 +91,7 @@ def _shells_with_depth(stored: StoredViews, space: BoxContraction) -> list[int]:
     return sorted(shell for shell in shells if shell <= MOST_SHELLS)
 
 
-def _between(
+def between(
     space: BoxContraction, inner: float, outer: float, margin: float = 0.0
 ) -> Callable[[Float[np.ndarray, "n 3"]], Bool[np.ndarray, " n"]]:
     """Tells which points are in a shell or not farther from it than the margin; all lengths are in radii."""

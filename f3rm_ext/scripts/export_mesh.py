@@ -107,6 +107,12 @@ class Mesh(FrameOption, MeshOutput):
             **cost,
         }
         self.write(mesh, f"{len(mesh.vertices)} vertices and {len(mesh.faces)} triangles", record)
+        wider = extraction.facts.get("voxel_pixels")
+        if not options.voxel and isinstance(wider, float) and wider > 1:
+            note(
+                f"Voxels are {wider:.1f} times as wide as pixels, so that there are not many more than a million "
+                "vertices; --voxel sets their width."
+            )
         if options.vertices and len(mesh.vertices) < 0.98 * options.vertices:
             note(f"The surface has fewer vertices than the {options.vertices} of --vertices.")
         return 0

@@ -7,7 +7,8 @@ import pytest
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import MeshError
-from f3rm_ext.mesh.fusion import fuse_depth
+from f3rm_ext.mesh import fusion
+from f3rm_ext.mesh.fusion import choose_voxel, fuse_depth
 from f3rm_ext.mesh.mesh_files import vertex_colors
 from f3rm_ext.mesh.views import RenderedView, SceneViews, stored_views
 
@@ -37,6 +38,18 @@ def test_slabs_give_the_same_mesh(ball_views: SceneViews, open3d: ModuleType) ->
 def test_voxels_that_few_views_see_are_left_out(ball_views: SceneViews, open3d: ModuleType) -> None:
     with stored_views(ball_views) as stored:
         assert fuse_depth(stored, 0.02, min_weight=5.0).area < 0.8 * fuse_depth(stored, 0.02).area
+
+
+@pytest.mark.parametrize("most", [2000, 8000])
+def test_voxels_become_wider_where_a_mesh_would_be_too_large(
+    ball_views: SceneViews, open3d: ModuleType, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    with stored_views(ball_views) as stored:
+        assert choose_voxel(stored, 0.02) == 0.02
+        monkeypatch.setattr(fusion, "MOST_VERTICES", most)
+        voxel = choose_voxel(stored, 0.005)
+        assert 0.4 * most < len(fuse_depth(stored, voxel).vertices) < 1.5 * most
+        assert choose_voxel(stored, 0.005, lambda centers: centers[:, 0] > 0) < 0.85 * voxel
 
 
 def test_no_depth(ring: PinholeCameras, open3d: ModuleType) -> None:
