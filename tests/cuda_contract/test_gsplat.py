@@ -26,7 +26,7 @@ from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rasterize import Rasterization, prepare, rasterize
 from f3rm_ext.splat.rasterize.camera import Camera
 from f3rm_ext.splat.rasterize.gsplat_backend import CHANNEL_CHUNK
-from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors_reference
+from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 from f3rm_ext.splat.rendering import SplatScene, render
 
 LEAVES = ("means", "quats", "sizes", "alphas", "colors", "viewmat", "background")
@@ -157,7 +157,7 @@ def test_harmonics(degree: int, dtype: torch.dtype, kernels: Kernels, monkeypatc
     found = packed_sh_colors(degree, directions.cuda(), dc.cuda(), torch.nn.Parameter(rest.cuda()))
     assert isinstance(found, PretendCuda) and found.dtype == torch.float32
     assert kernels.calls == (["harmonics"] * 3 if degree else [])
-    expected = sh_colors_reference(degree, directions, dc, rest.float())
+    expected = sh_colors(degree, directions, dc, rest.float())
     torch.testing.assert_close(found.detach().cpu(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -270,4 +270,4 @@ def test_without_kernels_torch_evaluates_harmonics(cuda: torch.device, monkeypat
     for load in (lambda: None, broken):
         monkeypatch.setattr("f3rm_ext.compat.gsplat._gsplat_kernels", load)
         found = packed_sh_colors(3, directions.to(cuda), dc.to(cuda), torch.nn.Parameter(rest.to(cuda)))
-        torch.testing.assert_close(found.cpu(), sh_colors_reference(3, directions, dc, rest), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found.cpu(), sh_colors(3, directions, dc, rest), rtol=1e-5, atol=1e-6)

@@ -195,9 +195,8 @@ class _StoredHarmonics(torch.autograd.Function):
         if fits_numba(storage):
             from f3rm_ext.splat.rasterize.sh_kernels import evaluate
 
-            arrays = (directions.contiguous(), torch.zeros_like(directions), storage.detach(), colors)
-            directed, dc, rest, result = (tensor.numpy() for tensor in arrays)
-            evaluate(degree, sh_rest_count(degree), directed, dc, rest, 0.0, result)
+            arrays = (tensor.numpy() for tensor in (directions.contiguous(), storage.detach(), colors))
+            evaluate(degree, sh_rest_count(degree), *arrays)
             return colors
         for part in chunks(directions, _chunk(directions)):
             bases = sh_bases(degree, directions[part])

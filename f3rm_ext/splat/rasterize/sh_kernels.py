@@ -1,24 +1,17 @@
-"""View-dependent colours on the CPU: numba kernels for values, gradients and steps of coefficients, one pass each.
+"""View-dependent colours on the CPU: numba kernels for their values and for steps of coefficients, one pass each.
 
 The definition is :func:`f3rm_ext.splat.rasterize.sh_bases.sh_bases`.
 """
 
-import math
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import numba
 import numpy as np
-import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from f3rm_ext.splat.gaussians import SH_C0, sh_rest_count
 from f3rm_ext.splat.rasterize.sh_bases import C1, C2_XX, C2_XY, C2_ZZ, C3_0, C3_1, C3_2, C3_3
 
 CHUNK = 2048
 """Gaussians per task."""
-TINY = 1e-12
-"""Lower limit of a direction's length in divisions, as in torch's normalize."""
 
 
 @no_type_check
@@ -38,69 +31,20 @@ def _fill_bases(degree, x, y, z, bases):
 
 
 @no_type_check
-@numba.njit(error_model="numpy")
-def _slope(degree, x, y, z, g):
-    """Returns the gradient of Σ_k g_k Y_k with respect to the direction."""
-    gx, gy, gz = -C1 * g[2], -C1 * g[0], C1 * g[1]
-    if degree >= 2:
-        gx += C2_XY * (y * g[3] - z * g[6]) + 2.0 * C2_XX * x * g[7]
-        gy += C2_XY * (x * g[3] - z * g[4]) - 2.0 * C2_XX * y * g[7]
-        gz += 6.0 * C2_ZZ * z * g[5] - C2_XY * (y * g[4] + x * g[6])
-        if degree >= 3:
-            xx, yy, zz = x * x, y * y, z * z
-            gx += C3_2 * (y * z * g[9] + x * z * g[13]) - C3_1 * (5.0 * zz - 1.0) * g[12]
-            gx -= C3_3 * (6.0 * x * y * g[8] + 3.0 * (xx - yy) * g[14])
-            gy += C3_2 * (x * z * g[9] - y * z * g[13]) - C3_1 * (5.0 * zz - 1.0) * g[10]
-            gy -= C3_3 * (3.0 * (xx - yy) * g[8] - 6.0 * x * y * g[14])
-            gz += C3_2 * (x * y * g[9] + 0.5 * (xx - yy) * g[13]) - 10.0 * C3_1 * z * (y * g[10] + x * g[12])
-            gz += C3_0 * (15.0 * zz - 3.0) * g[11]
-    return gx, gy, gz
-
-
-@no_type_check
-@numba.njit(error_model="numpy")
-def _unit(directions, i):
-    x, y, z = np.float64(directions[i, 0]), np.float64(directions[i, 1]), np.float64(directions[i, 2])
-    length = max(math.sqrt(x * x + y * y + z * z), TINY)
-    return x / length, y / length, z / length, length
-
-
-@no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
-def evaluate(degree, count, directions, dc, rest, offset, colors):
-    """Writes an offset plus the harmonics up to a degree, of which `count` are in `rest`."""
+def evaluate(degree, count, directions, rest, colors):
+    """Writes the harmonics up to a degree in directions of length 1; `rest` has `count` coefficients of each colour."""
     total = directions.shape[0]
     for task in numba.prange((total + CHUNK - 1) // CHUNK):
         bases = np.empty(15, np.float64)
         for i in range(task * CHUNK, min((task + 1) * CHUNK, total)):
-            x, y, z, _ = _unit(directions, i)
-            _fill_bases(degree, x, y, z, bases)
-            red, green, blue = (SH_C0 * dc[i, 0] + offset, SH_C0 * dc[i, 1] + offset, SH_C0 * dc[i, 2] + offset)
+            _fill_bases(degree, directions[i, 0], directions[i, 1], directions[i, 2], bases)
+            red, green, blue = 0.0, 0.0, 0.0
             for k in range(count):
                 red += bases[k] * rest[i, k, 0]
                 green += bases[k] * rest[i, k, 1]
                 blue += bases[k] * rest[i, k, 2]
             colors[i, 0], colors[i, 1], colors[i, 2] = red, green, blue
-
-
-@no_type_check
-@numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
-def _backward(degree, count, directions, rest, upstream, g_directions, g_rest):
-    total = directions.shape[0]
-    for task in numba.prange((total + CHUNK - 1) // CHUNK):
-        bases, by_basis = np.empty(15, np.float64), np.empty(15, np.float64)
-        for i in range(task * CHUNK, min((task + 1) * CHUNK, total)):
-            x, y, z, length = _unit(directions, i)
-            _fill_bases(degree, x, y, z, bases)
-            red, green, blue = upstream[i, 0], upstream[i, 1], upstream[i, 2]
-            for k in range(count):
-                g_rest[i, k, 0], g_rest[i, k, 1], g_rest[i, k, 2] = bases[k] * red, bases[k] * green, bases[k] * blue
-                by_basis[k] = rest[i, k, 0] * red + rest[i, k, 1] * green + rest[i, k, 2] * blue
-            gx, gy, gz = _slope(degree, x, y, z, by_basis)
-            along = gx * x + gy * y + gz * z
-            g_directions[i, 0] = (gx - x * along) / length
-            g_directions[i, 1] = (gy - y * along) / length
-            g_directions[i, 2] = (gz - z * along) / length
 
 
 @no_type_check
@@ -151,29 +95,3 @@ def update(value, first, second, seen, directions, colors, degree, count, step, 
                 m, v = m + add1 * (g - m), keep2 * v + add2 * g * g
                 first[i, j], second[i, j] = m, v
                 value[i, j] += change + m / (np.sqrt(v) / root + eps) * rate
-
-
-class NumbaHarmonics(torch.autograd.Function):
-    """Colours, ½ + harmonics, up to a degree from 1 to 3; not clamped; float32, on the CPU."""
-
-    @staticmethod
-    def forward(ctx: Any, degree: int, directions: Tensor, dc: Tensor, rest: Tensor) -> Tensor:
-        directions, dc, rest = (value.detach().contiguous() for value in (directions, dc, rest))
-        colors = torch.empty(len(dc), 3)
-        evaluate(degree, sh_rest_count(degree), directions.numpy(), dc.numpy(), rest.numpy(), 0.5, colors.numpy())
-        ctx.save_for_backward(directions, rest)
-        ctx.degree = degree
-        return colors
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[None, Tensor | None, Tensor, Tensor | None]:
-        directions, rest = ctx.saved_tensors
-        upstream, count = grads[0].contiguous(), sh_rest_count(ctx.degree)
-        g_directions, g_rest = torch.empty_like(directions), torch.empty_like(rest)
-        g_rest[:, count:] = 0.0
-        _backward(
-            ctx.degree, count, directions.numpy(), rest.numpy(), upstream.numpy(), g_directions.numpy(), g_rest.numpy()
-        )  # fmt: skip
-        _, by_direction, _, by_rest = ctx.needs_input_grad
-        return None, g_directions if by_direction else None, SH_C0 * upstream, g_rest if by_rest else None

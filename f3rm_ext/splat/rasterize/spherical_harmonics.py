@@ -1,7 +1,5 @@
 """View-dependent colours: real spherical harmonics up to degree 3."""
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -32,7 +30,9 @@ def sh_colors(
     features_dc: Float[Tensor, "gaussians 3"],
     features_rest: Float[Tensor, "gaussians coeffs 3"],
 ) -> Float[Tensor, "gaussians 3"]:
-    """Evaluates colours of Gaussians: ½ + harmonics, clamped at 0 from below. Uses numba for float32 on the CPU.
+    """Evaluates colours of Gaussians: ½ + harmonics, clamped at 0 from below; the readable reference, in plain torch.
+
+    Training and rendering use :func:`f3rm_ext.splat.memory.packed.packed_sh_colors`.
 
     Args:
         degree: SH degree to evaluate, 0 to 3; coefficients of higher degrees are not read.
@@ -41,23 +41,6 @@ def sh_colors(
         features_rest: coefficients of degrees 1 and up, float32 or float16.
     """
     require_degree(degree, features_rest)
-    if degree == 0:
-        return (SH_C0 * features_dc + 0.5).clamp(min=0.0)
-    if features_dc.device.type == "cpu" and features_dc.dtype == torch.float32:
-        from f3rm_ext.splat.rasterize.sh_kernels import NumbaHarmonics
-
-        colors: Any = NumbaHarmonics.apply(degree, directions.float(), features_dc, features_rest.float())
-        return colors.clamp(min=0.0)
-    return sh_colors_reference(degree, directions, features_dc, features_rest)
-
-
-def sh_colors_reference(
-    degree: int,
-    directions: Float[Tensor, "gaussians 3"],
-    features_dc: Float[Tensor, "gaussians 3"],
-    features_rest: Float[Tensor, "gaussians coeffs 3"],
-) -> Float[Tensor, "gaussians 3"]:
-    """Defines :func:`sh_colors` in plain torch, for any device and precision."""
     bases = sh_bases(degree, functional.normalize(directions, dim=-1))
     rest = features_rest[:, : bases.shape[1]].to(features_dc.dtype)
     return (SH_C0 * features_dc + 0.5 + torch.einsum("nk,nkc->nc", bases, rest)).clamp(min=0.0)

@@ -10,7 +10,7 @@ from scipy.spatial.transform import Rotation
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors_reference
+from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 from f3rm_ext.splat.transform import Similarity
 
 TURN = Rotation.from_euler("xyz", [0.3, -1.2, 2.0]).as_matrix()
@@ -32,8 +32,8 @@ def test_colors_are_those_of_turned_directions(colorful: Any, rotation: np.ndarr
     moved = Similarity.to_scene(outputs(rotation)).gaussians(splats)
     turned = directions @ torch.from_numpy(rotation).float().T
     torch.testing.assert_close(
-        sh_colors_reference(degree, turned, moved.features_dc, moved.features_rest),
-        sh_colors_reference(degree, directions, splats.features_dc, splats.features_rest),
+        sh_colors(degree, turned, moved.features_dc, moved.features_rest),
+        sh_colors(degree, directions, splats.features_dc, splats.features_rest),
         atol=1e-5,
         rtol=0,
     )
