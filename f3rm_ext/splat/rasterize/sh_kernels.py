@@ -38,7 +38,8 @@ def evaluate(degree, count, directions, rest, colors):
     for task in numba.prange((total + CHUNK - 1) // CHUNK):
         bases = np.empty(15, np.float64)
         for i in range(task * CHUNK, min((task + 1) * CHUNK, total)):
-            _fill_bases(degree, directions[i, 0], directions[i, 1], directions[i, 2], bases)
+            x, y, z = np.float64(directions[i, 0]), np.float64(directions[i, 1]), np.float64(directions[i, 2])
+            _fill_bases(degree, x, y, z, bases)
             red, green, blue = 0.0, 0.0, 0.0
             for k in range(count):
                 red += bases[k] * rest[i, k, 0]

@@ -41,6 +41,8 @@ def sh_colors(
         features_rest: coefficients of degrees 1 and up, float32 or float16.
     """
     require_degree(degree, features_rest)
+    if degree == 0:  # no zeros as gradient of the others, which would count as a step of Adam
+        return (SH_C0 * features_dc + 0.5).clamp(min=0.0)
     bases = sh_bases(degree, functional.normalize(directions, dim=-1))
     rest = features_rest[:, : bases.shape[1]].to(features_dc.dtype)
     return (SH_C0 * features_dc + 0.5 + torch.einsum("nk,nkc->nc", bases, rest)).clamp(min=0.0)
