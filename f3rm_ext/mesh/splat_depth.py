@@ -138,7 +138,7 @@ def _march(order, starts, ranks, geometry, planes, columns, K, depth):
         rays_x = (np.float32(left) + PIXEL_X - K[0, 2]) / K[0, 0]
         rays_y = (np.float32(top) + PIXEL_Y - K[1, 2]) / K[1, 1]
         through, weights = np.empty(PIXELS, np.float32), np.empty(PIXELS, np.float32)
-        final, last = np.empty(PIXELS, np.float32), np.empty(PIXELS, np.int32)
+        final, last = np.empty(PIXELS, np.float32), np.empty(PIXELS, np.int32)  # `weigh` writes them
         middle, total, weighted = (
             np.zeros(PIXELS, np.float32),
             np.zeros(PIXELS, np.float32),

@@ -90,7 +90,7 @@ class PhotoLookup:
 @no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
 def _weigh(points, normals, areas, rotation, center, intrinsics, trust, sizes, weights, pixels, level):
-    """Computes the weights of places that nothing hides, and where they are in the photo.
+    """Computes the weights that places have if nothing hides them, and where they are in the photo.
 
     Args:
         intrinsics: focal lengths, principal point, width and height, pixels.
@@ -108,17 +108,17 @@ def _weigh(points, normals, areas, rotation, center, intrinsics, trust, sizes, w
             continue
         column = (x * rotation[0, 0] + y * rotation[0, 1] + z * rotation[0, 2]) / depth * intrinsics[0] + intrinsics[2]
         row = (x * rotation[1, 0] + y * rotation[1, 1] + z * rotation[1, 2]) / depth * intrinsics[1] + intrinsics[3]
-        # Written so that NaN is outside.
+        # This and the next condition are written so that NaN fails: it would become an index out of bounds.
         if not (0.5 <= column <= intrinsics[4] - 0.5 and 0.5 <= row <= intrinsics[5] - 0.5):
             continue
         # Both sides of a surface are coloured: where only one can be seen, the mesh hides the other.
         cosine = abs(x * normals[i, 0] + y * normals[i, 1] + z * normals[i, 2])
         cosine /= max(np.sqrt(x * x + y * y + z * z), 1e-12)
-        if cosine <= _FLATTEST:
+        if not cosine > _FLATTEST:
             continue
         covered = areas[i] * cosine * intrinsics[0] * intrinsics[1] / (depth * depth)
         # Where a texel covers many pixels, a smaller picture has their mean.
-        halvings = min(int(np.rint(np.log2(max(np.sqrt(covered), 1.0)))), len(sizes) - 1)
+        halvings = int(min(np.rint(np.log2(max(np.sqrt(covered), 1.0))), len(sizes) - 1))
         first, height, width = sizes[halvings]
         left, top = min(int(column / 2**halvings), width - 1), min(int(row / 2**halvings), height - 1)
         weights[i] = trust[first + top * width + left] * cosine * min(max(covered, 1e-6), 1.0) ** 2
