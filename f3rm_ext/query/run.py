@@ -237,7 +237,7 @@ class CameraPath:
     """A camera path of nerfstudio's viewer."""
 
     cameras: Cameras
-    """In order, scene frame."""
+    """Cameras in the order of the path, scene frame."""
     fps: float
     """Frames per second at which it has the duration its author chose."""
     has_crop: bool

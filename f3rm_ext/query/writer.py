@@ -30,7 +30,7 @@ _MOST_SOURCES = 6
 
 @dataclass(frozen=True)
 class QueryResult:
-    """What was found, and the folder that holds it."""
+    """The answers to a query, and the folder that holds their files."""
 
     summary: dict[str, Any]
     """The content of summary.json."""

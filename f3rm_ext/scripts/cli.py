@@ -20,7 +20,7 @@ from f3rm_ext.utils import threads
 PROGRAM = "f3rm-ext"
 INTERRUPTED = 130
 READER_LEFT = 141
-"""As of a program that SIGPIPE ends."""
+"""Exit code where the reader of the output has gone: that of a program that SIGPIPE ends."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Group:
     module: str
     """Module that defines it."""
     attribute: str
-    """Its name there."""
+    """Name of the class or union in the module."""
     help: str
     """One line for ``f3rm-ext --help``."""
 

@@ -31,7 +31,7 @@ Vector = tuple[float, float, float]
 
 @dataclass(kw_only=True)
 class FrameOption:
-    """In which frame a command writes."""
+    """The option that chooses the frame of the coordinates in a file."""
 
     frame: Literal["capture", "scene"] = "capture"
     """Coordinates of the file: those of the capture, in the units of transforms.json, or those of the scene as the
@@ -40,7 +40,7 @@ class FrameOption:
 
 @dataclass(kw_only=True)
 class SplatBudgetOptions:
-    """How small splats of a run become."""
+    """Options that limit the size of a file of splats."""
 
     sh_degree: Literal[0, 1, 2, 3] | None = None
     """Lower the spherical harmonics to this degree, for a smaller file; by default the degree stays."""

@@ -58,11 +58,11 @@ class Finding:
     topic: str
     """Group of checks."""
     name: str
-    """What was checked."""
+    """Name of the part that was checked."""
     verdict: Verdict
     """Result of the check."""
     status: str
-    """What is there, in words."""
+    """State of the part in words: a version, a path, or that it is missing."""
     advice: str = ""
     """What to do; empty if nothing needs to be done."""
 

@@ -38,7 +38,7 @@ class Texture(MeshPhotos, MeshOutput):
     mesh: Path
     """The mesh: .ply, .obj, .glb, .stl, or .npz with vertices and faces."""
     texture: Annotated[TextureOptions, tyro.conf.arg(name="")] = field(default_factory=TextureOptions)
-    """How to colour the mesh."""
+    """Options of the texture."""
 
     def main(self) -> int:
         """Colours and writes the mesh. Returns the exit code."""

@@ -17,7 +17,7 @@ _POSITION_OFFSET = 0.1
 
 @dataclass(frozen=True)
 class EncodedImages:
-    """What the network sees of the images."""
+    """Codes of the patches of all images, as the network takes them."""
 
     patches: Float[Tensor, "batch images feat rows cols"]
     """Patch tokens of the last block, with the final norm."""

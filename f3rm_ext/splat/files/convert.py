@@ -38,7 +38,7 @@ class ConversionResult:
     lost: list[str]
     """One sentence for each kind of loss of the Gaussians that are kept; empty if nothing was lost."""
     choice: Choice | None = None
-    """What is kept, where the size was limited."""
+    """The Gaussians that are kept, where the size was limited."""
 
 
 def export_splats(

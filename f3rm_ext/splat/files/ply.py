@@ -17,7 +17,7 @@ POSITION = ("x", "y", "z")
 NORMAL = ("nx", "ny", "nz")
 SCALE = ("scale_0", "scale_1", "scale_2")
 ROTATION = ("rot_0", "rot_1", "rot_2", "rot_3")
-"""In the order w, x, y, z."""
+"""Columns of the quaternion w, x, y, z."""
 DC = ("f_dc_0", "f_dc_1", "f_dc_2")
 RGB = ("red", "green", "blue")
 OPACITY = "opacity"

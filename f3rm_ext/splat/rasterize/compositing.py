@@ -12,8 +12,8 @@ the weights w, the transmittances T, d = colour · upstream gradient and s = Σ 
 
 and all other gradients follow from the moments of ∂L/∂power over the offsets to the pixels.
 
-Kernels that call one another are in this file, because numba's cache detects changes in one file only: after a change
-of :func:`weigh`, also :mod:`f3rm_ext.mesh.splat_depth` must be compiled anew.
+Kernels that call one another are in this file, because numba's cache detects changes in one file only. After a change
+of what :mod:`f3rm_ext.mesh.splat_depth` calls of it, delete the cache of that module.
 """
 
 from typing import no_type_check
