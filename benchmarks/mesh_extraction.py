@@ -39,7 +39,6 @@ from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.mesh.scenes import SurfaceScene
 from f3rm_ext.mesh.views import RenderedView, SceneViews, pinhole
 from f3rm_ext.scripts.eval_mesh import EvalMesh
-from f3rm_ext.scripts.export_mesh import Mesh
 from f3rm_ext.splat.regularization.options import RegularizationOptions
 from f3rm_ext.splat.schedule import FULL_STEPS
 
@@ -78,13 +77,13 @@ SETTINGS = {
     # 1 % of the extent of the room is 0.0755 m.
     "room": Settings(3000, 0.5, 20_000, 30_000, (0.05, 0.0755)),
 }
-EXTRACTORS: dict[str, dict[str, Any]] = {
-    "tsdf": {"method": "tsdf", "depth": "median", "thin_parts": False},
-    "tsdf, planes": {"method": "tsdf", "depth": "planes"},
-    "tsdf, planes, 3 views": {"method": "tsdf", "depth": "planes", "min_views": 3},
-    "tsdf, planes and stereo": {"method": "tsdf", "depth": "planes", "stereo_width": 320},
-    "level-set": {"method": "level-set", "depth": "median", "points": 300_000, "poisson_depth": 9},
-    "poisson-centres": {"method": "poisson-centres", "poisson_depth": 9},
+EXTRACTORS: dict[str, str] = {
+    "tsdf": "--method tsdf --depth median --no-thin-parts",
+    "tsdf, planes": "--method tsdf --depth planes",
+    "tsdf, planes, 3 views": "--method tsdf --depth planes --min-views 3",
+    "tsdf, planes and stereo": "--method tsdf --depth planes --stereo-width 320",
+    "level-set": "--method level-set --depth median --points 300000 --poisson-depth 9",
+    "poisson-centres": "--method poisson-centres --poisson-depth 9",
 }
 """Options of ``f3rm-ext export mesh``."""
 
@@ -140,7 +139,8 @@ class MeshExtraction:
                 for name in self.extractors:
                     if not self._has(data, mode, name):
                         mesh = self.work / f"{data.name}-{mode}-{name.replace(', ', '-')}.ply"
-                        Mesh(load_config=run / "config.yml", out=mesh, **EXTRACTORS[name]).main()
+                        files = ["--load-config", run / "config.yml", "--output", mesh]
+                        call(["f3rm-ext", "export", "mesh", *files, *EXTRACTORS[name].split()])
                         row = {"run": mode, "method": name, **facts, **self._score(data, settings, mesh)}
                         self._write(data, settings, row)
 

@@ -49,5 +49,7 @@ class Camera(NamedTuple):
 
     def pixel_rays(self, across: float = 0.5, down: float = 0.5) -> tuple[np.ndarray, Float[np.ndarray, "h w 3"]]:
         """Returns :meth:`rays` through one place in every pixel, its centre unless said otherwise."""
-        columns, rows = np.arange(self.width) + across, np.arange(self.height) + down
-        return self.rays(np.stack(np.broadcast_arrays(columns, rows[:, None]), axis=-1))
+        x = (np.arange(self.width) + across - self.middle[0]) / self.focal[0]
+        y = (np.arange(self.height) + down - self.middle[1]) / self.focal[1]
+        right, below, ahead = self.rotation
+        return self.center, x[:, None] * right + (y[:, None] * below + ahead)[:, None]

@@ -70,5 +70,6 @@ class RayCaster:
         return near["primitive_ids"].numpy().astype(np.int64), near["primitive_uvs"].numpy(), away
 
     def _rays(self, origins: np.ndarray, directions: np.ndarray) -> Any:
-        rays = np.concatenate(np.broadcast_arrays(origins, directions), axis=-1)
-        return self._tensor(np.ascontiguousarray(rays, np.float32))
+        rays = np.empty((*np.broadcast_shapes(origins.shape[:-1], directions.shape[:-1]), 6), np.float32)
+        rays[..., :3], rays[..., 3:] = origins, directions
+        return self._tensor(rays)

@@ -21,6 +21,9 @@ _GROWN = 1.3
 """By how much the charts must exceed a texture of free size for its side to be doubled."""
 PIECE_FACES = 5000
 """Triangles that are cut into charts together. The time of xatlas grows with the square of the charts of a piece."""
+_LONGEST_BOUNDARY = 200.0
+"""Longest boundary of a chart, in sides of squares as large as the median triangle. xatlas looks at all of a chart's
+boundary for each triangle that it adds: without a limit, charts of trained meshes take three times as long."""
 _SMALLER, _SMALLEST_SCALE = 0.98, 0.2
 """Largest factor on the scale of the charts at each new try to fit them, and the smallest scale."""
 
@@ -211,7 +214,9 @@ def _pack(atlas: Any, size_px: int, padding_px: int, texels_per_unit: float = 0.
     options = _xatlas().PackOptions()
     options.padding, options.bilinear = padding_px, True
     options.resolution, options.texels_per_unit = 0 if texels_per_unit else size_px, texels_per_unit
-    atlas.generate(_xatlas().ChartOptions(), options, False)
+    charts = _xatlas().ChartOptions()
+    charts.max_boundary_length = _LONGEST_BOUNDARY
+    atlas.generate(charts, options, False)
 
 
 def _join(packed: Any, corners: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 import numpy as np
 import trimesh
 from jaxtyping import Bool, Float
+from PIL import Image
 from scipy.spatial import KDTree
 
 from f3rm_ext.data.gains import fit_log_gains
 from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.texture.atlas import Texels
-from f3rm_ext.mesh.texture.photos import UNSEEN, Photos
+from f3rm_ext.mesh.texture.photos import UNSEEN, Photo, Photos
 from f3rm_ext.mesh.texture.rendering import interpolate
 from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places
 from f3rm_ext.utils.console import StageProgress
@@ -20,6 +22,8 @@ CHUNK = 1 << 19
 """Places coloured at once."""
 _SAMPLES = 20_000
 """Places on which exposures are compared."""
+_COMPARED_PX = 1024
+"""Longest side, about, of the photos that are compared: what they show of a gain does not depend on the size."""
 _ANCHORS = 200_000
 """Coloured places from which unseen ones are filled."""
 _NEAREST = 6
@@ -72,7 +76,12 @@ def blend_photos(
     colors, weights = np.zeros((len(photos), len(sampled), 3), np.float32), np.zeros((len(photos), len(sampled)))
     if balance:
         for index, camera in enumerate(photos.cameras):
-            sample = PhotoLookup(camera, photos.read(index), caster).look_up(places(sampled))
+            small, photo = _shrink(camera, photos.read(index))
+            # Texels are enlarged like the pixels, so that they weigh what they weigh at full size.
+            areas_scale = float((camera.focal / small.focal).prod())
+            compared = places(sampled)
+            compared = compared._replace(areas=compared.areas * areas_scale)
+            sample = PhotoLookup(small, photo, caster).look_up(compared)
             colors[index, sample.indices], weights[index, sample.indices] = sample.colors, sample.weights
             on_progress("Exposure", index + 1, len(photos))
     gains = find_gains(colors, weights)
@@ -91,6 +100,21 @@ def blend_photos(
     sums[seen] /= total[seen, None]
     _fill(points, sums, seen, on_progress)
     return Blend(np.clip(sums, 0, 255, out=sums), seen, gains)
+
+
+def _shrink(camera: Camera, photo: Photo) -> tuple[Camera, Photo]:
+    """A camera and its photo at a whole fraction of their size, at :data:`_COMPARED_PX` or more."""
+    factor = max(camera.width, camera.height) // _COMPARED_PX
+    if factor < 2:
+        return camera, photo
+    colors = Image.fromarray(photo.colors).reduce(factor)
+    valid = photo.valid
+    if valid is not None:
+        valid = np.asarray(Image.fromarray(valid.astype(np.uint8) * 255).reduce(factor)) == 255
+    small = camera._replace(
+        focal=camera.focal / factor, middle=camera.middle / factor, width=colors.width, height=colors.height
+    )
+    return small, Photo(np.asarray(colors), valid)
 
 
 def _fill(points: np.ndarray, colors: np.ndarray, seen: np.ndarray, on_progress: StageProgress) -> None:

@@ -58,9 +58,9 @@ class PhotoLookup:
 
     def __init__(self, camera: Camera, photo: Photo, caster: RayCaster) -> None:
         self._camera, self._caster = camera, caster
-        self._colors = _halve(photo.colors.astype(np.float32), np.mean)
+        self._colors = _pyramid(photo.colors.astype(np.float32), lambda first, second: (first + second) / 2)
         # Bilinear lookups reach into the next pixel, which is larger in a smaller picture.
-        trust = _halve(_trust(camera, photo.valid, caster)[..., None], np.min)
+        trust = _pyramid(_trust(camera, photo.valid, caster)[..., None], np.minimum)
         levels = [trust[0], *(minimum_filter(level, (3, 3, 1)) for level in trust[1:])]
         firsts = np.cumsum([0, *(level.size for level in levels)])
         sizes = [(first, *level.shape[:2]) for first, level in zip(firsts, levels, strict=False)]
@@ -128,8 +128,21 @@ def _weigh(points, normals, areas, rotation, center, intrinsics, trust, sizes, w
 def bilinear(picture: Float[np.ndarray, "h w c"], at: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n c"]:
     """Returns values of a picture at places (column, row); the centre of the first pixel is at 0.5."""
     index, share = bilinear_corners(at, picture.shape[1], picture.shape[0])
-    values = picture.reshape(-1, picture.shape[2])
-    return sum(values[index[:, k]] * share[:, k, None] for k in range(4))  # type: ignore[return-value]
+    result = np.empty((len(at), picture.shape[2]), np.float32)
+    _mix(picture.reshape(-1, picture.shape[2]), index, share, result)
+    return result
+
+
+@no_type_check
+@numba.njit(parallel=True, cache=True, nogil=True)
+def _mix(values, index, share, result):
+    """Computes sums of four rows of ``values`` each, (n, c), by their indices and shares, (n, 4)."""
+    for i in numba.prange(len(index)):
+        for c in range(values.shape[1]):
+            mean = numba.float32(0)
+            for k in range(4):
+                mean += values[index[i, k], c] * share[i, k]
+            result[i, c] = mean
 
 
 def bilinear_corners(
@@ -144,13 +157,13 @@ def bilinear_corners(
     return index, np.stack([(1 - fx) * (1 - fy), fx * (1 - fy), (1 - fx) * fy, fx * fy], axis=1)
 
 
-def _halve(picture: np.ndarray, pool: Callable[..., np.ndarray]) -> list[np.ndarray]:
-    """The picture, a half and a quarter of its size."""
+def _pyramid(picture: np.ndarray, pool: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[np.ndarray]:
+    """The picture, at a half and at a quarter of its size; ``pool`` makes one pixel of two."""
     levels = [picture]
     for _ in range(_HALVINGS):
         height, width = (side // 2 * 2 for side in levels[-1].shape[:2])
-        blocks = levels[-1][:height, :width].reshape(height // 2, 2, width // 2, 2, -1)
-        levels.append(pool(blocks, axis=(1, 3)))
+        rows = pool(levels[-1][0:height:2, :width], levels[-1][1:height:2, :width])
+        levels.append(pool(rows[:, 0::2], rows[:, 1::2]))
     return levels
 
 

@@ -14,7 +14,7 @@ from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
 from f3rm_ext.mesh.options import TextureOptions
-from f3rm_ext.mesh.texture import baking, seams, visibility
+from f3rm_ext.mesh.texture import baking, blending, seams, visibility
 from f3rm_ext.mesh.texture.atlas import Atlas, pieces, texture_texels, unwrap
 from f3rm_ext.mesh.texture.baking import (
     bake_texture,
@@ -164,6 +164,21 @@ def test_exposures_are_balanced(box: trimesh.Trimesh) -> None:
     assert (product.std(axis=0) / product.mean(axis=0)).max() < 0.015
     off = bake_texture(box, photos, TextureOptions(texture_size=64, balance_exposure=False))
     assert (off.gains == 1).all()
+
+
+def test_large_photos_are_compared_at_a_fraction_of_their_size() -> None:
+    width, height = 2 * blending._COMPARED_PX + 3, blending._COMPARED_PX
+    camera = camera_at(np.array([1.4, 0.6, 0.9]))._replace(width=width, height=height, middle=np.array([900.0, 500.0]))
+    colors, valid = np.zeros((height, width, 3), np.uint8), np.ones((height, width), bool)
+    colors[10, 20:24] = 100, 60, 20
+    valid[13, 31] = False
+    small, photo = blending._shrink(camera, Photo(colors, valid))
+    points = np.random.default_rng(0).normal(size=(50, 3))
+    np.testing.assert_allclose(2 * small.project(points)[0], camera.project(points)[0])
+    assert photo.valid is not None and photo.colors.shape[:2] == photo.valid.shape == (small.height, small.width)
+    assert photo.colors[5, 10:12].tolist() == [[50, 30, 10]] * 2
+    assert np.argwhere(~photo.valid).tolist() == [[6, 15]]
+    assert blending._shrink(small, photo) == (small, photo)
 
 
 def test_gains_ignore_reflections_and_lonely_photos() -> None:
