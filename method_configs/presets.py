@@ -26,6 +26,7 @@ def _model(name: str) -> F3rmModelConfig:
             num_samples=24,
             proposals=(ProposalOptions(num_samples=64, grid=GridOptions(5, 2, 16, 256, 17)),),
             proposal_warmup=1000,
+            depth_loss_mult=0.05,
             exposure="auto",
             camera_optimizer=CameraOptimizerConfig(mode="off"),
             feature_grid=GridOptions(num_levels=8, features_per_level=4, max_res=128, log2_hashmap_size=17),

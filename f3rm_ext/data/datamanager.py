@@ -19,7 +19,7 @@ from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.photo_dataset import PhotoDataset
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
-from f3rm_ext.data.stereo.points import measure_surface_share
+from f3rm_ext.data.stereo.surfaces import RayDepths, measure_ray_depths, measure_surface_share
 from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
@@ -152,6 +152,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         if self.test_mode == "val":
             dataset.metadata["camera_reach"] = float(dataset.cameras.camera_to_worlds[:, :3, 3].abs().max())
             dataset.metadata["measure_surface_share"] = self._measure_surface_share
+            dataset.metadata["measure_ray_depths"] = self._measure_ray_depths
         return dataset
 
     def _measure_surface_share(self) -> float:
@@ -159,6 +160,9 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         if self.masked_pixels == "background":
             return 0.0
         return measure_surface_share(self.train_dataparser_outputs)
+
+    def _measure_ray_depths(self) -> RayDepths | None:
+        return measure_ray_depths(self.train_dataparser_outputs)
 
     def create_eval_dataset(self) -> PhotoDataset | None:  # type: ignore[override]
         """The evaluation images, or None if the capture has none."""

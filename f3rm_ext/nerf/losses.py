@@ -12,6 +12,8 @@ FeatureLoss = Literal["mse", "cosine", "huber"]
 
 HUBER_DELTA = 1.25
 """Error above which the Huber loss is linear (LERF's value)."""
+NEAR_SURFACE = 0.1
+"""Distance to a surface, as a share of its distance from the camera, within which light counts as coming from it."""
 
 
 def feature_loss(
@@ -31,6 +33,24 @@ def feature_loss(
     if kind == "cosine":
         return (1.0 - cosine(predicted, target)).mean()
     return functional.huber_loss(predicted, target, delta=HUBER_DELTA)
+
+
+def depth_loss(
+    weights: Float[Tensor, "rays samples"], middles: Float[Tensor, "rays samples"], surfaces: Float[Tensor, " rays"]
+) -> Float[Tensor, ""]:
+    """Returns the share of the light that does not come from near a known surface, mean over all rays; 0 on rays
+    without one. It is linear in the weights, so that surfaces that stereo puts in a wrong place pull no harder.
+
+    Args:
+        weights: volume-rendering weights.
+        middles: distances of the samples.
+        surfaces: distances of the surfaces; 0 where that is unknown.
+
+    >>> depth_loss(torch.tensor([[0.5, 0.25]]), torch.tensor([[1.0, 2.0]]), torch.tensor([2.1]))
+    tensor(0.7500)
+    """
+    near = (middles - surfaces[:, None]).abs() < NEAR_SURFACE * surfaces[:, None]
+    return ((1 - (weights * near).sum(dim=1)) * (surfaces > 0)).mean()
 
 
 def distortion_loss(weights: Float[Tensor, "rays samples"], edges: Float[Tensor, "rays edges"]) -> Float[Tensor, ""]:

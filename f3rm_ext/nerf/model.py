@@ -21,6 +21,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 from torch.nn import functional
 
+from f3rm_ext.data.stereo.surfaces import RayDepths
 from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
@@ -45,7 +46,14 @@ from f3rm_ext.nerf.fields import (
     render_normals,
 )
 from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
-from f3rm_ext.nerf.losses import FeatureLoss, cosine, distortion_loss, feature_loss, feature_pairs
+from f3rm_ext.nerf.losses import (
+    FeatureLoss,
+    cosine,
+    depth_loss,
+    distortion_loss,
+    feature_loss,
+    feature_pairs,
+)
 from f3rm_ext.nerf.memory_options import MIN_CHUNK, field_options
 from f3rm_ext.nerf.queryable import QueryableField
 from f3rm_ext.utils import threads
@@ -121,6 +129,11 @@ class F3rmModelConfig(OwnModelConfig):
     distortion_loss_mult: float = 0.002
     """Weight of the distortion loss, which concentrates the density along each ray, 0 or more;
     0 turns it off."""
+    depth_loss_mult: float = 0.0
+    """Weight at the first step of the loss that draws light to the depth that stereo finds in the photos, 0 or more; 0
+    does without. Short runs, and those on few photos, find surfaces with it."""
+    depth_loss_steps: int = 1000
+    """Steps over which that weight falls to 0, 1 or more, so that errors of stereo do not stay."""
     camera_optimizer: CameraOptimizerConfig = field(default_factory=lambda: CameraOptimizerConfig(mode="SO3xR3"))
     """Pose refinement. Only the colour loss moves the poses; the feature loss does not."""
     render_normals: bool = False
@@ -239,6 +252,9 @@ class F3rmModel(QueryableField):
         self.camera_optimizer: CameraOptimizer = config.camera_optimizer.setup(
             num_cameras=self.num_train_data, device="cpu"
         )
+        self._measure_ray_depths = metadata.get("measure_ray_depths") if config.depth_loss_mult else None
+        self.ray_depths: RayDepths | None = None
+        self.depth_loss_weight = 0.0
         self.exposures = make_exposures(config.exposure, self.num_train_data, metadata)
         self.choices |= choices(config.exposure, self.exposures)
         self.density_fns = [cast(ProposalField, network).density for network in self.proposal_networks]
@@ -287,6 +303,7 @@ class F3rmModel(QueryableField):
             self.exposures.start(dataset.metadata.get("measure_stops"))
 
         def begin_step(step: int) -> None:
+            self._set_depth_loss(step)
             self.cost.step_pre_backward(self.device)
             progress = min(1.0, step / max(1, self.config.proposal_anneal_steps))
             slope = 10.0
@@ -304,6 +321,14 @@ class F3rmModel(QueryableField):
             TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], begin_step, update_every_num_iters=1),
             TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], end_step, update_every_num_iters=1),
         ]
+
+    def _set_depth_loss(self, step: int) -> None:
+        self.depth_loss_weight = self.config.depth_loss_mult * max(0.0, 1 - step / self.config.depth_loss_steps)
+        if not self.depth_loss_weight:
+            self.ray_depths = self._measure_ray_depths = None
+        elif self._measure_ray_depths is not None:
+            depths, self._measure_ray_depths = self._measure_ray_depths(), None
+            self.ray_depths = None if depths is None else depths.to(self.device)
 
     def memory_options(self) -> list[MemoryOption]:
         """Returns the options that lower the memory of a training step."""
@@ -414,7 +439,7 @@ class F3rmModel(QueryableField):
     def get_loss_dict(
         self, outputs: dict[str, Any], batch: dict[str, Any], metrics_dict: dict[str, Any] | None = None
     ) -> dict[str, Tensor]:
-        """Returns the losses: rgb, interlevel, distortion, one per feature, and the pose regulariser."""
+        """Returns the losses: rgb, interlevel, depth, distortion, one per feature, and the pose regulariser."""
         predicted, target = self.renderer_rgb.blend_background_for_loss_computation(
             pred_image=outputs["rgb"],
             pred_accumulation=outputs["accumulation"],
@@ -428,6 +453,14 @@ class F3rmModel(QueryableField):
         losses["interlevel_loss"] = self.config.interlevel_loss_mult * interlevel_loss(
             outputs["weights_list"], outputs["ray_samples_list"]
         )
+        if self.ray_depths is not None:
+            samples = outputs["ray_samples_list"][-1]
+            photos, frustums = samples.camera_indices[:, 0, 0], samples.frustums
+            surfaces = self.ray_depths.along(photos, frustums.directions[:, 0])
+            middles = ((frustums.starts + frustums.ends) / 2)[..., 0]
+            losses["depth_loss"] = self.depth_loss_weight * depth_loss(
+                outputs["weights_list"][-1][..., 0], middles, surfaces
+            )
         if metrics_dict is not None and "distortion" in metrics_dict:
             losses["distortion_loss"] = self.config.distortion_loss_mult * metrics_dict["distortion"]
         kept = batch["kept"].to(self.device) if "kept" in batch else None

@@ -1,6 +1,5 @@
 """Dense points of a capture by stereo, for splats to begin at: found once per capture, then read from the cache."""
 
-import functools
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,8 +15,7 @@ from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth
 from f3rm_ext.data.stereo.cache import capture_key, read_or_make
-from f3rm_ext.data.stereo.sweep import AGREEING, FARTHEST, PhotoStereo, StereoOptions, nearby_views
-from f3rm_ext.errors import CaptureError
+from f3rm_ext.data.stereo.sweep import AGREEING, FARTHEST, PhotoStereo
 from f3rm_ext.utils import threads
 from f3rm_ext.utils.console import console, image_progress
 from f3rm_ext.utils.pictures import pick_evenly
@@ -40,9 +38,6 @@ BACKDROP_QUANTILE = 0.9
 COUNT = 20_000
 """Points at most, spread evenly over what the photos show. A capture with fewer of its own is filled up to as many by
 default."""
-_SHARE_VIEWS, _SHARE_SIDE_PX = 4, 160
-"""Photos in which the share of surfaces is measured, and their longer side."""
-_SHARE_OPTIONS = StereoOptions(depths=64, neighbours=4, least_score=0.6)
 
 
 class DensePoints(NamedTuple):
@@ -196,37 +191,6 @@ def seek_points(outputs: DataparserOutputs, count: int = COUNT, side_px: int = S
     with image_progress("photos") as progress:
         task = progress.add_task("Stereo", total=None)
         return dense_points(stereo, count, lambda done, total: progress.update(task, completed=done, total=total))
-
-
-def measure_surface_share(outputs: DataparserOutputs) -> float:
-    """Returns the share of surfaces in the photos of a capture, see :func:`surface_share`; 1 if the cameras have no
-    pinhole view, such as those of panoramas.
-
-    Raises:
-        CaptureError: a photo cannot be read.
-    """
-    threads.settle(numba=True)
-    try:
-        dataset = PinholeDataset.scale_to_side(outputs, _SHARE_SIDE_PX)
-    except CaptureError:
-        return 1.0
-    return surface_share(PhotoStereo.from_dataset(dataset, _SHARE_OPTIONS))
-
-
-def surface_share(stereo: PhotoStereo) -> float:
-    """Returns the share of the pixels, 0 to 1, on whose depth two neighbours agree, the median of a few photos.
-
-    Masked pixels do not count, transparent ones have no depth. Nor has a backdrop that looks the same from everywhere,
-    whatever its noise and shading: photos do not agree on the depth that stereo finds there.
-    """
-    shares, depth = [], functools.cache(stereo.depth)  # neighbours of several, where photos are few
-    for index in pick_evenly(len(stereo), _SHARE_VIEWS):
-        views = [index, *nearby_views(stereo.cameras, index, MIN_VIEWS, stereo.cameras.radius())]
-        maps = DepthMaps(stereo.cameras.take(torch.tensor(views)), [depth(view) for view in views])
-        sure = agreeing_depth(maps, 0, MIN_VIEWS, AGREEING) > 0
-        valid = stereo.photo(index).valid
-        shares.append(float(sure.mean() if valid is None else sure.sum() / max(1, int(valid.sum()))))
-    return float(np.median(shares))
 
 
 def encode_ply(points: DensePoints) -> bytes:

@@ -65,7 +65,9 @@ def test_surfaces_are_measured_in_training(build, make_capture, object_masks):
 
     assert 0 <= share() < 1
     assert share(make_capture(8, masks=object_masks, name="masked")) == 0, "what is masked is background here"
-    assert "measure_surface_share" not in build(mode="test").train_dataset.metadata
+    assert not {"measure_surface_share", "measure_ray_depths"} & set(build(mode="test").train_dataset.metadata)
+    depths = build().train_dataset.metadata["measure_ray_depths"]()
+    assert len(depths.views) == len(depths.depths) == 6 and (depths.depths >= 0).all()
     assert build().train_dataset.metadata["camera_reach"] == pytest.approx(1, rel=1e-5), "the dataparser scales poses"
 
 

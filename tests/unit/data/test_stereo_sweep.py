@@ -16,7 +16,8 @@ from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.data.stereo import exposures
 from f3rm_ext.data.stereo.agreement import DepthMaps
 from f3rm_ext.data.stereo.exposures import compare, fit_stops, light_of, look_up
-from f3rm_ext.data.stereo.points import BACKDROP_SHARE, dense_points, surface_share, thin
+from f3rm_ext.data.stereo.points import BACKDROP_SHARE, dense_points, thin
+from f3rm_ext.data.stereo.surfaces import RayDepths, ray_depths, surface_share
 from f3rm_ext.data.stereo.sweep import (
     PhotoStereo,
     StereoOptions,
@@ -159,6 +160,46 @@ def test_surfaces_are_where_photos_agree_on_depth(cameras: PinholeCameras) -> No
         return ImagePixels(torch.cat([pixels, 255 * left[..., None].to(torch.uint8)], dim=-1))
 
     assert surface_share(PhotoStereo(see_through, cameras, StereoOptions(neighbours=4))) < 0.6 * wall
+
+
+def pixel_rays(cameras: PinholeCameras, index: int) -> Tensor:
+    """Directions of the rays through the centres of all pixels, 2 long along the camera's axis, scene frame."""
+    columns, rows = torch.arange(WIDTH) + 0.5, torch.arange(HEIGHT)[:, None] + 0.5
+    x, y = (columns - WIDTH / 2) / FOCAL_PX, (rows - HEIGHT / 2) / FOCAL_PX
+    local = torch.stack(torch.broadcast_tensors(x, y, torch.ones(())), dim=-1).view(-1, 3)
+    return 2 * local @ cameras.viewmats[index, :3, :3].float()
+
+
+def test_rays_meet_the_wall_where_stereo_finds_it(cameras: PinholeCameras) -> None:
+    depths = ray_depths(dataset_photos(cameras, WALL, 40.0))
+    for index in (0, len(cameras.widths) - 1):
+        rays = pixel_rays(cameras, index)
+        photo = torch.full((len(rays),), index)
+        distance = depths.along(photo, rays)
+        known = distance > 0
+        true = torch.from_numpy(true_depth(cameras, index)[0]).float().flatten() / 2
+        assert known.float().mean() > 0.6
+        assert ((distance / true - 1).abs()[known] < 0.02).float().mean() > 0.99
+        assert not depths.along(photo, -rays).any(), "behind the camera"
+        assert not depths.along(photo, rays + 4 * rays[0] - 4 * rays[-1]).any(), "beside the picture"
+
+
+def test_rays_of_photos_without_depth_meet_nothing(cameras: PinholeCameras) -> None:
+    some = ray_depths(dataset_photos(cameras, WALL, 40.0), 2)
+    assert len(some.depths) == 2 and int((some.views < 0).sum()) == len(cameras.widths) - 2
+    without = int((some.views < 0).nonzero()[0])
+    rays = pixel_rays(cameras, without)
+    assert not some.along(torch.full((len(rays),), without), rays).any()
+
+
+def test_small_photos_among_larger_ones_have_no_depth_beside_them() -> None:
+    depths = torch.zeros(1, 4, 6)
+    depths[0, :2, :3] = 5.0
+    one = RayDepths(
+        torch.eye(4)[None], torch.tensor([[[1.0, 0, 1.5], [0, 1.0, 1.0], [0, 0, 1]]]), depths, torch.zeros(1).long()
+    )
+    rays = torch.tensor([[1.0, 0.5, 1.0], [2.0, 0.5, 1.0], [0.0, 0.0, 2.0]])
+    assert one.along(torch.zeros(3).long(), rays).tolist() == [5.0, 0.0, 2.5]
 
 
 def test_dense_points_lie_on_the_wall(cameras: PinholeCameras) -> None:

@@ -8,7 +8,7 @@ from nerfstudio.field_components.spatial_distortions import SceneContraction
 from nerfstudio.model_components.losses import lossfun_distortion
 
 from f3rm_ext.nerf.contraction import box_to_unit_cube, contract_to_unit_cube, ray_points
-from f3rm_ext.nerf.losses import cosine, distortion_loss, feature_loss, heaviest_samples
+from f3rm_ext.nerf.losses import cosine, depth_loss, distortion_loss, feature_loss, heaviest_samples
 from f3rm_ext.nerf.mlp import Mlp, RaySplitMlp, frequency_encoding
 
 
@@ -93,3 +93,13 @@ def test_distortion_is_nerfstudios_in_value_and_gradient() -> None:
     actual = distortion_loss(weights, edges)
     torch.testing.assert_close(actual, expected)
     torch.testing.assert_close(*(torch.autograd.grad(loss, weights)[0] for loss in (actual, expected)))
+
+
+def test_the_depth_loss_is_the_light_that_comes_from_elsewhere() -> None:
+    weights = torch.tensor([[0.2, 0.5, 0.1], [0.2, 0.5, 0.1], [0.9, 0.0, 0.0]], requires_grad=True)
+    middles = torch.tensor([1.0, 2.0, 3.0]).expand(3, 3)
+    loss = depth_loss(weights, middles, torch.tensor([2.1, 3.0, 0.0]))
+    assert loss.item() == pytest.approx((0.5 + 0.9) / 3)
+    loss.backward()
+    assert weights.grad is not None
+    torch.testing.assert_close(weights.grad, -torch.tensor([[0, 1.0, 0], [0, 0, 1], [0, 0, 0]]) / 3)

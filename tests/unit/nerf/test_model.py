@@ -11,6 +11,7 @@ from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle
 from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
 
+from f3rm_ext.data.stereo.surfaces import RayDepths
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.spec import FeatureSpec
@@ -126,6 +127,34 @@ def test_initial_density_by_the_surfaces_in_the_photos(
     model = make_model(init_density="auto", metadata=metadata)
     assert model.choices == {"init_density": density}
     assert {field.init_density for field in (model.field, *model.proposal_networks)} == {density}
+
+
+def test_light_is_drawn_to_the_surfaces_that_stereo_finds_less_and_less(
+    make_model: MakeModel, make_rays: MakeRays
+) -> None:
+    searches = []
+
+    def measure() -> RayDepths:
+        searches.append(1)
+        views = torch.tensor([0, 1, 2, -1, -1])
+        return RayDepths(torch.eye(4).expand(3, 4, 4), torch.eye(3).expand(3, 3, 3), torch.ones(3, 1, 1), views)
+
+    model = make_model(depth_loss_mult=0.5, depth_loss_steps=10, metadata={"measure_ray_depths": measure})
+    model.train()
+    weights = []
+    for step in (0, 5, 9):
+        _run_callbacks(model, step, TrainingCallbackLocation.BEFORE_TRAIN_ITERATION)
+        assert "depth_loss" in _losses(model, make_rays(40), {})
+        weights.append(model.depth_loss_weight)
+    assert weights == pytest.approx([0.5, 0.25, 0.05]) and len(searches) == 1
+    _run_callbacks(model, 10, TrainingCallbackLocation.BEFORE_TRAIN_ITERATION)
+    assert "depth_loss" not in _losses(model, make_rays(40), {}) and model.ray_depths is None
+    late = make_model(depth_loss_mult=0.5, depth_loss_steps=10, metadata={"measure_ray_depths": measure})
+    _run_callbacks(late, 12, TrainingCallbackLocation.BEFORE_TRAIN_ITERATION)
+    assert len(searches) == 1, "a run that goes on later does not search"
+    off = make_model(metadata={"measure_ray_depths": measure})
+    _run_callbacks(off, 0, TrainingCallbackLocation.BEFORE_TRAIN_ITERATION)
+    assert off.ray_depths is None and len(searches) == 1
 
 
 def test_exposures_have_mean_zero_after_each_step(make_model: MakeModel) -> None:
