@@ -32,10 +32,11 @@ HERE = Path(__file__).parent
 FIELD, SPLATS = "f3rm-ext-lite", "sugar-ext-lite"
 MASKED = "--pipeline.datamanager.masked-pixels"
 DENSE = "--pipeline.datamanager.stereo-points"
+DEPTH = "--pipeline.model.depth-loss-mult"
 SEED = 42
 """First seed of a case's runs; nerfstudio's default."""
-FEW, MANY = 300, 2000
-"""Steps of short runs, and of long ones."""
+FEW, SHORT, MANY = 300, 800, 2000
+"""Steps of the shortest runs, of those of fields of few photos, and of long ones."""
 CONSOLE = Console(stderr=True)
 
 
@@ -112,6 +113,23 @@ def photo_cases() -> list[Case]:
     ]
 
 
+def depth_cases() -> list[Case]:
+    """Fields of few photos and of many, which learn the depth that stereo finds."""
+    return [
+        Case(
+            name,
+            change,
+            make,
+            FIELD,
+            {f"depth-loss-mult {value}": (DEPTH, value) for value in ("0.05", "0.0")},
+            scale,
+            {FIELD: SHORT},
+        )
+        for name, folder, scale in CAPTURES
+        for change, make in (("15 photos", with_few(folder, 15)), ("no points", without_points(folder)))
+    ]
+
+
 def point_cases() -> list[Case]:
     """Captures without points, and with those of structure from motion."""
     modes = {"no points": ("never",), "sparse points": ("never", "always")}
@@ -145,7 +163,7 @@ ARGUMENTS = {
     SPLATS: (),
 }
 """Small runs, for two processor cores."""
-CASES = mask_cases() + photo_cases() + point_cases()
+CASES = mask_cases() + photo_cases() + depth_cases() + point_cases()
 
 
 @dataclass

@@ -49,6 +49,7 @@ def presets() -> str:
         add("feature samples per ray", model.feature_samples_per_ray or "all")
         add("pose refinement", model.camera_optimizer.mode)
         add("exposure", model.exposure)
+        add("depth loss", model.depth_loss_mult or "off")
         add("parameters without heads", f"{parameters / 1e6:.1f} M")
         add("with gradient and Adam's moments, float32", f"{16 * parameters / MIB:.0f} MiB")
     return table(PRESETS, rows)

@@ -39,7 +39,10 @@ def depth_loss(
     weights: Float[Tensor, "rays samples"], middles: Float[Tensor, "rays samples"], surfaces: Float[Tensor, " rays"]
 ) -> Float[Tensor, ""]:
     """Returns the share of the light that does not come from near a known surface, mean over all rays; 0 on rays
-    without one. It is linear in the weights, so that surfaces that stereo puts in a wrong place pull no harder.
+    without one.
+
+    Depth-supervised NeRF (Deng et al., 2022) takes the logarithm of the weights instead. This is linear in them, so
+    that surfaces that stereo puts in a wrong place pull no harder than others.
 
     Args:
         weights: volume-rendering weights.

@@ -130,8 +130,8 @@ class F3rmModelConfig(OwnModelConfig):
     """Weight of the distortion loss, which concentrates the density along each ray, 0 or more;
     0 turns it off."""
     depth_loss_mult: float = 0.0
-    """Weight at the first step of the loss that draws light to the depth that stereo finds in the photos, 0 or more; 0
-    does without. Short runs, and those on few photos, find surfaces with it."""
+    """Weight of the depth loss at the first step, 0 or more; 0 turns it off. It draws light to the depth that stereo
+    finds in the photos, so that short runs find surfaces, also in few photos."""
     depth_loss_steps: int = 1000
     """Steps over which that weight falls to 0, 1 or more, so that errors of stereo do not stay."""
     camera_optimizer: CameraOptimizerConfig = field(default_factory=lambda: CameraOptimizerConfig(mode="SO3xR3"))

@@ -9,7 +9,9 @@ import torch
 from jaxtyping import Float, Float32, Int
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from torch import Tensor
+from torch.nn import functional
 
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth
 from f3rm_ext.data.stereo.points import MIN_VIEWS
@@ -32,18 +34,36 @@ _RAY_VIEWS = 100
 class RayDepths:
     """Where the rays of some photos meet a surface."""
 
-    viewmats: Float[Tensor, "views 4 4"]
-    """Scene to camera, OpenCV axes."""
-    Ks: Float[Tensor, "views 3 3"]
-    """Intrinsics of the depth maps."""
+    projections: Float[Tensor, "photos 3 3"]
+    """From a direction in the scene frame to its place in the depth map, whose corners are at ±1, times the depth of
+    the direction; 0 for photos without a depth map."""
+    views: Float[Tensor, " photos"]
+    """Place of each photo's depth map among all, in the same way."""
     depths: Float[Tensor, "views h w"]
     """Depth along the camera's axis, scene units; 0 where nothing is known."""
-    views: Int[Tensor, " photos"]
-    """View of each photo; -1 if it has none."""
+
+    @classmethod
+    def of(
+        cls, cameras: PinholeCameras, depths: Sequence[Float32[np.ndarray, "_ _"]], photos: Sequence[int]
+    ) -> "RayDepths":
+        """Returns the depth of some photos.
+
+        Args:
+            cameras: of all photos, at the size of the depth maps.
+            photos: indices of those with a depth map.
+        """
+        height, width = int(cameras.heights.max()), int(cameras.widths.max())
+        padded = [np.pad(depth, ((0, height - depth.shape[0]), (0, width - depth.shape[1]))) for depth in depths]
+        chosen, count = torch.tensor(photos), len(cameras.widths)
+        to_corners = torch.tensor([[2 / width, 0, -1], [0, 2 / height, -1], [0, 0, 1]])
+        projections, views = torch.zeros(count, 3, 3), torch.zeros(count)
+        projections[chosen] = to_corners @ cameras.Ks[chosen].float() @ cameras.viewmats[chosen, :3, :3].float()
+        views[chosen] = (2 * torch.arange(len(chosen)) + 1) / len(chosen) - 1
+        return cls(projections, views, torch.from_numpy(np.stack(padded)))
 
     def to(self, device: torch.device) -> "RayDepths":
         """Returns them on a device."""
-        return RayDepths(*(part.to(device) for part in (self.viewmats, self.Ks, self.depths, self.views)))
+        return RayDepths(self.projections.to(device), self.views.to(device), self.depths.to(device))
 
     def along(self, photos: Int[Tensor, " rays"], directions: Float[Tensor, "rays 3"]) -> Float[Tensor, " rays"]:
         """Returns the distances at which rays meet a surface, in lengths of their directions; 0 where that is unknown.
@@ -52,17 +72,13 @@ class RayDepths:
             photos: indices of the photos from whose centres the rays start.
             directions: scene frame.
         """
-        view = self.views[photos]
-        known, view = view >= 0, view.clamp_min(0)
-        x, y, z = (self.viewmats[view, :3, :3] @ directions[:, :, None])[..., 0].unbind(-1)
-        known &= z > 0
-        z = torch.where(known, z, 1)
-        K, (height, width) = self.Ks[view], self.depths.shape[1:]
-        column, row = x / z * K[:, 0, 0] + K[:, 0, 2], y / z * K[:, 1, 1] + K[:, 1, 2]
-        known &= (column >= 0) & (column < width) & (row >= 0) & (row < height)
-        index = row.clamp(0, height - 1).long() * width + column.clamp(0, width - 1).long()
-        depth = self.depths.flatten(1)[view, index]
-        return torch.where(known, depth / z, 0)
+        x_y, z = (self.projections[photos] @ directions[:, :, None])[..., 0].split([2, 1], dim=1)
+        places = torch.cat([x_y / z, self.views[photos, None]], dim=1)
+        # Places beside the depth map get 0.
+        depth = functional.grid_sample(
+            self.depths[None, None], places[None, None, None], mode="nearest", align_corners=False
+        )
+        return torch.where(z > 0, depth.view(-1, 1) / z, 0)[:, 0]
 
 
 def measure_ray_depths(outputs: DataparserOutputs) -> RayDepths | None:
@@ -82,17 +98,13 @@ def ray_depths(stereo: PhotoStereo, most_views: int = _RAY_VIEWS) -> RayDepths:
     Args:
         most_views: photos whose depth is sought, evenly among all.
     """
-    chosen = pick_evenly(len(stereo), most_views)
-    shape = (len(chosen), int(stereo.cameras.heights.max()), int(stereo.cameras.widths.max()))
-    depths, views = torch.zeros(shape), torch.full((len(stereo),), -1)
+    chosen, depths = pick_evenly(len(stereo), most_views), []
     with image_progress("photos") as progress:
         task = progress.add_task("Stereo", total=len(chosen))
-        for number, depth in enumerate(_agreeing_depths(stereo, chosen)):
-            depths[number, : depth.shape[0], : depth.shape[1]] = torch.from_numpy(depth)
+        for depth in _agreeing_depths(stereo, chosen):
+            depths.append(depth)
             progress.advance(task)
-    views[torch.tensor(chosen)] = torch.arange(len(chosen))
-    cameras = stereo.cameras.take(torch.tensor(chosen))
-    return RayDepths(cameras.viewmats.float(), cameras.Ks.float(), depths, views)
+    return RayDepths.of(stereo.cameras, depths, chosen)
 
 
 def measure_surface_share(outputs: DataparserOutputs) -> float:
