@@ -135,7 +135,7 @@ def labelled_viewer(
         *("--pipeline.datamanager.features.extractors", f"labels:data={tiny_capture}"),
         *("--pipeline.datamanager.feature-ray-fraction", 1.0, "--pipeline.model.feature-loss-mult", 0.1),
     )
-    with serve(train(tmp_path_factory.mktemp("labelled"), 200, *options).config) as viewer:
+    with serve(train(tmp_path_factory.mktemp("labelled"), 400, *options).config) as viewer:
         yield viewer
 
 
