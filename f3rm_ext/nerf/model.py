@@ -21,7 +21,6 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 from torch.nn import functional
 
-from f3rm_ext.data.stereo.surfaces import RayDepths
 from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
@@ -35,6 +34,7 @@ from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.model_components.visualization import comparison_images, feature_images
 from f3rm_ext.nerf.contraction import ray_points
+from f3rm_ext.nerf.depth_supervision import DepthSupervision
 from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
 from f3rm_ext.nerf.fields import (
@@ -49,7 +49,6 @@ from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
 from f3rm_ext.nerf.losses import (
     FeatureLoss,
     cosine,
-    depth_loss,
     distortion_loss,
     feature_loss,
     feature_pairs,
@@ -174,6 +173,8 @@ class F3rmModelConfig(OwnModelConfig):
             raise ConfigError("There is no proposal network: give at least one in `proposals`.")
         if self.num_samples < 1 or any(proposal.num_samples < 1 for proposal in self.proposals):
             raise ConfigError("A number of samples per ray is below 1: use 24 to 256.")
+        if self.depth_loss_steps < 1:
+            raise ConfigError(f"depth-loss-steps is {self.depth_loss_steps}: use 1 or more, or depth-loss-mult 0.")
         if self.eval_num_rays_per_chunk < 0:
             raise ConfigError(
                 f"eval-num-rays-per-chunk is {self.eval_num_rays_per_chunk}: use 0 for the default, or 512 and more."
@@ -252,9 +253,8 @@ class F3rmModel(QueryableField):
         self.camera_optimizer: CameraOptimizer = config.camera_optimizer.setup(
             num_cameras=self.num_train_data, device="cpu"
         )
-        self._measure_ray_depths = metadata.get("measure_ray_depths") if config.depth_loss_mult else None
-        self.ray_depths: RayDepths | None = None
-        self.depth_loss_weight = 0.0
+        measure = metadata.get("measure_ray_depths")
+        self.depth_supervision = DepthSupervision(measure, config.depth_loss_mult, config.depth_loss_steps)
         self.exposures = make_exposures(config.exposure, self.num_train_data, metadata)
         self.choices |= choices(config.exposure, self.exposures)
         self.density_fns = [cast(ProposalField, network).density for network in self.proposal_networks]
@@ -303,7 +303,7 @@ class F3rmModel(QueryableField):
             self.exposures.start(dataset.metadata.get("measure_stops"))
 
         def begin_step(step: int) -> None:
-            self._set_depth_loss(step)
+            self.depth_supervision.begin_step(step, self.device)
             self.cost.step_pre_backward(self.device)
             progress = min(1.0, step / max(1, self.config.proposal_anneal_steps))
             slope = 10.0
@@ -321,14 +321,6 @@ class F3rmModel(QueryableField):
             TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], begin_step, update_every_num_iters=1),
             TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], end_step, update_every_num_iters=1),
         ]
-
-    def _set_depth_loss(self, step: int) -> None:
-        self.depth_loss_weight = self.config.depth_loss_mult * max(0.0, 1 - step / self.config.depth_loss_steps)
-        if not self.depth_loss_weight:
-            self.ray_depths = self._measure_ray_depths = None
-        elif self._measure_ray_depths is not None:
-            depths, self._measure_ray_depths = self._measure_ray_depths(), None
-            self.ray_depths = None if depths is None else depths.to(self.device)
 
     def memory_options(self) -> list[MemoryOption]:
         """Returns the options that lower the memory of a training step."""
@@ -453,14 +445,7 @@ class F3rmModel(QueryableField):
         losses["interlevel_loss"] = self.config.interlevel_loss_mult * interlevel_loss(
             outputs["weights_list"], outputs["ray_samples_list"]
         )
-        if self.ray_depths is not None:
-            samples = outputs["ray_samples_list"][-1]
-            photos, frustums = samples.camera_indices[:, 0, 0], samples.frustums
-            surfaces = self.ray_depths.along(photos, frustums.directions[:, 0])
-            middles = ((frustums.starts + frustums.ends) / 2)[..., 0]
-            losses["depth_loss"] = self.depth_loss_weight * depth_loss(
-                outputs["weights_list"][-1][..., 0], middles, surfaces
-            )
+        losses.update(self.depth_supervision.losses(outputs["weights_list"][-1], outputs["ray_samples_list"][-1]))
         if metrics_dict is not None and "distortion" in metrics_dict:
             losses["distortion_loss"] = self.config.distortion_loss_mult * metrics_dict["distortion"]
         kept = batch["kept"].to(self.device) if "kept" in batch else None

@@ -32,7 +32,7 @@ _RAY_VIEWS = 100
 
 @dataclass(frozen=True)
 class RayDepths:
-    """Where the rays of some photos meet a surface."""
+    """Depth maps of some photos, in which the depth along rays of these photos is looked up."""
 
     projections: Float[Tensor, "photos 3 3"]
     """From a direction in the scene frame to its place in the depth map, whose corners are at ±1, times the depth of

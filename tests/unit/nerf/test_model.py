@@ -144,16 +144,16 @@ def test_light_is_drawn_to_the_surfaces_that_stereo_finds_less_and_less(
     for step in (0, 5, 9):
         _run_callbacks(model, step, TrainingCallbackLocation.BEFORE_TRAIN_ITERATION)
         assert "depth_loss" in _losses(model, make_rays(40), {})
-        weights.append(model.depth_loss_weight)
+        weights.append(model.depth_supervision.weight)
     assert weights == pytest.approx([0.5, 0.25, 0.05]) and len(searches) == 1
     _run_callbacks(model, 10, TrainingCallbackLocation.BEFORE_TRAIN_ITERATION)
-    assert "depth_loss" not in _losses(model, make_rays(40), {}) and model.ray_depths is None
+    assert "depth_loss" not in _losses(model, make_rays(40), {}) and model.depth_supervision.depths is None
     late = make_model(depth_loss_mult=0.5, depth_loss_steps=10, metadata={"measure_ray_depths": measure})
     _run_callbacks(late, 12, TrainingCallbackLocation.BEFORE_TRAIN_ITERATION)
     assert len(searches) == 1, "a run that goes on later does not search"
     off = make_model(metadata={"measure_ray_depths": measure})
     _run_callbacks(off, 0, TrainingCallbackLocation.BEFORE_TRAIN_ITERATION)
-    assert off.ray_depths is None and len(searches) == 1
+    assert off.depth_supervision.depths is None and len(searches) == 1
 
 
 def test_exposures_have_mean_zero_after_each_step(make_model: MakeModel) -> None:
@@ -321,7 +321,9 @@ def test_parameter_groups_cover_every_parameter_once(make_model: MakeModel, make
     assert "camera_opt" not in off.get_param_groups()
 
 
-@pytest.mark.parametrize(("option", "value"), [("proposals", ()), ("eval_num_rays_per_chunk", -1)])
+@pytest.mark.parametrize(
+    ("option", "value"), [("proposals", ()), ("eval_num_rays_per_chunk", -1), ("depth_loss_steps", 0)]
+)
 def test_options_that_cannot_work(option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=option.replace("_", "-")):
         F3rmModelConfig(**{option: value})
