@@ -53,7 +53,7 @@ class GaussianModel(QueryableSplats):
     background: Tensor
     """Colour behind the Gaussians outside training, (3,)."""
     schedule: Schedule
-    """Of the run; set when training starts."""
+    """Schedule of the run; set when training starts."""
     loaded = False
     """Whether the Gaussians come from a checkpoint."""
     sharded = False

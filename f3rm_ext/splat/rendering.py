@@ -38,7 +38,7 @@ class SplatScene:
     gaussians: Gaussians
     """The Gaussians as optimised, without the 3D filter."""
     mip: MipOptions
-    """Which filters are applied."""
+    """Options of the 2D and the 3D filter."""
     filter_3d: Float[Tensor, " gaussians"] | None = None
     """Standard deviations of the 3D filter, scene units; None for no filter."""
     sh_degree: int | None = None

@@ -51,7 +51,7 @@ class PackedMasks:
 
 
 class MaskShares(NamedTuple):
-    """Where Gaussians show."""
+    """Shares of Gaussians in the masks of views, and the weight with which views show them."""
 
     shares: Float[Tensor, "gaussians masks"]
     """Share of the weight of each Gaussian that lies in each mask, 0 to 1; 0 for those that no view shows."""

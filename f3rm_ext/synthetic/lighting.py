@@ -38,7 +38,7 @@ class Lights(NamedTuple):
 
 
 class Hits(NamedTuple):
-    """Where rays first meet the scene."""
+    """Nearest intersections of rays with the scene."""
 
     rays: Int[np.ndarray, " hits"]
     """Rays that meet it."""

@@ -78,7 +78,7 @@ def read_spz(path: Path, axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
 
 @dataclass(frozen=True)
 class SpzHeader:
-    """What the headers of all versions say."""
+    """Fields that the headers of all versions have."""
 
     version: int
     count: int

@@ -31,7 +31,7 @@ _HIGHEST_RATIO, _BYTES_OF_POSITION = 1024, 9
 
 @dataclass(frozen=True)
 class _Container:
-    """What lies in front of the streams."""
+    """The header, the extensions and the table of the streams of a file."""
 
     header: spz.SpzHeader
     extensions: list[tuple[int, bytes]]

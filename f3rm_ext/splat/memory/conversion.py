@@ -16,9 +16,9 @@ class ConversionLoss:
     """Loss of a conversion: root mean squares over Gaussians, directions and channels of colours in 0..1."""
 
     dropped: float
-    """From dropping coefficients of higher degrees."""
+    """Loss by dropping coefficients of higher degrees."""
     rounding: float
-    """From rounding the remaining coefficients."""
+    """Loss by rounding the remaining coefficients."""
 
     def __str__(self) -> str:
         if not self.dropped and not self.rounding:

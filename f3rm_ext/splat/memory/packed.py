@@ -39,7 +39,7 @@ class ColorGradient:
     rows: Int[Tensor, " visible"] | None
     """Indices of the Gaussians, ascending; None for all."""
     directions: Float[Tensor, "visible 3"]
-    """From the camera to the Gaussians, length 1."""
+    """Directions from the camera to the Gaussians, of length 1."""
     colors: Float[Tensor, "visible 3"]
     """Gradients with respect to their colours."""
     degree: int

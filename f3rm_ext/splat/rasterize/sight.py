@@ -38,7 +38,7 @@ class Truth:
     picture: Float[Tensor, "h w 3"]
     """The picture that they make, with its background."""
     photo: Float[Tensor, "h w 3"]
-    """What it should be."""
+    """The photo that the picture is compared with."""
     share: Float[Tensor, "h w"] | None = None
     """Weights of the pixels, 0 to 1; None for 1 everywhere."""
 
