@@ -96,4 +96,4 @@ def test_picture(scene: Callable[..., Any], tmp_path: Path) -> None:
     scene("picture", out, "--width", 96, "--height", 64, "--samples", 1, "--light-rays", 1, "--maps").succeeds()
     assert Image.open(out).size == (96, 64 + 21)
     again = scene("picture", out)
-    assert again.code == 2 and "--overwrite" in again.stderr
+    again.refuses("--overwrite")

@@ -97,7 +97,7 @@ def test_the_command_replaces_what_it_wrote_and_nothing_else(
     (tmp_path / "diary.txt").write_text("mine")
     for out in (tmp_path, dirty.parent, tmp_path / "diary.txt"):
         refused = f3rm_ext("splats", "clean", "--load-config", dirty, "--out", out)
-        assert refused.code == 2 and str(out) in refused.stderr
+        refused.refuses(str(out))
     assert run.is_as_it_was()
     assert [path.name for path in tmp_path.iterdir()] == ["diary.txt"]
 
@@ -116,12 +116,12 @@ def test_a_run_in_any_folder_can_be_evaluated(
 
 def test_bad_input_is_one_sentence(f3rm_ext: Callable[..., Any]) -> None:
     refused = f3rm_ext("splats", "clean", "--load-config", "nothing/config.yml")
-    assert refused.code == 2 and "nothing/config.yml" in refused.stderr
+    refused.refuses(r"nothing/config\.yml")
 
 
 def test_a_field_has_no_splats(untrained: Any, f3rm_ext: Callable[..., Any], tmp_path: Path) -> None:
     refused = f3rm_ext("splats", "clean", "--load-config", untrained.config, "--out", tmp_path / "out")
-    assert refused.code == 2 and "f3rm-ext-lite" in refused.stderr
+    refused.refuses("f3rm-ext-lite")
     assert not (tmp_path / "out").exists()
 
 

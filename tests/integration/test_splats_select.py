@@ -133,5 +133,5 @@ def test_bad_input_is_one_sentence(
     f3rm_ext: Callable[..., Any], labelled_splats: Any, words: Sequence[str], told: str, tmp_path: Path
 ) -> None:
     refused = f3rm_ext("splats", "select", "--load-config", labelled_splats.config, "--out", tmp_path / "out", *words)
-    assert refused.code == 2 and told in refused.stderr
+    refused.refuses(told)
     assert not (tmp_path / "out").exists()
