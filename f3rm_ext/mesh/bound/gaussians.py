@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
+from f3rm_ext.mesh.bound import kernels
 from f3rm_ext.mesh.bound.layout import INITIAL_SIZES, barycentric_weights
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count, sh_to_rgb
 
@@ -62,15 +63,9 @@ class BoundGaussians:
 
     def gaussians(self) -> Gaussians:
         """Returns the Gaussians in the scene frame; differentiable. Harmonics and opacities are the same tensors."""
-        corners = self.vertices[self.faces]
-        count = self.per_triangle
-        # The viewer looks at a model before it has its mesh.
-        weights = barycentric_weights(count, corners.device, corners.dtype) if count else corners.new_zeros(0, 3)
-        frames = frame_quats(triangle_frames(corners)).repeat_interleave(self.per_triangle, dim=0)
         thin = torch.full_like(self.scales[:, :1], self.thickness).log()
-        means = torch.einsum("nk,fkc->fnc", weights, corners).reshape(-1, 3)
         scales = torch.cat([self.scales, thin], dim=1)
-        quats = rotate_in_plane(frames, functional.normalize(self.turns, dim=1))
+        means, quats = self._places()
         if len(self.free_means):
             means = torch.cat([means, self.free_means])
             scales, quats = torch.cat([scales, self.free_scales]), torch.cat([quats, self.free_quats])
@@ -82,6 +77,18 @@ class BoundGaussians:
             features_dc=self.features_dc,
             features_rest=self.features_rest,
         )
+
+    def _places(self) -> tuple[Float[Tensor, "bound 3"], Float[Tensor, "bound 4"]]:
+        """Returns the centres and rotations of the Gaussians on triangles."""
+        vertices, faces, turns, count = self.vertices, self.faces, self.turns, self.per_triangle
+        # The viewer looks at a model before it has its mesh.
+        weights = barycentric_weights(count, vertices.device, vertices.dtype) if count else vertices.new_zeros(0, 3)
+        if kernels.fit(vertices, turns):
+            return kernels.BoundGeometry.apply(vertices, turns, faces, weights)  # type: ignore[return-value]
+        corners = vertices[faces]
+        frames = frame_quats(triangle_frames(corners)).repeat_interleave(count, dim=0)
+        means = torch.einsum("nk,fkc->fnc", weights, corners).reshape(-1, 3)
+        return means, rotate_in_plane(frames, functional.normalize(turns, dim=1))
 
     def join_free(self, gaussians: Gaussians) -> "BoundGaussians":
         """Returns these Gaussians and free ones, of the same SH degree."""

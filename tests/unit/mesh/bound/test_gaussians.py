@@ -138,6 +138,24 @@ def test_gradients_are_those_of_finite_differences(name: str) -> None:
 
 
 @pytest.mark.parametrize("count", COUNTS)
+def test_kernels_equal_the_definition_in_value_and_gradients(count: int) -> None:
+    """Single precision is the kernels', double that of the definition in torch."""
+    bound = make_bound(count, faces=300)
+    bound.turns[:4] = torch.tensor([[-1.0, 0.0], [0.0, 2.0], [0.0, -1.0], [3.0, 0.0]])
+    dice = torch.Generator().manual_seed(6)
+    by_means, by_quats = torch.randn(len(bound), 3, generator=dice), torch.randn(len(bound), 4, generator=dice)
+
+    def places(dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [getattr(bound, name).to(dtype).requires_grad_() for name in ("vertices", "turns")]
+        found = replace(bound, vertices=leaves[0], turns=leaves[1], scales=bound.scales.to(dtype)).gaussians()
+        loss = (found.means * by_means).sum() + (found.quats * by_quats).sum()
+        return [found.means.detach(), found.quats.detach(), *torch.autograd.grad(loss, leaves)]
+
+    for single, double in zip(places(torch.float32), places(torch.float64), strict=True):
+        torch.testing.assert_close(single.double(), double, atol=1e-4 * float(double.abs().max()), rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", COUNTS)
 def test_a_deformed_mesh_deforms_its_gaussians(count: int) -> None:
     """Under an affine map, which bends no triangle, a flat Gaussian becomes its exact image."""
     bound = make_bound(count)

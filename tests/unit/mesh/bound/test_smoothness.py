@@ -41,6 +41,24 @@ def test_three_triangles_at_an_edge_and_one_alone() -> None:
     assert float(loss.detach()) == 0 and vertices.grad is not None and not vertices.grad.any()
 
 
+def test_kernels_equal_the_definition_in_value_and_gradient() -> None:
+    """Single precision is the kernels', double that of the definition in torch."""
+    ball = trimesh.creation.icosphere(subdivisions=2)
+    faces = torch.from_numpy(ball.faces.copy())
+    faces[::3] = faces[::3].flip(1)  # wound the other way
+    vertices = torch.tensor(ball.vertices) + 0.05 * torch.randn(
+        ball.vertices.shape, generator=torch.Generator().manual_seed(0)
+    )
+
+    def loss(dtype: torch.dtype) -> list[torch.Tensor]:
+        leaf = vertices.to(dtype).requires_grad_()
+        value = normal_inconsistency(leaf, faces, triangle_pairs(faces))
+        return [value.detach(), *torch.autograd.grad(3 * value, leaf)]
+
+    for single, double in zip(loss(torch.float32), loss(torch.float64), strict=True):
+        torch.testing.assert_close(single.double(), double, atol=1e-6, rtol=1e-4)
+
+
 def test_descent_flattens() -> None:
     vertices, faces = roof(0.8).requires_grad_(), torch.tensor([[0, 1, 2], [1, 0, 3]])
     pairs = triangle_pairs(faces)
