@@ -9,11 +9,9 @@ windows of images that take as much memory, each for ten steps per image, and wh
 """
 
 import argparse
-import datetime
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -153,13 +151,12 @@ def main() -> None:
                     rows.append(row | plan(words) | train(method, words, Path(run)))
                 print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        report = {"date": str(datetime.date.today()), "machine": platform.machine(), "cores": os.cpu_count()}
         known = json.loads(RESULT.read_text())["runs"] if RESULT.is_file() else []
         keys = ("method", "photos", "masks", "windows")
         same = {tuple(row[key] for key in keys) for row in rows}
         kept = [row for row in known if tuple(row[key] for key in keys) not in same]
         options_used = {"size_px": size, "steps": STEPS, "memory_mib": memory_mib}
-        write_report({**report, **options_used, "runs": kept + rows}, RESULT)
+        write_report({**options_used, "runs": kept + rows}, RESULT)
 
 
 if __name__ == "__main__":

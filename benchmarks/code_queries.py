@@ -13,9 +13,6 @@ those of the full features:
 Prints a Markdown table and writes results/code_queries.json.
 """
 
-import datetime
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 import tyro
+from processes import write_report
 from torch.nn import functional
 
 from f3rm_ext.features.extractors.registry import build_extractor, extractor_name, understands_text
@@ -79,14 +77,12 @@ class CodeQueries:
         for row in rows:
             print("| " + " | ".join(str(value) for value in row.values()) + " |", flush=True)
         report = {
-            "date": datetime.date.today().isoformat(),
-            "machine": platform.machine(),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
             "options": {"scale": self.scale, "examples": self.examples, "texts": list(TEXTS)},
             "rows": rows,
         }
-        self.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, self.out)
 
     def _load(self, spec: str) -> Features:
         options = FeatureOptions(extractors=(spec,))

@@ -15,9 +15,7 @@ anew. The photos that were left out judge, by the pixels that show what was hidd
 Both print rows and write results/confidence.json, which keeps the rows of other captures.
 """
 
-import datetime
 import json
-import platform
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +28,7 @@ import torch
 import tyro
 from commands import call
 from PIL import Image
+from processes import write_report
 from scipy.stats import rankdata
 
 from f3rm_ext.capture.frame import CaptureFrame
@@ -85,8 +84,8 @@ def record(kind: str, row: dict[str, Any], keys: Sequence[str]) -> None:
     print(row, flush=True)
     report = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     others = [old for old in report.get(kind, ()) if any(old[key] != row[key] for key in keys)]
-    report |= {"date": datetime.date.today().isoformat(), "machine": platform.machine(), kind: [*others, row]}
-    RESULT.write_text(json.dumps(report, indent=1) + "\n")
+    report |= {kind: [*others, row]}
+    write_report(report, RESULT)
 
 
 def _correlation(one: np.ndarray, two: np.ndarray) -> float:

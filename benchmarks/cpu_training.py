@@ -15,10 +15,8 @@ change it much. With OMP_NUM_THREADS=1 and NUMBA_NUM_THREADS=1 it is the trainin
 `--speed-only` trains for the same steps everywhere and evaluates nothing.
 """
 
-import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -98,8 +96,6 @@ class CpuTraining:
                 rows.append(row)
                 print(json.dumps(row), flush=True)
         report = {
-            "date": datetime.date.today().isoformat(),
-            "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
             "capture": self.data.name,
             "options": {"scale": self.scale, "steps": self.steps, "seed": self.seed},
             "rows": rows,

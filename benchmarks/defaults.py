@@ -8,7 +8,6 @@ prints a row for each run. results/defaults.json keeps the rows; a run whose row
 repeated. Held-out views are judged by `ns-eval`: only pixels that masks keep count.
 """
 
-import datetime
 import json
 import platform
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ import tyro
 from changed_captures import Maker, building, passer_by, with_few, with_masks, with_sparse_points, without_points
 from masked_pixels import make_capture
 from PIL import Image
+from processes import write_report
 from rich.console import Console
 from scipy.ndimage import binary_erosion
 
@@ -214,12 +214,10 @@ class Defaults:
         row["takes"] = [name for name, given in case.options.items() if option == "default" and took(config, given)]
         self.rows.append(row)
         report = {
-            "date": datetime.date.today().isoformat(),
-            "machine": platform.machine(),
             "python": platform.python_version(),
             "rows": self.rows,
         }
-        self.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, self.out)
         print(row, flush=True)
         return row
 

@@ -9,7 +9,6 @@ keeps the rows of other runs, so that it goes on where it was stopped. PSNR of h
 *fitted* that of every run by gains fitted to the other half of the photo, so that runs without exposures can compare.
 """
 
-import datetime
 import json
 import time
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 import tyro
 from PIL import Image
+from processes import write_report
 
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.method_configs.splat_presets import make_splat_config
@@ -112,8 +112,7 @@ class Exposure:
             return
         row = case | self._run(case["method"], folder, case["capture"], case["exposure"], case["seed"])
         print(row, flush=True)
-        report = {"date": datetime.date.today().isoformat(), "options": {"rays": self.rays}, "rows": [*rows, row]}
-        RESULT.write_text(json.dumps(report, indent=1) + "\n")
+        write_report({"options": {"rays": self.rays}, "rows": [*rows, row]}, RESULT)
 
     def _run(self, method: str, folder: Path, capture: str, option: ExposureOption, seed: int) -> dict[str, Any]:
         config: Any = (make_config if method.startswith("f3rm") else make_splat_config)(method)

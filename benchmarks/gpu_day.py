@@ -285,7 +285,7 @@ def main() -> None:
             end += program.seconds * (8 if options.rehearse else 1)  # CPUs are slow, and some are busy
             row = measure(program, end - time.monotonic(), environment)
             report["rows"].append(row)
-            write_report(report, path)
+            write_report(report, path, report["machine"])
             print(f"{program.label}: {row['seconds']:.0f} s. {row.get('problem', '')}", flush=True)
     print(f"\n{tables(report)}\n\nThe report is {path}.")
 

@@ -7,7 +7,6 @@ them on a machine of 24 GB: windows of a twentieth of the images, as many as com
 pixels of each image.
 """
 
-import datetime
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +56,7 @@ class ImageParts:
                 rows.append(self._run(method, "pixels", stride=STRIDE))
             rows += [self._run(method, "windows", window=window, windows=windows) for windows in WINDOWS[method]]
         if self.write:
-            report = {"date": datetime.date.today().isoformat(), "capture": self.data.name}
-            write_report({**report, "steps": self.steps, "scale": self.scale, "rows": rows}, RESULT)
+            write_report({"capture": self.data.name, "steps": self.steps, "scale": self.scale, "rows": rows}, RESULT)
 
     def _run(self, method: str, part: str, *, stride: int = 1, window: int = -1, windows: int = 1) -> dict[str, Any]:
         config: Any = (make_config if method.startswith("f3rm") else make_splat_config)(method)

@@ -10,7 +10,6 @@ pixels that they leave out. The picture shows held-out views: the photo, and wha
 Runs that are there already are only measured again.
 """
 
-import datetime
 import gzip
 import io
 import json
@@ -25,6 +24,7 @@ import numpy as np
 import tyro
 from commands import call
 from PIL import Image, ImageDraw
+from processes import write_report
 
 HERE = Path(__file__).parent
 METHODS = ("f3rm-ext-lite", "sugar-ext-lite")
@@ -99,14 +99,12 @@ class MaskedPixels:
                 rows.append(self._run(capture, method, masked))
                 print(rows[-1], flush=True)
         report = {
-            "date": datetime.date.today().isoformat(),
-            "machine": platform.machine(),
             "python": platform.python_version(),
             "capture": self.data.name,
             "options": {"size_px": self.size_px, "steps": self.steps},
             "rows": rows,
         }
-        self.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, self.out)
         if self.picture is not None:
             self._sheet(capture).save(self.picture, quality=88)
 

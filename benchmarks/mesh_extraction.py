@@ -15,9 +15,7 @@ better with this extractor. Each row is printed and written to results/mesh_extr
 already is not made again; delete the rows to have them anew.
 """
 
-import datetime
 import json
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -29,6 +27,7 @@ import tyro
 from commands import call
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from PIL import Image
+from processes import write_report
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
@@ -231,8 +230,7 @@ class MeshExtraction:
         order = ["true depth", *MODES, FULL_SIZE]
         rows = sorted([*rows, row], key=lambda one: (order.index(one["run"]), list(EXTRACTORS).index(one["method"])))
         captures[data.name] = {**asdict(settings), "rows": rows}
-        report = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "captures": captures}
-        self.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_report({"captures": captures}, self.out)
 
 
 if __name__ == "__main__":

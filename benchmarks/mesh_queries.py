@@ -11,9 +11,7 @@ that no photo sees. Each row is printed and written to results/mesh_queries.json
 and meshes.
 """
 
-import datetime
 import json
-import platform
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ import torch
 import trimesh
 import tyro
 from commands import call
+from processes import write_report
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.mesh.cleaning import clean, simplify
@@ -157,8 +156,7 @@ class MeshQueries:
         rows = {(old["mesh"], old["features"]): old for old in captures.get(self.data.name, ())}
         rows[row["mesh"], row["features"]] = row
         captures[self.data.name] = list(rows.values())
-        report = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "captures": captures}
-        self.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_report({"captures": captures}, self.out)
 
 
 if __name__ == "__main__":

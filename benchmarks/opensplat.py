@@ -13,11 +13,9 @@ Gaussians drawn as it trains them: without antialiasing, on black, and with the 
 picture. Times are those of the training loop, on all cores unless the row says otherwise: the machine has to be quiet.
 """
 
-import datetime
 import functools
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -84,8 +82,6 @@ class OpenSplat:
         """Runs everything."""
         report: dict[str, Any] = json.loads(self.out.read_text()) if self.out.exists() else {"captures": {}}
         report |= {
-            "date": datetime.date.today().isoformat(),
-            "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
             "opensplat": self._version(),
         }
 

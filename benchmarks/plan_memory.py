@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import copy
 import ctypes
-import datetime
 import functools
 import gc
 import json
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from processes import report_result
+from processes import report_result, write_report
 from training_steps import event_peaks
 
 RESULTS = Path(__file__).parent / "results"
@@ -408,13 +407,11 @@ def main() -> None:
                 rows.append(measure(name, folder))
                 print_row(rows[-1])
     record = {
-        "date": datetime.date.today().isoformat(),
-        "machine": platform.processor() or platform.machine(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "threads": torch.get_num_threads(),
         "rows": rows,
     }
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_report(record, options.out)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ reports is its `train_peak_memory_mib`: the most that its process held in a trai
 """
 
 import argparse
-import datetime
 import json
-import os
 import platform
 import resource
 import subprocess
@@ -20,6 +18,7 @@ from typing import Any
 
 import torch
 from plan_memory import write_capture, write_lpips
+from processes import write_report
 
 RESULTS = Path(__file__).parent / "results"
 CLASSES = 16
@@ -107,15 +106,11 @@ def main() -> None:
                 {name: value if name == "method" else round(value, 1) for name, value in rows[-1].items()}, flush=True
             )
     report = {
-        "date": datetime.date.today().isoformat(),
-        "machine": platform.machine(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "threads": torch.get_num_threads(),
         "rows": rows,
     }
-    part = options.out.with_suffix(".part")
-    part.write_text(json.dumps(report, indent=1) + "\n")
-    os.replace(part, options.out)
+    write_report(report, options.out)
 
 
 if __name__ == "__main__":

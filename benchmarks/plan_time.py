@@ -7,9 +7,6 @@ with what evaluation and checkpoints take; loading is not part of it.
 """
 
 import argparse
-import datetime
-import json
-import os
 import platform
 import statistics
 import tempfile
@@ -20,6 +17,7 @@ from typing import Any
 
 import torch
 from plan_memory import in_child
+from processes import write_report
 
 RESULTS = Path(__file__).parent / "results"
 METHODS: dict[str, tuple[str, ...]] = {
@@ -97,15 +95,11 @@ def main() -> None:
             told, took = (statistics.median(one[key] for one in rows[-1]["rounds"]) for key in ("told_s", "took_s"))
             print(f"{method}: told {told:.1f} s, took {took:.1f} s, ratio {told / took:.3f}")
     report = {
-        "date": datetime.date.today().isoformat(),
-        "machine": platform.machine(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "threads": torch.get_num_threads(),
         "rows": rows,
     }
-    part = options.out.with_suffix(".part")
-    part.write_text(json.dumps(report, indent=1) + "\n")
-    os.replace(part, options.out)
+    write_report(report, options.out)
 
 
 if __name__ == "__main__":

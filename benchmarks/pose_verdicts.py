@@ -12,7 +12,6 @@ one place have no poses that could be right. Photos without a pose do not count,
 thresholds of f3rm_ext.sfm.verdict were chosen on the captures of the half "choose"; those of "judge" test them.
 """
 
-import datetime
 import json
 import shutil
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ import numpy as np
 import pycolmap
 import tyro
 from pose_captures import CAPTURES
+from processes import write_report
 
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm.capture_writer import SPARSE
@@ -31,7 +31,6 @@ from f3rm_ext.sfm.database import FeatureDatabase
 from f3rm_ext.sfm.metrics import align, relative_rotation_errors_deg
 from f3rm_ext.sfm.process import Processing
 from f3rm_ext.sfm.verdict import collect_evidence, find_doubt
-from f3rm_ext.utils.atomic_files import write_atomic
 
 HERE = Path(__file__).parent
 _FEATURE_PX, _MAX_FEATURES = 640, 1500
@@ -64,8 +63,7 @@ class PoseVerdicts:
             print(f"{row['capture']:18}{row['mapper']:12}{row['photos']:4}{row.get('registered', 0):4}",
                   *(f"{row[key]:8.2f}" if key in row else " " * 8 for key in ("rotation_deg", "rra5", "centres_near")),
                   {True: "right", False: "WRONG", None: "-"}[row["right"]], row["verdict"], sep="  ")  # fmt: skip
-        report = {"date": datetime.date.today().isoformat(), "pycolmap": pycolmap.__version__, "rows": rows}
-        write_atomic(self.out, json.dumps(report, indent=1).encode() + b"\n")
+        write_report({"pycolmap": pycolmap.__version__, "rows": rows}, self.out)
 
     def _make(self, name: str, folder: Path) -> None:
         """Makes the photos, and finds poses with each mapper."""

@@ -12,9 +12,7 @@ Metrics are those of `f3rm-ext sfm eval` (f3rm_ext.sfm.metrics), in the publishe
 miss in all its pairs. Errors of centres are shares of the largest distance of a given camera from their mean.
 """
 
-import datetime
 import json
-import platform
 import shutil
 import tempfile
 import time
@@ -26,10 +24,10 @@ import numpy as np
 import pycolmap
 import tyro
 from commands import call
+from processes import write_report
 
 from f3rm_ext.capture.checks import read_transforms
 from f3rm_ext.sfm.metrics import align, compare_poses
-from f3rm_ext.utils.atomic_files import write_atomic
 
 HERE = Path(__file__).parent
 
@@ -77,9 +75,9 @@ class Poses:
             captures = [*self.captures, *([self._room(Path(made))] if self.room_photos else [])]
             self._compare(captures, report)
         report |= {
-            "date": datetime.date.today().isoformat(), "machine": platform.machine(), "pycolmap": pycolmap.__version__,
+            "pycolmap": pycolmap.__version__,
         }  # fmt: skip
-        write_atomic(self.out, json.dumps(report, indent=1).encode() + b"\n")
+        write_report(report, self.out)
         print(
             "| Photos | Mapper | With a pose | RRA@5 | RTA@5 | AUC@30 | Centres, median (worst) | Reprojection | Time |"
         )

@@ -1,7 +1,9 @@
 """Measurements in processes of their own, which may fail or be ended without harm to the rest."""
 
+import datetime
 import json
 import os
+import platform
 import signal
 import subprocess
 import tempfile
@@ -28,10 +30,17 @@ class MeasurementError(Exception):
         self.log = log
 
 
-def write_report(report: Mapping[str, Any], path: Path) -> None:
-    """Writes JSON so that the file is whole whenever the program ends."""
+def write_report(report: Mapping[str, Any], path: Path, machine: Mapping[str, Any] | None = None) -> None:
+    """Writes JSON, with the date and the machine, so that the file is whole whenever the program ends.
+
+    Args:
+        report: a date and a machine in it, of an earlier report, are replaced.
+        machine: what is said of it; None for its processor and cores.
+    """
+    machine = machine or {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    head = {"date": datetime.date.today().isoformat(), "machine": machine}
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, (json.dumps(report, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomic(path, (json.dumps(head | {**report, **head}, indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def report_result(result: Mapping[str, Any]) -> None:

@@ -11,7 +11,6 @@ Predictions before the first measurement, mIoU at ½ on the tabletop: example re
 the whole scene +.05, the rest of the thing +.05, finer 2D features +.04, answers per group +.02 and boundary IoU +.03.
 """
 
-import datetime
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import tyro
+from processes import write_report
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledView
 from f3rm_ext.features.base import FeatureMap
@@ -99,8 +99,7 @@ class QueryLevers:
             for row in found:
                 rows.append({"run": name, **row})
                 print(rows[-1], flush=True)
-        record = {"date": datetime.date.today().isoformat(), "scale": self.scale, "rows": order_rows(old + rows)}
-        self.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_report({"scale": self.scale, "rows": order_rows(old + rows)}, self.out)
 
     def _measure(self, run: Photos, ways: Sequence[str]) -> list[dict[str, Any]]:
         if not ways:

@@ -12,10 +12,7 @@ Each runs in a process of its own; counted is what the peak of resident memory i
 rendering. Prints a Markdown table and writes results/query_memory.json.
 """
 
-import datetime
-import json
 import os
-import platform
 import sys
 import time
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from processes import report_result, require_result
+from processes import report_result, require_result, write_report
 
 
 @dataclass
@@ -58,14 +55,12 @@ class QueryMemory:
         import torch
 
         report = {
-            "date": datetime.date.today().isoformat(),
-            "machine": platform.machine(),
             "torch": torch.__version__,
             "width": self.width,
             "height": self.height,
             "rows": rows,
         }
-        self.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, self.out)
 
     def _in_a_process(self, way: str, dim: int, rows: int) -> dict[str, Any]:
         command = [sys.executable, __file__, "--width", str(self.width), "--one", way, str(dim), str(rows)]

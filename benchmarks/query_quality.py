@@ -13,7 +13,6 @@ prints the figures and writes results/query_quality.json. Runs that are there al
 runs that are not asked stay.
 """
 
-import datetime
 import json
 import os
 import platform
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from processes import write_report
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
@@ -83,13 +83,11 @@ class QueryQuality:
         old = json.loads(self.out.read_text())["rows"] if self.out.is_file() else []
         rows = [row for row in old if row["run"] not in asked] + rows
         report = {
-            "date": datetime.date.today().isoformat(),
-            "machine": platform.machine(),
             "python": platform.python_version(),
             "options": {"scale": self.scale, "rays": self.rays, "skip": list(self.skip)},
             "rows": rows,
         }
-        self.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, self.out)
 
     def _train(self, name: str, extractor: str, steps: int) -> Path:
         config = self.work / "out" / self.data.resolve().name / "f3rm-ext-lite" / name / "config.yml"

@@ -11,7 +11,6 @@ which the code before does not know. Writes results/query_time.json.
 Prediction: at most 2 × in all; the answer 1.2 × for ten times as many vectors, the example 5 ×, lifting 1.05 ×.
 """
 
-import datetime
 import importlib.util
 import json
 import os
@@ -29,6 +28,7 @@ from typing import Any
 import torch
 import tyro
 from PIL import Image
+from processes import write_report
 
 HERE = Path(__file__).parent
 PHOTOS = 4
@@ -64,8 +64,7 @@ class QueryTime:
             {"code": name, **{key: statistics.median(each[key] for each in runs) for key in runs[0]}}
             for name, runs in found.items()
         ]
-        record = {"date": datetime.date.today().isoformat(), "threads": os.environ.get("OMP_NUM_THREADS"), "rows": rows}
-        self.out.write_text(json.dumps(record, indent=1) + "\n")
+        write_report({"threads": os.environ.get("OMP_NUM_THREADS"), "rows": rows}, self.out)
 
 
 def copy_without_groups(config: Path, folder: Path) -> Path:

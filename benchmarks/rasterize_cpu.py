@@ -7,8 +7,6 @@ The environment variable keeps the idle threads of torch from spinning on the co
 """
 
 import argparse
-import datetime
-import json
 import platform
 import statistics
 import sys
@@ -19,6 +17,7 @@ from typing import Any
 
 import numba
 import torch
+from processes import write_report
 from torch_tiles import render as torch_tiles
 
 from f3rm_ext.splat.gaussians import Ellipsoids
@@ -183,8 +182,6 @@ def main() -> None:
     lifting = lifting_rows(options.size_px, options.count, scenes["small"], repeats)
 
     report = {
-        "date": datetime.date.today().isoformat(),
-        "machine": platform.machine(),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numba": numba.__version__},
         "options": {"count": options.count, "size_px": options.size_px, "repeats": options.repeats},
         "relative_difference": errors,
@@ -192,7 +189,7 @@ def main() -> None:
         "lifting": lifting,
     }
     options.out.parent.mkdir(exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    write_report(report, options.out)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,7 @@ prints each row and writes results/refinement.json, which keeps the rows of othe
 are left as they are: remove them, or the file, to measure again. Runs that are there already are only measured.
 """
 
-import datetime
 import json
-import platform
 import shlex
 import time
 from collections.abc import Callable
@@ -25,6 +23,7 @@ from typing import Any
 
 import tyro
 from commands import call
+from processes import write_report
 
 from f3rm_ext.mesh.mesh_files import read_provenance
 
@@ -146,8 +145,7 @@ class Refinement:
         captures = self._captures()  # another process may have added rows meanwhile
         capture = captures.setdefault(self.data.name, {"steps": self.steps, "scale": self.scale, "rows": []})
         capture["rows"].append(row)
-        report = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "captures": captures}
-        self.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_report({"captures": captures}, self.out)
 
     def _captures(self) -> dict[str, Any]:
         return json.loads(self.out.read_text())["captures"] if self.out.exists() else {}

@@ -10,7 +10,6 @@ docs/make_benchmarks.py makes a table of medians. For Linux, and for a machine t
 """
 
 import contextlib
-import datetime
 import json
 import os
 import platform
@@ -155,8 +154,6 @@ class SharedCores:
                 rows.append({"method": method, "waiting": waiting, **self._once(method, said)})
                 print(json.dumps(rows[-1]), flush=True)
         report = {
-            "date": datetime.date.today().isoformat(),
-            "machine": {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()},
             "python": platform.python_version(),
             "capture": self.data.name,
             "options": {"scale": self.scale, "seconds": self.seconds, "windows": self.windows},

@@ -10,10 +10,8 @@ with features, each of whose Gaussians becomes several smaller ones inside it, a
 Both print rows and write results/splat_budget.json, which keeps the rows of other runs.
 """
 
-import datetime
 import json
 import os
-import platform
 import shutil
 import sys
 import tempfile
@@ -24,6 +22,7 @@ from typing import Any
 
 import tyro
 from commands import BIN
+from processes import write_report
 
 RESULT = Path(__file__).parent / "results" / "splat_budget.json"
 GAUSSIANS = "_model.gauss_params."
@@ -35,8 +34,8 @@ def write_rows(kind: str, key: str, name: object, rows: list[dict[str, Any]]) ->
     for row in rows:
         print(row, flush=True)
     kept = [row for row in report.get(kind, ()) if row[key] != name]
-    report |= {"date": datetime.date.today().isoformat(), "machine": platform.machine(), kind: [*kept, *rows]}
-    RESULT.write_text(json.dumps(report, indent=1) + "\n")
+    report |= {kind: [*kept, *rows]}
+    write_report(report, RESULT)
 
 
 @dataclass(kw_only=True)

@@ -10,9 +10,7 @@ goes by opacity, lowest first.
 Prints rows and writes results/splat_cleaning.json, which keeps the rows of other runs.
 """
 
-import datetime
 import json
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from typing import Any
 
 import torch
 import tyro
+from processes import write_report
 from torch import Tensor
 from torch.nn import functional
 
@@ -125,8 +124,7 @@ def _write_row(row: dict[str, Any], keep: Callable[[dict[str, Any]], bool] = lam
     """Adds a row to those of the report that are kept."""
     report = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     rows = [*filter(keep, report.get("rows", ())), row]
-    report = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "rows": rows}
-    RESULT.write_text(json.dumps(report, indent=1) + "\n")
+    write_report({"rows": rows}, RESULT)
     print(row, flush=True)
 
 

@@ -10,10 +10,8 @@ threads, with the start of the program for splat-transform. `--many` measures on
 the run, repeated with jitter. Writes results/splat_formats.json.
 """
 
-import datetime
 import json
 import math
-import platform
 import re
 import resource
 import shutil
@@ -28,6 +26,7 @@ from typing import Any
 
 import torch
 import tyro
+from processes import write_report
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.export.budget import SplatBudget
@@ -66,7 +65,7 @@ class SplatFormats:
         if self.many is not None:
             report["many"] = {"run": self.load_config.parents[2].name, **measure_sog(repeat(run.splats(), self.many))}
             print(json.dumps(report["many"]))
-            self.out.write_text(json.dumps(report, indent=1) + "\n")
+            write_report(report, self.out)
             return
         judge = Judge(run)
         program = shutil.which("splat-transform")
@@ -83,8 +82,6 @@ class SplatFormats:
                     rows.append(row)
                     print(json.dumps(row), flush=True)
         report |= {
-            "date": datetime.date.today().isoformat(),
-            "machine": platform.machine(),
             "torch": torch.__version__,
             "splat_transform": None if program is None else version_of(program),
             "capture": run.manager.train_dataset.image_filenames[0].parent.parent.name,
@@ -95,7 +92,7 @@ class SplatFormats:
             "psnr": round(judge.psnr, 2),
             "rows": rows,
         }
-        self.out.write_text(json.dumps(report, indent=1) + "\n")
+        write_report(report, self.out)
 
     def _ours(self, path: Path, judge: "Judge", info: SplatInfo, version: Any) -> dict[str, Any]:
         times = []

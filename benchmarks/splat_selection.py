@@ -15,9 +15,7 @@ along their longest axis, which are lifted again. Prints rows and writes results
 of other runs.
 """
 
-import datetime
 import json
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -178,8 +176,7 @@ class Measure:
             print(capture, way, threshold, means, flush=True)
         report = json.loads(RESULT.read_text()) if RESULT.exists() else {}
         kept = [row for row in report.get("rows", ()) if row["capture"] != capture]
-        report = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "rows": [*kept, *rows]}
-        write_report(report, RESULT)
+        write_report({"rows": [*kept, *rows]}, RESULT)
 
 
 if __name__ == "__main__":

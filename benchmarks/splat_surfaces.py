@@ -18,7 +18,6 @@ prints each row and writes results/splat_surfaces.json, which keeps the rows of 
 already are only measured again.
 """
 
-import datetime
 import json
 import platform
 import time
@@ -31,6 +30,7 @@ import torch
 import trimesh
 import tyro
 from commands import call
+from processes import write_report
 from scipy.spatial import KDTree
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
@@ -156,12 +156,10 @@ class SplatSurfaces:
                 "rows": [rows[name] for name, *_ in runs if name in rows],
             }
             report = {
-                "date": datetime.date.today().isoformat(),
-                "machine": platform.machine(),
                 "python": platform.python_version(),
                 "captures": captures,
             }
-            self.out.write_text(json.dumps(report, indent=1) + "\n")
+            write_report(report, self.out)
 
     def _run(self, name: str, mode: str, options: list[str], seed: int) -> dict[str, Any]:
         """Trains where there is no such run, and measures; surfaces and sizes only with the first seed."""

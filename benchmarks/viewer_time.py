@@ -8,10 +8,7 @@ each picture that reaches the page it notes rows and time. `at once` is nerfstud
 second, then the whole one. Prints medians and writes results/viewer_time.json.
 """
 
-import datetime
 import importlib
-import os
-import platform
 import statistics
 import sys
 import time
@@ -54,8 +51,7 @@ class Measure:
                 with mock.patch.object(passes, "FIRST_DIVISOR", divisor):
                     rows.append({"run": name, "way": way, **self._measure(Path(config))})
                 print(rows[-1], flush=True)
-        report = {"date": datetime.date.today().isoformat(), "machine": platform.machine(), "cores": os.cpu_count()}
-        write_report({**report, "max_res": self.max_res, "moves": self.moves, "rows": rows}, RESULT)
+        write_report({"max_res": self.max_res, "moves": self.moves, "rows": rows}, RESULT)
 
     def _measure(self, config: Path) -> dict[str, Any]:
         sys.path.insert(0, str(HERE.parent / "docs"))
