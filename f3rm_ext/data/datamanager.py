@@ -1,5 +1,6 @@
 """Rays, colours and 2D features for training and evaluation."""
 
+import functools
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -19,7 +20,7 @@ from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.photo_dataset import PhotoDataset
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
-from f3rm_ext.data.stereo.surfaces import RayDepths, measure_ray_depths, measure_surface_share
+from f3rm_ext.data.stereo.surfaces import measure_ray_depths
 from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
@@ -148,21 +149,13 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         self.image_scale = self.resolve_scale()
         dataset = super().create_train_dataset()
         self.note_masked_pixels(dataset)
-        self.note_exposures(dataset)
+        self.note_colors(dataset, dataset)
         if self.test_mode == "val":
             dataset.metadata["camera_reach"] = float(dataset.cameras.camera_to_worlds[:, :3, 3].abs().max())
-            dataset.metadata["measure_surface_share"] = self._measure_surface_share
-            dataset.metadata["measure_ray_depths"] = self._measure_ray_depths
+            dataset.metadata["measure_ray_depths"] = functools.partial(
+                measure_ray_depths, self.train_dataparser_outputs
+            )
         return dataset
-
-    def _measure_surface_share(self) -> float:
-        """Returns the share of the pixels on a surface, 0 to 1; 0 where masked pixels are trained as background."""
-        if self.masked_pixels == "background":
-            return 0.0
-        return measure_surface_share(self.train_dataparser_outputs)
-
-    def _measure_ray_depths(self) -> RayDepths | None:
-        return measure_ray_depths(self.train_dataparser_outputs)
 
     def create_eval_dataset(self) -> PhotoDataset | None:  # type: ignore[override]
         """The evaluation images, or None if the capture has none."""

@@ -20,7 +20,6 @@ from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.points import drop_unusable_points, tolerate_unreadable_points
 from f3rm_ext.data.cycling_config import CyclingConfig, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
-from f3rm_ext.data.image_reader import read_pixels
 from f3rm_ext.data.image_stream import ImageStream, picture_batch
 from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
@@ -30,7 +29,6 @@ from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.store.feature_store import cache_root
 from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState
-from f3rm_ext.utils.pictures import pick_evenly
 from f3rm_ext.utils.ranges import Count, Range
 
 SMALL_SIDE_PX = 64
@@ -39,10 +37,6 @@ SMALL_STEPS = 200
 """Steps of each of its sizes, at most."""
 SMALL_SHARE = 0.6
 """Share of the run after which its images are of full size, at most."""
-_BACKGROUND_VIEWS, _BACKGROUND_SHARE = 8, 0.25
-"""Photos in which a black or white background is looked for, and the share of their pixels that it has."""
-_BLACK, _WHITE = 10, 250
-"""Values of the colours up to which a pixel counts as black, and from which it counts as white."""
 
 
 @dataclass
@@ -177,9 +171,7 @@ class ImageDataManager(CyclingDataManager, DataManager):
         # Models start here if the capture has no 3D points.
         self.train_dataset.metadata["cameras"] = self.train_dataset.cameras
         self.note_masked_pixels(self.train_dataset)
-        self.note_exposures(self.train_dataset)
-        if test_mode == "val":
-            self.train_dataset.metadata["measure_background"] = self._measure_background
+        self.note_colors(self.train_dataset, self.train_dataset.photos)
         outputs = self.eval_outputs()
         self.eval_dataset = None if outputs is None else self._dataset(outputs)
         self.fixed_indices_eval_dataloader = self.eval_dataloader = ImageEvalLoader(
@@ -276,23 +268,6 @@ class ImageDataManager(CyclingDataManager, DataManager):
 
     def _dataset(self, outputs: DataparserOutputs) -> PinholeDataset:
         return PinholeDataset(outputs, self.image_scale)
-
-    def _measure_background(self) -> Literal["random", "black", "white"]:
-        """Returns black or white if many pixels of the photos are, and no alpha tells what is empty; else random.
-
-        Raises:
-            CaptureError: a photo cannot be read.
-        """
-        shares = []
-        for index in pick_evenly(len(self.train_dataset), _BACKGROUND_VIEWS):
-            picture = read_pixels(self.train_dataset.photos, index, self.masked_pixels)
-            if picture.pixels.shape[-1] == 4:
-                return "random"
-            pixels = picture.pixels if picture.valid is None else picture.pixels[picture.valid]
-            extremes = pixels.amax(dim=-1) <= _BLACK, pixels.amin(dim=-1) >= _WHITE
-            shares.append(torch.stack([extreme.float().mean() for extreme in extremes]))
-        black, white = torch.stack(shares).median(dim=0).values.tolist()
-        return "black" if black > _BACKGROUND_SHARE else "white" if white > _BACKGROUND_SHARE else "random"
 
     def _log_size(self) -> None:
         cameras = self.train_dataset.cameras

@@ -18,6 +18,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.checks import check_dataparser_outputs
 from f3rm_ext.capture.exposures import exposure_stops
+from f3rm_ext.data.background import measure_background
 from f3rm_ext.data.cycling_config import AUTO_PX, ImageBytes, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
@@ -186,14 +187,16 @@ class CyclingDataManager(ABC):
                     CONSOLE.log(_CHOICE[wanted].format(option=f"--{flag('masked_pixels')}"))
         self.masked_pixels = dataset.metadata["masked_pixels"] = wanted
 
-    def note_exposures(self, dataset: InputDataset) -> None:
+    def note_colors(self, dataset: InputDataset, photos: InputDataset) -> None:
         """Tells the model the exposures of the training photos: ``exif_stops`` in the data set's metadata and, in
-        training, ``measure_stops``, which finds them in the photos."""
+        training, ``measure_stops``, which finds them in the photos, and ``measure_background``, which finds the colour
+        behind them."""
         if self.test_mode != "inference":  # photos may be absent
             dataset.metadata["exif_stops"] = exposure_stops(self.train_dataparser_outputs.image_filenames)
         if self.test_mode == "val":
             cache = cache_root(self.config.features.cache_dir, "exposures")
             dataset.metadata["measure_stops"] = partial(read_or_measure_stops, self.train_dataparser_outputs, cache)
+            dataset.metadata["measure_background"] = partial(measure_background, photos, self.masked_pixels)
 
     def eval_outputs(self) -> DataparserOutputs | None:
         """Cameras and files of the evaluation images, or None if the capture has none.

@@ -1,6 +1,6 @@
 """The fields of density and colour: proposal fields, the scene field and normals from its density."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from nerfstudio.field_components.activations import trunc_exp
 from nerfstudio.utils.math import components_from_spherical_harmonics
-from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,32 +20,18 @@ SH_LEVELS = 4
 """Spherical-harmonic bands of the view direction: 16 values."""
 
 
-_LEAST_SURFACE_SHARE = 0.3
-"""Share of the pixels on a surface below which photos show an object before an empty background, or too few of them
-show the same."""
-
-
-def choose_init_density(metadata: Mapping[str, Any]) -> float:
-    """Chooses the initial density, per scene unit, of short runs by what the photos show.
+def choose_init_density(background: str, metadata: Mapping[str, Any]) -> float:
+    """Chooses the initial density, per scene unit, of short runs.
 
     A run of minutes that begins with hardly any density explains plain surfaces, such as a table, by what is far behind
-    them. Before a backdrop that looks the same from everywhere, however, any density of its colour in front of the
-    cameras fits most pixels, and the object is not found. So it does where few photos show the same.
+    them. Before black or white, however, any density of this colour fits most pixels, and the object is not found.
 
     Args:
+        background: colour behind the scene.
         metadata: of the training photos, in training with ``camera_reach``, the largest coordinate of a camera, scene
-            units, and ``measure_surface_share``, which returns the share of pixels on which stereo finds a surface.
+            units.
     """
-    measure: Callable[[], float] | None = metadata.get("measure_surface_share")
-    if measure is None:
-        return 1.0
-    few = measure() < _LEAST_SURFACE_SHARE
-    density = 0.01 if few else 1 / max(metadata["camera_reach"], 1e-3)
-    amount = "few" if few else "many"
-    CONSOLE.log(
-        f"The photos show {amount} common surfaces: --pipeline.model.init-density is {density:.3g}.", markup=False
-    )
-    return density
+    return 0.01 if background in ("black", "white") else 1 / max(metadata.get("camera_reach", 1.0), 1e-3)
 
 
 @dataclass

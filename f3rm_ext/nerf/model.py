@@ -21,6 +21,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 from torch.nn import functional
 
+from f3rm_ext.data.background import Background, choose_background
 from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
@@ -37,14 +38,7 @@ from f3rm_ext.nerf.contraction import ray_points
 from f3rm_ext.nerf.depth_supervision import DepthSupervision
 from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
-from f3rm_ext.nerf.fields import (
-    GridOptions,
-    ProposalField,
-    SceneField,
-    UnitCube,
-    choose_init_density,
-    render_normals,
-)
+from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, choose_init_density, render_normals
 from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
 from f3rm_ext.nerf.losses import (
     FeatureLoss,
@@ -87,8 +81,9 @@ class F3rmModelConfig(OwnModelConfig):
     """Distance at which rays start, > 0, in scene units (cameras lie within about ±1)."""
     far_plane: float = 1000.0
     """Distance at which rays end, > near-plane, in scene units; space beyond the ±1 box is contracted."""
-    background_color: Literal["random", "last_sample", "black", "white"] = "last_sample"
-    """Colour behind the scene; random suits images with an alpha channel."""
+    background_color: Background | Literal["auto"] = "auto"
+    """Colour behind the scene; random suits images with an alpha channel. auto is black or white where a quarter of the
+    photos is, else that of the last sample of each ray."""
     contract_scene: bool = True
     """Contract space outside the scene box (for unbounded captures) instead of leaving it empty."""
 
@@ -107,7 +102,7 @@ class F3rmModelConfig(OwnModelConfig):
     0 for none. Renderings take the mean code, which costs quality in short runs: prefer exposure."""
     init_density: float | Literal["auto"] = 0.01
     """Initial density everywhere, per scene unit, > 0; auto takes 1 per distance of the cameras, from which short runs
-    find plain surfaces, but 0.01 where stereo finds few surfaces: an object before a backdrop, or few photos."""
+    find plain surfaces instead of colours behind everything, but 0.01 before a black or white background."""
     num_samples: int = 48
     """Samples per ray of the scene field, 8 to 512."""
     proposals: tuple[ProposalOptions, ...] = field(
@@ -221,9 +216,12 @@ class F3rmModel(QueryableField):
         metadata = self.kwargs.get("metadata") or {}
         self.feature_ray_fraction = float(metadata.get("feature_ray_fraction", 1.0))
         self.choices: dict[str, str | float] = {}
+        background = config.background_color
+        if background == "auto":
+            background = self.choices["background_color"] = choose_background(metadata, "last_sample")
         init_density = config.init_density
         if init_density == "auto":
-            init_density = self.choices["init_density"] = choose_init_density(metadata)
+            init_density = self.choices["init_density"] = choose_init_density(background, metadata)
         cube = UnitCube(self.scene_box.aabb, contract=config.contract_scene)
         self.field = SceneField(
             cube,
@@ -266,7 +264,6 @@ class F3rmModel(QueryableField):
             update_sched=self._proposal_update_interval,
         )
         self.collider = NearFarCollider(near_plane=config.near_plane, far_plane=config.far_plane)
-        background = config.background_color
         if metadata.get("masked_pixels") == "background" and background == "last_sample":
             background = "random"  # Empty space has no last sample to learn a colour from.
         self.renderer_rgb = RGBRenderer(background_color=background)

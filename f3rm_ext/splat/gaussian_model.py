@@ -13,6 +13,7 @@ from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttrib
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
+from f3rm_ext.data.background import choose_background
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.uploads import upload
 from f3rm_ext.engine.cost import TrainingCost
@@ -97,7 +98,7 @@ class GaussianModel(QueryableSplats):
         self.choices = choices(config.exposure, self.exposures)
         self.background_color = config.background_color
         if self.background_color == "auto":
-            self.background_color = self.choices["background_color"] = _choose_background(metadata)
+            self.background_color = self.choices["background_color"] = choose_background(metadata, "random")
         self.register_buffer("background", torch.tensor(1.0 if self.background_color == "white" else 0.0).repeat(3))
         self.collider = None
         self.image_metrics = ImageMetrics(config.lpips_weights)
@@ -348,15 +349,3 @@ class GaussianModel(QueryableSplats):
         self.extent = float(about["extent"])
         self.current_sh_degree = min(int(about["sh_degree_in_use"]), self.config.sh_degree)
         self._filter_stale = bool(about["filter_stale"])
-
-
-def _choose_background(metadata: Mapping[str, Any]) -> str:
-    """Returns the background colour that the photos show, and says so unless it is random.
-
-    Args:
-        metadata: of the training photos; its ``measure_background``, which is there in training, returns the colour.
-    """
-    color = metadata.get("measure_background", lambda: "random")()
-    if color != "random" and is_first():
-        CONSOLE.log(f"Much of the photos is {color}: --pipeline.model.background-color is {color}.", markup=False)
-    return color

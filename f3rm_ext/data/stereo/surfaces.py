@@ -1,4 +1,4 @@
-"""What stereo of small photos tells of surfaces: their share of the pixels, and where training rays meet them."""
+"""Where training rays meet surfaces, by stereo of small photos."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -24,10 +24,8 @@ from f3rm_ext.utils.pictures import pick_evenly
 _SIDE_PX = 160
 """Longer side of the photos."""
 _OPTIONS = StereoOptions(depths=64, neighbours=4, least_score=0.6)
-_SHARE_VIEWS = 4
-"""Photos in which the share of surfaces is measured."""
-_RAY_VIEWS = 100
-"""Photos whose rays get a depth, evenly among all: a tenth of a second of a core each."""
+_MOST_VIEWS = 100
+"""Photos whose depth is sought, evenly among all: a tenth of a second of a core each."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +86,15 @@ def measure_ray_depths(outputs: DataparserOutputs) -> RayDepths | None:
     Raises:
         CaptureError: a photo cannot be read.
     """
-    stereo = _open(outputs)
-    return None if stereo is None else ray_depths(stereo)
+    threads.settle(numba=True)
+    try:
+        stereo = PhotoStereo.from_dataset(PinholeDataset.scale_to_side(outputs, _SIDE_PX), _OPTIONS)
+    except CaptureError:
+        return None
+    return ray_depths(stereo)
 
 
-def ray_depths(stereo: PhotoStereo, most_views: int = _RAY_VIEWS) -> RayDepths:
+def ray_depths(stereo: PhotoStereo, most_views: int = _MOST_VIEWS) -> RayDepths:
     """Returns where the rays of photos meet a surface on which two neighbours agree, and shows how far the search is.
 
     Args:
@@ -105,38 +107,6 @@ def ray_depths(stereo: PhotoStereo, most_views: int = _RAY_VIEWS) -> RayDepths:
             depths.append(depth)
             progress.advance(task)
     return RayDepths.of(stereo.cameras, depths, chosen)
-
-
-def measure_surface_share(outputs: DataparserOutputs) -> float:
-    """Returns the share of surfaces in the photos of a capture, see :func:`surface_share`; 1 if the cameras have no
-    pinhole view, such as those of panoramas.
-
-    Raises:
-        CaptureError: a photo cannot be read.
-    """
-    stereo = _open(outputs)
-    return 1.0 if stereo is None else surface_share(stereo)
-
-
-def surface_share(stereo: PhotoStereo) -> float:
-    """Returns the share of the pixels, 0 to 1, on whose depth two neighbours agree, the median of a few photos.
-
-    Masked pixels do not count, transparent ones have no depth. Nor has a backdrop that looks the same from everywhere,
-    whatever its noise and shading: photos do not agree on the depth that stereo finds there.
-    """
-    chosen, shares = pick_evenly(len(stereo), _SHARE_VIEWS), []
-    for index, depth in zip(chosen, _agreeing_depths(stereo, chosen), strict=True):
-        sure, valid = depth > 0, stereo.photo(index).valid
-        shares.append(float(sure.mean() if valid is None else sure.sum() / max(1, int(valid.sum()))))
-    return float(np.median(shares))
-
-
-def _open(outputs: DataparserOutputs) -> PhotoStereo | None:
-    threads.settle(numba=True)
-    try:
-        return PhotoStereo.from_dataset(PinholeDataset.scale_to_side(outputs, _SIDE_PX), _OPTIONS)
-    except CaptureError:
-        return None
 
 
 def _agreeing_depths(stereo: PhotoStereo, chosen: Sequence[int]) -> Iterator[Float32[np.ndarray, "h w"]]:

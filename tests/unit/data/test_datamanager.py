@@ -59,16 +59,12 @@ def test_features_are_prepared_for_training_and_handed_to_the_model(build, fake_
     assert len(fake_features) == 1
 
 
-def test_surfaces_are_measured_in_training(build, make_capture, object_masks):
-    def share(folder=None):
-        return build(folder).train_dataset.metadata["measure_surface_share"]()
-
-    assert 0 <= share() < 1
-    assert share(make_capture(8, masks=object_masks, name="masked")) == 0, "what is masked is background here"
-    assert not {"measure_surface_share", "measure_ray_depths"} & set(build(mode="test").train_dataset.metadata)
-    depths = build().train_dataset.metadata["measure_ray_depths"]()
+def test_surfaces_are_measured_in_training(build):
+    assert "measure_ray_depths" not in build(mode="test").train_dataset.metadata
+    metadata = build().train_dataset.metadata
+    depths = metadata["measure_ray_depths"]()
     assert len(depths.views) == len(depths.depths) == 6 and (depths.depths >= 0).all()
-    assert build().train_dataset.metadata["camera_reach"] == pytest.approx(1, rel=1e-5), "the dataparser scales poses"
+    assert metadata["camera_reach"] == pytest.approx(1, rel=1e-5), "the dataparser scales poses"
 
 
 def test_without_extractors_there_are_no_features(build, fake_features):

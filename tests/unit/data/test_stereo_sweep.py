@@ -17,7 +17,7 @@ from f3rm_ext.data.stereo import exposures
 from f3rm_ext.data.stereo.agreement import DepthMaps
 from f3rm_ext.data.stereo.exposures import compare, fit_stops, light_of, look_up
 from f3rm_ext.data.stereo.points import BACKDROP_SHARE, dense_points, thin
-from f3rm_ext.data.stereo.surfaces import RayDepths, ray_depths, surface_share
+from f3rm_ext.data.stereo.surfaces import RayDepths, ray_depths
 from f3rm_ext.data.stereo.sweep import (
     PhotoStereo,
     StereoOptions,
@@ -142,24 +142,26 @@ def test_the_kernel_agrees_with_the_reference(grazing: PinholeCameras, sweep_ind
     assert (np.abs(place - true_place)[sure] < 0.05).mean() > 0.99
 
 
-def test_surfaces_are_where_photos_agree_on_depth(cameras: PinholeCameras) -> None:
-    wall = surface_share(dataset_photos(cameras, WALL, 40.0))
-    left = torch.arange(WIDTH).expand(HEIGHT, WIDTH) < WIDTH // 2
-    assert 0.7 < wall < 1
-    assert surface_share(dataset_photos(cameras, WALL, 40.0, left)) > 0.6, "masked pixels do not count"
+def test_backdrops_and_transparent_pixels_have_no_depth(cameras: PinholeCameras) -> None:
+    def share(photo: Callable[[int], ImagePixels]) -> float:
+        stereo = PhotoStereo(photo, cameras, StereoOptions(neighbours=4))
+        return float((ray_depths(stereo).depths > 0).float().mean())
 
-    def photo(index: int) -> ImagePixels:
+    wall = dataset_photos(cameras, WALL, 40.0)
+    assert 0.7 < share(wall.photo) < 1
+
+    def backdrop(index: int) -> ImagePixels:
         x, y = np.meshgrid(np.linspace(-1, 1, WIDTH), np.linspace(-1, 1, HEIGHT))
         shade = 150 * (1 - 0.35 * (x * x + y * y)) + np.random.default_rng(index).normal(0, 3, x.shape)
         return ImagePixels(torch.from_numpy(np.repeat(shade.round().astype(np.uint8)[..., None], 3, axis=-1)))
 
-    assert surface_share(PhotoStereo(photo, cameras, StereoOptions(neighbours=4))) < 0.3, "a shaded, noisy backdrop"
+    assert share(backdrop) < 0.3, "it is shaded and noisy"
 
     def see_through(index: int) -> ImagePixels:
-        pixels = dataset_photos(cameras, WALL, 40.0).photo(index).pixels
-        return ImagePixels(torch.cat([pixels, 255 * left[..., None].to(torch.uint8)], dim=-1))
+        left = 255 * (torch.arange(WIDTH) < WIDTH // 2).expand(HEIGHT, WIDTH).to(torch.uint8)
+        return ImagePixels(torch.cat([wall.photo(index).pixels, left[..., None]], dim=-1))
 
-    assert surface_share(PhotoStereo(see_through, cameras, StereoOptions(neighbours=4))) < 0.6 * wall
+    assert share(see_through) < 0.6 * share(wall.photo)
 
 
 def pixel_rays(cameras: PinholeCameras, index: int) -> Tensor:

@@ -119,14 +119,16 @@ def test_exposures_belong_to_photos_and_not_to_the_scene(make_model: MakeModel, 
     torch.testing.assert_close(shown[~bright], plain[~bright])
 
 
-@pytest.mark.parametrize(("surfaces", "density"), [(None, 1.0), (0.4, 0.25), (0.2, 0.01)])
-def test_initial_density_by_the_surfaces_in_the_photos(
-    make_model: MakeModel, surfaces: float | None, density: float
-) -> None:
-    metadata = {} if surfaces is None else {"measure_surface_share": lambda: surfaces, "camera_reach": 4.0}
+@pytest.mark.parametrize("color", ["random", "white", "black"])
+def test_background_and_initial_density_go_with_the_photos(make_model: MakeModel, color: str) -> None:
+    metadata = {"camera_reach": 4.0, "measure_background": lambda: color}
     model = make_model(init_density="auto", metadata=metadata)
-    assert model.choices == {"init_density": density}
+    background, density = ("last_sample", 0.25) if color == "random" else (color, 0.01)
+    assert model.choices == {"background_color": background, "init_density": density}
+    assert model.renderer_rgb.background_color == background
     assert {field.init_density for field in (model.field, *model.proposal_networks)} == {density}
+    unknown = make_model(init_density="auto").choices
+    assert unknown == {"background_color": "last_sample", "init_density": 1}, "outside of training"
 
 
 def test_light_is_drawn_to_the_surfaces_that_stereo_finds_less_and_less(
@@ -167,7 +169,7 @@ def test_exposures_have_mean_zero_after_each_step(make_model: MakeModel) -> None
 def test_held_out_photos_are_judged_at_their_exposure(make_model: MakeModel, camera: Cameras) -> None:
     stops = [-2.0, -1.0, 0.0, 1.0, 2.0]
     model = make_model(exposure="auto", metadata={"exif_stops": stops}).eval()
-    assert model.choices == {"exposure": "on"} and model.exposures is not None
+    assert model.choices == {"exposure": "on", "background_color": "last_sample"} and model.exposures is not None
     outputs = model.get_outputs_for_camera(camera)
     photo = model.exposures(outputs["rgb"], 1).detach()
     metrics, images = model.get_image_metrics_and_images(outputs, {"image": photo, "exif_stops": -1.0})

@@ -1,0 +1,54 @@
+"""The colour behind an object that was cut out or photographed before white or black."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from nerfstudio.data.datasets.base_dataset import InputDataset
+from nerfstudio.utils.rich_utils import CONSOLE
+
+from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
+from f3rm_ext.engine.ranks import is_first
+from f3rm_ext.utils.pictures import pick_evenly
+
+Background = Literal["random", "last_sample", "black", "white"]
+_VIEWS, _LEAST_SHARE = 8, 0.25
+"""Photos in which the colour is looked for, and the share of their pixels that it has at least."""
+_BLACK, _WHITE = 10, 250
+"""Values of the colours up to which a pixel counts as black, and from which it counts as white."""
+
+
+def measure_background(photos: InputDataset, masked: MaskedPixels) -> Background:
+    """Returns black or white if many pixels of the photos are, and no alpha tells what is empty; else random.
+
+    Args:
+        masked: what is done with masked pixels.
+
+    Raises:
+        CaptureError: a photo cannot be read.
+    """
+    shares = []
+    for index in pick_evenly(len(photos), _VIEWS):
+        picture = read_pixels(photos, index, masked)
+        if picture.pixels.shape[-1] == 4:
+            return "random"
+        pixels = picture.pixels if picture.valid is None else picture.pixels[picture.valid]
+        extremes = pixels.amax(dim=-1) <= _BLACK, pixels.amin(dim=-1) >= _WHITE
+        shares.append(torch.stack([extreme.float().mean() for extreme in extremes]))
+    black, white = torch.stack(shares).median(dim=0).values.tolist()
+    return "black" if black > _LEAST_SHARE else "white" if white > _LEAST_SHARE else "random"
+
+
+def choose_background(metadata: Mapping[str, Any], other: Background) -> Background:
+    """Returns the background colour that the photos show, and says so; another one where they show none.
+
+    Args:
+        metadata: of the training photos; its ``measure_background``, which is there in training, is
+            :func:`measure_background`.
+    """
+    color = metadata.get("measure_background", lambda: "random")()
+    if color == "random":
+        return other
+    if is_first():
+        CONSOLE.log(f"Much of the photos is {color}: --pipeline.model.background-color is {color}.", markup=False)
+    return color
