@@ -18,8 +18,8 @@ _BLACK, _WHITE = 10, 250
 """Values of the colours up to which a pixel counts as black, and from which it counts as white."""
 
 
-def measure_background(photos: InputDataset, masked: MaskedPixels) -> Background:
-    """Returns black or white if many pixels of the photos are, and no alpha tells what is empty; else random.
+def measure_background(photos: InputDataset, masked: MaskedPixels) -> Background | None:
+    """Returns random where alpha tells what is empty, black or white if many pixels of the photos are, else None.
 
     Args:
         masked: what is done with masked pixels.
@@ -36,19 +36,18 @@ def measure_background(photos: InputDataset, masked: MaskedPixels) -> Background
         extremes = pixels.amax(dim=-1) <= _BLACK, pixels.amin(dim=-1) >= _WHITE
         shares.append(torch.stack([extreme.float().mean() for extreme in extremes]))
     black, white = torch.stack(shares).median(dim=0).values.tolist()
-    return "black" if black > _LEAST_SHARE else "white" if white > _LEAST_SHARE else "random"
+    return "black" if black > _LEAST_SHARE else "white" if white > _LEAST_SHARE else None
 
 
 def choose_background(metadata: Mapping[str, Any], other: Background) -> Background:
-    """Returns the background colour that the photos show, and says so; another one where they show none.
+    """Returns the background colour that fits the photos, and says so if that is black or white; another if they do not
+    tell.
 
     Args:
         metadata: of the training photos; its ``measure_background``, which is there in training, is
             :func:`measure_background`.
     """
-    color = metadata.get("measure_background", lambda: "random")()
-    if color == "random":
-        return other
-    if is_first():
+    color = metadata.get("measure_background", lambda: None)()
+    if color in ("black", "white") and is_first():
         CONSOLE.log(f"Much of the photos is {color}: --pipeline.model.background-color is {color}.", markup=False)
-    return color
+    return color or other

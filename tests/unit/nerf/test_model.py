@@ -119,11 +119,11 @@ def test_exposures_belong_to_photos_and_not_to_the_scene(make_model: MakeModel, 
     torch.testing.assert_close(shown[~bright], plain[~bright])
 
 
-@pytest.mark.parametrize("color", ["random", "white", "black"])
-def test_background_and_initial_density_go_with_the_photos(make_model: MakeModel, color: str) -> None:
+@pytest.mark.parametrize("color", [None, "random", "white", "black"])
+def test_background_and_initial_density_go_with_the_photos(make_model: MakeModel, color: str | None) -> None:
     metadata = {"camera_reach": 4.0, "measure_background": lambda: color}
     model = make_model(init_density="auto", metadata=metadata)
-    background, density = ("last_sample", 0.25) if color == "random" else (color, 0.01)
+    background, density = color or "last_sample", 0.01 if color in ("white", "black") else 0.25
     assert model.choices == {"background_color": background, "init_density": density}
     assert model.renderer_rgb.background_color == background
     assert {field.init_density for field in (model.field, *model.proposal_networks)} == {density}
