@@ -40,14 +40,14 @@ def measure_background(photos: InputDataset, masked: MaskedPixels) -> Background
 
 
 def choose_background(metadata: Mapping[str, Any], other: Background) -> Background:
-    """Returns the background colour that fits the photos, and says so if that is black or white; another if they do not
-    tell.
+    """Returns the background colour that fits the photos, and says so; another colour if they do not tell.
 
     Args:
         metadata: of the training photos; its ``measure_background``, which is there in training, is
             :func:`measure_background`.
     """
     color = metadata.get("measure_background", lambda: None)()
-    if color in ("black", "white") and is_first():
-        CONSOLE.log(f"Much of the photos is {color}: --pipeline.model.background-color is {color}.", markup=False)
+    if color not in (None, other) and is_first():
+        what = "transparent or masked" if color == "random" else color
+        CONSOLE.log(f"Much of the photos is {what}: --pipeline.model.background-color is {color}.", markup=False)
     return color or other

@@ -93,7 +93,7 @@ class _Reading(NamedTuple):
     position: Float[Tensor, "3"]
 
     def information(self, points: Float[Tensor, "points 3"]) -> Float[Tensor, "shown 3 3"]:
-        """Returns what it would say."""
+        """Returns the information that the camera adds about each point that it shows."""
         directions = functional.normalize(points[self.points] - self.position, dim=1)
         return ray_information(directions, self.weights.float())
 
