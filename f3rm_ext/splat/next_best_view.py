@@ -89,7 +89,7 @@ class _Reading(NamedTuple):
     shares: Float[Tensor, " shown"]
     """Share of the picture that shows each."""
     weights: Float16[Tensor, " shown"]
-    """How well the camera shows where each is."""
+    """Weight of the camera for the place of each."""
     position: Float[Tensor, "3"]
 
     def information(self, points: Float[Tensor, "points 3"]) -> Float[Tensor, "shown 3 3"]:

@@ -43,7 +43,7 @@ class Hits(NamedTuple):
     rays: Int[np.ndarray, " hits"]
     """Rays that meet it."""
     distance: Float[np.ndarray, "hits 1"]
-    """In units of the direction's length."""
+    """Distances of the intersections, in lengths of the rays' directions."""
     faces: Int[np.ndarray, " hits"]
     """The triangle."""
     weights: Float[np.ndarray, "hits 3"]

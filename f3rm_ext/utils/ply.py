@@ -143,11 +143,11 @@ class PlyTables:
     order: str
     """Byte order, ``<`` or ``>``; empty for ASCII."""
     tables: dict[str, Table]
-    """By name, in the order of the file."""
+    """Tables by their names, in the order of the file."""
     comments: list[str]
     """Comments of the header."""
     start: int
-    """Where the rows begin, in bytes."""
+    """Offset of the first row, bytes."""
 
     @classmethod
     def open(cls, path: Path) -> "PlyTables":

@@ -35,7 +35,7 @@ class Host(Protocol):
 
     @property
     def viewer_control(self) -> ViewerControl:
-        """How it reaches its viewer."""
+        """The control of the viewer that shows the panel."""
         ...
 
     def act(self, action: Callable[[], None]) -> Callable[[object], None]:

@@ -15,9 +15,9 @@ class PointSelection:
     """Some points of a scene."""
 
     name: str
-    """What they are: a query, a group."""
+    """Name of the query or the group that chose them."""
     chosen: Bool[Tensor, " points"]
-    """Which points."""
+    """True for the chosen points."""
     shares: Float[Tensor, " points"]
     """Share of each that lies on what was asked for, 0 to 1."""
 
@@ -32,7 +32,7 @@ class Edit:
     """One step: points that it hides. A point is hidden by one step at most."""
 
     name: str
-    """For people: remove banana."""
+    """Title in the viewer, such as "remove banana"."""
     rows: Int64[Tensor, " hidden"]
     """Indices of the points."""
     shares: Float[Tensor, " hidden"]

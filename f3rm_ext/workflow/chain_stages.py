@@ -41,7 +41,7 @@ class ChainStages:
     folder: Path
     """Output, absolute."""
     records: Mapping[str, Record]
-    """Of finished stages."""
+    """Records of the finished stages."""
 
     def build(self) -> Iterator[Stage]:
         """Yields the stages in order up to --until-stage; each is built after those before it have finished."""

@@ -66,7 +66,7 @@ class Command:
 
 @dataclass
 class Outcome:
-    """What a command did, and how it ended."""
+    """Times, peak memory and result of a command that has ended."""
 
     seconds: float = 0.0
     """Wall time of the command."""

@@ -16,7 +16,7 @@ from f3rm_ext.utils.provenance import require_own_folder
 NAME, FORMAT = "manifest.json", 1
 INTERRUPTED = "it was interrupted"
 _KNOWN = {".lock", "logs"}
-"""What a workflow makes before its manifest."""
+"""Names of files and folders that a workflow makes before its manifest."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Record:
 
     state: Literal["running", "finished"] = "running"
     title: str = ""
-    """For people."""
+    """Title of the stage in messages and reports."""
     options: dict[str, str] = field(default_factory=dict)
     """What the user decided: names and values."""
     inputs: dict[str, str] = field(default_factory=dict)

@@ -1,5 +1,6 @@
 """``f3rm-ext bench`` as a user types it: measured runs, their comparison, the lab ledger."""
 
+import re
 import sqlite3
 from collections.abc import Callable
 from functools import partial
@@ -142,8 +143,7 @@ def test_mistakes_are_told_in_a_sentence_and_record_nothing(
     ]
     for arguments, words in mistakes:
         done = bench(*arguments)
-        done.refuses(words)
-        assert "Traceback" not in done.text
+        done.refuses(re.escape(words))
     done = bench("run", "--ledger", ledger, "--warm-up", 50, "--", "f3rm-ext-lite", "--data", tiny_capture,
                  "--max-num-iterations", 40)  # fmt: skip
     done.refuses("--warm-up")

@@ -1,6 +1,7 @@
 """`f3rm-ext splats clean` as a user types it, on a run of splats with features and with floaters put into it."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -97,7 +98,7 @@ def test_the_command_replaces_what_it_wrote_and_nothing_else(
     (tmp_path / "diary.txt").write_text("mine")
     for out in (tmp_path, dirty.parent, tmp_path / "diary.txt"):
         refused = f3rm_ext("splats", "clean", "--load-config", dirty, "--out", out)
-        refused.refuses(str(out))
+        refused.refuses(re.escape(str(out)))
     assert run.is_as_it_was()
     assert [path.name for path in tmp_path.iterdir()] == ["diary.txt"]
 

@@ -96,16 +96,13 @@ def _place(vertices, faces, turns, weights, means, quats):
 @no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
 def _place_backward(vertices, faces, turns, weights, by_means, by_quats, by_corners, by_turns):
-    """Writes the gradients by the corners of triangles and by turns, of those by centres and quaternions."""
+    """Adds the gradients by the corners of triangles, and writes those by turns."""
     count = weights.shape[0]
     for f in numba.prange(faces.shape[0]):
         ax, ay, az, bx, by, bz, cx, cy, cz = _edges(vertices, faces, f)
         ex, ey, ez, tx, ty, tz, nx, ny, nz, along, twice = _frame(ax, ay, az, cx, cy, cz)
         w, x, y, z = _quat(ex, ey, ez, tx, ty, tz, nx, ny, nz)
         gw, gx, gy, gz = 0.0, 0.0, 0.0, 0.0
-        for corner in range(3):
-            for axis in range(3):
-                by_corners[f, corner, axis] = np.float32(0)
         for k in range(count):
             g = f * count + k
             for corner in range(3):
@@ -126,31 +123,24 @@ def _place_backward(vertices, faces, turns, weights, by_means, by_quats, by_corn
         if along > LEAST and twice > LEAST:
             oe, ot, on = oe / twice, ot / twice, on / along
             px, py, pz = ot * ex - oe * tx, ot * ey - oe * ty, ot * ez - oe * tz
-            _add_edges(
-                by_corners,
-                f,
-                by * pz - bz * py - on * tx,
-                bz * px - bx * pz - on * ty,
-                bx * py - by * px - on * tz,
-                py * az - pz * ay,
-                pz * ax - px * az,
-                px * ay - py * ax,
-            )
+            _add_edges(by_corners, f, ax, ay, az, bx, by, bz, px, py, pz, -on * tx, -on * ty, -on * tz)
 
 
 @no_type_check
 @numba.njit(error_model="numpy", inline="always")
-def _add_edges(by_corners, f, ax, ay, az, bx, by, bz):
-    """Adds gradients by the edges of a triangle to those by its corners."""
-    by_corners[f, 0, 0] -= ax + bx
-    by_corners[f, 0, 1] -= ay + by
-    by_corners[f, 0, 2] -= az + bz
-    by_corners[f, 1, 0] += ax
-    by_corners[f, 1, 1] += ay
-    by_corners[f, 1, 2] += az
-    by_corners[f, 2, 0] += bx
-    by_corners[f, 2, 1] += by
-    by_corners[f, 2, 2] += bz
+def _add_edges(by_corners, f, ax, ay, az, bx, by, bz, px, py, pz, sx, sy, sz):
+    """Adds to the gradients by the corners of a triangle those of p·(a × b) + s·a, where a and b are its edges."""
+    sx, sy, sz = by * pz - bz * py + sx, bz * px - bx * pz + sy, bx * py - by * px + sz
+    tx, ty, tz = py * az - pz * ay, pz * ax - px * az, px * ay - py * ax
+    by_corners[f, 0, 0] -= sx + tx
+    by_corners[f, 0, 1] -= sy + ty
+    by_corners[f, 0, 2] -= sz + tz
+    by_corners[f, 1, 0] += sx
+    by_corners[f, 1, 1] += sy
+    by_corners[f, 1, 2] += sz
+    by_corners[f, 2, 0] += tx
+    by_corners[f, 2, 1] += ty
+    by_corners[f, 2, 2] += tz
 
 
 @no_type_check
@@ -193,28 +183,16 @@ def _compare_normals(first, second, signs, normals, by_normals, total):
 @no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
 def _normals_backward(vertices, faces, by_normals, factor, by_corners):
-    """Writes the gradients by corners of those by normals, times a factor."""
+    """Adds the gradients by the corners of triangles, times a factor, of those by normals."""
     for f in numba.prange(faces.shape[0]):
         ax, ay, az, bx, by, bz, cx, cy, cz = _edges(vertices, faces, f)
         twice = np.sqrt(cx * cx + cy * cy + cz * cz)
-        for corner in range(3):
-            for axis in range(3):
-                by_corners[f, corner, axis] = np.float32(0)
         if twice > LEAST:
             nx, ny, nz = cx / twice, cy / twice, cz / twice
             gx, gy, gz = by_normals[f, 0], by_normals[f, 1], by_normals[f, 2]
             outwards, scale = gx * nx + gy * ny + gz * nz, factor / twice
             px, py, pz = scale * (gx - outwards * nx), scale * (gy - outwards * ny), scale * (gz - outwards * nz)
-            _add_edges(
-                by_corners,
-                f,
-                by * pz - bz * py,
-                bz * px - bx * pz,
-                bx * py - by * px,
-                py * az - pz * ay,
-                pz * ax - px * az,
-                px * ay - py * ax,
-            )
+            _add_edges(by_corners, f, ax, ay, az, bx, by, bz, px, py, pz, 0.0, 0.0, 0.0)
 
 
 def fit(*tensors: Tensor) -> bool:
@@ -245,7 +223,7 @@ class BoundGeometry(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         vertices, turns, faces, weights = ctx.saved_tensors
-        by_corners, by_turns = vertices.new_empty(len(faces), 3, 3), torch.empty_like(turns)
+        by_corners, by_turns = vertices.new_zeros(len(faces), 3, 3), torch.empty_like(turns)
         run_kernel(_place_backward, vertices, faces, turns, weights, *grads, by_corners, by_turns)
         return _sum_at_vertices(vertices, faces, by_corners), by_turns, None, None
 
@@ -258,7 +236,7 @@ class NormalInconsistency(torch.autograd.Function):
         ctx: Any, vertices: Tensor, faces: Tensor, first: Tensor, second: Tensor, signs: Tensor
     ) -> Float[Tensor, ""]:
         normals, total = vertices.new_empty(len(faces), 3), vertices.new_empty(1)
-        by_normals, by_corners = torch.zeros_like(normals), vertices.new_empty(len(faces), 3, 3)
+        by_normals, by_corners = torch.zeros_like(normals), vertices.new_zeros(len(faces), 3, 3)
         run_kernel(_normals, vertices, faces, normals)
         run_kernel(_compare_normals, first, second, signs, normals, by_normals, total)
         run_kernel(_normals_backward, vertices, faces, by_normals, 1 / len(first), by_corners)
