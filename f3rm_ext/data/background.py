@@ -30,9 +30,10 @@ def measure_background(photos: InputDataset, masked: MaskedPixels) -> Background
     shares = []
     for index in pick_evenly(len(photos), _VIEWS):
         picture = read_pixels(photos, index, masked)
-        if picture.pixels.shape[-1] == 4:
-            return "random"
         pixels = picture.pixels if picture.valid is None else picture.pixels[picture.valid]
+        if (pixels[..., 3:] < 255).any():  # Many programs add an alpha channel to opaque photos.
+            return "random"
+        pixels = pixels[..., :3]
         extremes = pixels.amax(dim=-1) <= _BLACK, pixels.amin(dim=-1) >= _WHITE
         shares.append(torch.stack([extreme.float().mean() for extreme in extremes]))
     black, white = torch.stack(shares).median(dim=0).values.tolist()

@@ -82,7 +82,7 @@ class F3rmModelConfig(OwnModelConfig):
     far_plane: float = 1000.0
     """Distance at which rays end, > near-plane, in scene units; space beyond the ±1 box is contracted."""
     background_color: Background | Literal["auto"] = "auto"
-    """Colour behind the scene. auto is random for images with an alpha channel, black or white where a quarter of the
+    """Colour behind the scene. auto is random for partly transparent images, black or white where a quarter of the
     photos is, else that of the last sample of each ray."""
     contract_scene: bool = True
     """Contract space outside the scene box (for unbounded captures) instead of leaving it empty."""

@@ -1,5 +1,6 @@
 """``f3rm-ext scene``: captures and pictures of a synthetic room."""
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,8 @@ class Synth:
         """Writes the capture and prints where it is."""
         with _interruptible(self.out):
             out = synthesize(self.out, self.config)
-        print(f"Wrote {self.config.num_images} views to {out}. To train on them: ns-train f3rm-ext-lite --data {out}")
+        train = f"ns-train f3rm-ext-lite --data {shlex.quote(str(out))}"
+        print(f"Wrote {self.config.num_images} views to {out}. To train on them: {train}")
 
 
 @dataclass

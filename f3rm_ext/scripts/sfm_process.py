@@ -1,6 +1,7 @@
 """``f3rm-ext sfm process`` and ``view``: make a capture from photos, and view it."""
 
 import os
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,8 @@ class Process:
         print(summary)
         for remark in remarks:
             say(remark)
-        print(f"Report: {self.config.output / REPORT}; viewer: f3rm-ext sfm view --capture {self.config.output}")
+        capture = shlex.quote(str(self.config.output))
+        print(f"Report: {self.config.output / REPORT}; viewer: f3rm-ext sfm view --capture {capture}")
         if result["doubt"]:
             raise DoubtfulPosesError(
                 f"These poses are doubtful: {result['doubt']}. The capture was written anyway; to use it, give "
