@@ -28,6 +28,7 @@ from f3rm_ext.compat.later import shorten_imports
 from f3rm_ext.compat.viewer import (
     LOCAL_HOST,
     end_viewer_threads_at_exit,
+    interrupt_at_calls,
     is_new_page,
     is_viewer_thread,
     local_viewer_host,
@@ -64,6 +65,7 @@ __all__ = [
     "has_bfloat16_matrix_units",
     "has_cuda",
     "has_gsplat_kernels",
+    "interrupt_at_calls",
     "is_new_page",
     "is_viewer_thread",
     "join_help_lines",

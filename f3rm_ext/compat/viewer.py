@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import numpy as np
     from nerfstudio.cameras.cameras import Cameras
     from nerfstudio.configs.base_config import ViewerConfig
@@ -63,6 +65,27 @@ def release_viewer_locks() -> None:
                 self._locked_thread_id = -1
 
     WebsockMessageHandler.atomic = atomic
+
+
+def interrupt_at_calls() -> None:
+    """Makes the viewer stop an outdated render only where a function of this package begins; safe to call twice.
+
+    Nerfstudio raises at whatever line is traced next, also between the body of a ``with`` statement and its
+    ``__exit__``. A lock, of any library that renders, is then never released, and the next render waits for ever.
+    """
+    from nerfstudio.viewer.render_state_machine import RenderStateMachine
+    from nerfstudio.viewer_legacy.server.viewer_utils import IOChangeException
+
+    package = __name__.partition(".")[0] + "."
+
+    def check_interrupt(self: Any, frame: "FrameType", event: str, arg: Any) -> None:
+        begins = frame.f_globals.get("__name__", "").startswith(package) and frame.f_code.co_name != "__exit__"
+        if begins and self.interrupt_render_flag:
+            self.interrupt_render_flag = False
+            raise IOChangeException
+
+    machine: Any = RenderStateMachine
+    machine.check_interrupt = check_interrupt
 
 
 def end_viewer_threads_at_exit(viewer: "Viewer", patience_s: float = 10.0) -> None:

@@ -76,12 +76,13 @@ def _meeting_point(
 
 
 class FirstViewControl(ViewerControl):
-    """Makes the pages of a viewer open on a training view and get slow pictures in passes, lets one close without
-    freezing the others, and lets the process end while pages are open."""
+    """Makes the pages of a viewer open on a training view and get slow pictures in passes, lets one close or move
+    without freezing the others, and lets the process end while pages are open."""
 
     def _setup(self, viewer: "Viewer") -> None:
         super()._setup(viewer)
         compat.release_viewer_locks()
+        compat.interrupt_at_calls()
         compat.render_in_passes(next_divisor)
         compat.end_viewer_threads_at_exit(viewer)
         cameras = compat.viewer_cameras(viewer)

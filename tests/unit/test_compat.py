@@ -227,6 +227,46 @@ class TestViewer:
             machine._render_img(camera)
         assert machine._calculate_image_res(1.5) == (320, 481)
 
+    def test_a_moved_camera_leaves_no_lock_of_a_library_behind(self, monkeypatch) -> None:
+        """Wherever the camera moves amid a render, the lock is free afterwards: the next render does not wait."""
+        from f3rm_ext.model_components.chunked_rendering import default_chunk
+
+        monkeypatch.setattr(RenderStateMachine, "check_interrupt", RenderStateMachine.check_interrupt)
+        compat.interrupt_at_calls()
+
+        def draw(lock: threading.Lock) -> None:
+            for _ in range(3):
+                with lock:
+                    default_chunk(torch.device("cpu"))
+
+        def render(lock: threading.Lock, move_at: int) -> tuple[bool, int]:
+            """Returns whether the render was interrupted, and the number of its events."""
+            machine = RenderStateMachine.__new__(RenderStateMachine)
+            machine.interrupt_render_flag, events = False, 0
+
+            def trace(frame: Any, event: str, arg: Any) -> Any:
+                nonlocal events
+                events += 1
+                machine.interrupt_render_flag |= events == move_at
+                return machine.check_interrupt(frame, event, arg) and trace
+
+            sys.settrace(trace)
+            try:
+                draw(lock)
+            except IOChangeException:
+                return True, events
+            finally:
+                sys.settrace(None)
+            return False, events
+
+        _, count = render(threading.Lock(), -1)
+        interrupted = 0
+        for move_at in range(1, count + 1):
+            lock = threading.Lock()
+            interrupted += render(lock, move_at)[0]
+            assert not lock.locked(), move_at
+        assert interrupted > count // 2
+
     def test_a_process_ends_while_a_page_is_rendered(self) -> None:
         """Threads that are in torch when Python ends abort the process."""
         code = """
