@@ -13,8 +13,8 @@ from f3rm_ext.capture.exposures import MIN_RANGE_STOPS, MeasuredStops
 from f3rm_ext.model_components import masks
 
 ExposureOption = Literal["auto", "on", "off"]
-MeasureStops = Callable[[], MeasuredStops]
-"""Finds exposures in what photos show."""
+MeasureStops = Callable[[], MeasuredStops | None]
+"""Finds exposures in what photos show; None where that is not possible."""
 _SATURATED = 254 / 255
 """Colour from which on a photo only says that the scene is at least as bright."""
 
@@ -45,11 +45,10 @@ def make_exposures(option: ExposureOption, num_images: int, metadata: Mapping[st
     if option == "on":
         return exposures
     told = [value for value in stops if value is not None]
-    measure: MeasureStops | None = metadata.get("measure_stops")
+    measure: MeasureStops = metadata.get("measure_stops", lambda: None)
     if told:
         vary, range_stops, source = varies(stops), max(told) - min(told), "EXIF"
-    elif measure is not None:
-        measured = measure()
+    elif (measured := measure()) is not None:
         vary, range_stops, source = measured.vary, measured.range_stops, "what the photos show of the same places"
         if vary:
             exposures.start(lambda: measured)
@@ -114,8 +113,10 @@ class ExposureModel(nn.Module):
     @torch.no_grad()
     def start(self, measure: MeasureStops | None) -> None:
         """Starts a training without EXIF with what its photos show; does nothing in one that resumes."""
-        if measure is not None and not bool(self.exif_stops.isfinite().any() or self.stops.any()):
-            self.stops += torch.from_numpy(measure().stops).to(self.stops)
+        if measure is None or bool(self.exif_stops.isfinite().any() or self.stops.any()):
+            return
+        if (measured := measure()) is not None:
+            self.stops += torch.from_numpy(measured.stops).to(self.stops)
 
     @torch.no_grad()
     def project(self) -> None:

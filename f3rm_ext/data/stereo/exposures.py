@@ -23,6 +23,7 @@ from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.data.stereo.agreement import DepthMaps, neighbours, project
 from f3rm_ext.data.stereo.cache import capture_key, read_or_make
 from f3rm_ext.data.stereo.sweep import AGREEING, PhotoStereo, StereoOptions, nearby_views
+from f3rm_ext.errors import CaptureError
 from f3rm_ext.utils import threads
 from f3rm_ext.utils.console import image_progress
 from f3rm_ext.utils.pictures import pick_evenly, to_linear
@@ -54,14 +55,19 @@ Lights = Float[np.ndarray, "photos places 3"]
 """Linear light that photos show of places, 0 to 1; 0 where they do not show them."""
 
 
-def read_or_measure_stops(outputs: DataparserOutputs, cache: Path) -> MeasuredStops:
-    """Returns the exposures of the photos of a capture, measured once and kept in the cache.
+def read_or_measure_stops(outputs: DataparserOutputs, cache: Path) -> MeasuredStops | None:
+    """Returns the exposures of the photos of a capture, measured once and kept in the cache; None if the cameras have
+    no pinhole view, such as those of panoramas.
 
     Raises:
         CaptureError: a photo cannot be read.
     """
+    try:
+        dataset = PinholeDataset.scale_to_side(outputs, SIDE_PX)
+    except CaptureError:
+        return None
     path = cache / f"{capture_key(outputs, [VERSION, SIDE_PX, MOST_VIEWS, asdict(OPTIONS)])}.npz"
-    return read_or_make(path, lambda: measure_stops(outputs), read=_read, encode=_encode)[0]
+    return read_or_make(path, lambda: measure_stops(dataset), read=_read, encode=_encode)[0]
 
 
 def _read(path: Path) -> MeasuredStops:
@@ -75,14 +81,13 @@ def _encode(measured: MeasuredStops) -> bytes:
         return stream.getvalue()
 
 
-def measure_stops(outputs: DataparserOutputs) -> MeasuredStops:
-    """Returns the exposures of the photos of a capture, in stops; shows how far the search is.
+def measure_stops(dataset: PinholeDataset) -> MeasuredStops:
+    """Returns the exposures of the small photos of a capture, in stops; shows how far the search is.
 
     Raises:
         CaptureError: a photo cannot be read.
     """
     threads.settle(numba=True)
-    dataset = PinholeDataset.scale_to_side(outputs, SIDE_PX)
     cameras = PinholeCameras.of(dataset.cameras)
     chosen = pick_evenly(len(dataset), MOST_VIEWS)
     with ThreadPoolExecutor(_READERS) as pool:

@@ -8,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from nerfstudio.cameras.cameras import CameraType
 from scipy.ndimage import gaussian_filter, map_coordinates
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from f3rm_ext.data.stereo import exposures
 from f3rm_ext.data.stereo.agreement import DepthMaps
 from f3rm_ext.data.stereo.exposures import compare, fit_stops, light_of, look_up
 from f3rm_ext.data.stereo.points import BACKDROP_SHARE, dense_points, thin
-from f3rm_ext.data.stereo.surfaces import RayDepths, ray_depths
+from f3rm_ext.data.stereo.surfaces import RayDepths, measure_ray_depths, ray_depths
 from f3rm_ext.data.stereo.sweep import (
     PhotoStereo,
     StereoOptions,
@@ -249,6 +250,13 @@ def test_every_photo_has_an_exposure_also_where_some_are_compared(
     again = exposures.read_or_measure_stops(outputs, tmp_path / "cache")
     assert again[1:] == measured[1:]
     np.testing.assert_array_equal(again.stops, measured.stops)
+
+
+def test_nothing_is_said_of_panoramas(make_outputs: Callable[..., Any], tmp_path: Path) -> None:
+    outputs = make_outputs(4)
+    outputs.cameras.camera_type[2] = CameraType.EQUIRECTANGULAR.value
+    assert exposures.read_or_measure_stops(outputs, tmp_path / "cache") is None
+    assert measure_ray_depths(outputs) is None
 
 
 def test_nothing_is_said_of_photos_that_share_no_place(cameras: PinholeCameras) -> None:

@@ -102,13 +102,16 @@ def measured(*stops: float, vary: bool = True) -> MeasuredStops:
         ("auto", [None, None], measured(1.0, -1.0), True),
         ("auto", [None, None], measured(1.0, -1.0, vary=False), False),
         ("auto", None, None, False),
+        ("auto", None, "nothing", False),  # such as panoramas, which have no stereo
         ("on", None, None, True),
         ("on", [-3.0, -3.0], None, True),
         ("off", [-3.0, -2.0], measured(1.0, -1.0), False),
     ],
 )
 def test_auto_goes_by_exif_and_without_by_the_photos(option: Any, stops: Any, found: Any, made: bool) -> None:
-    metadata = {"exif_stops": stops} | ({} if found is None else {"measure_stops": lambda: found})
+    metadata = {"exif_stops": stops}
+    if found is not None:
+        metadata["measure_stops"] = lambda: None if found == "nothing" else found
     model = make_exposures(option, 2, metadata)
     assert (model is not None) is made
     if model is not None and found is not None:
@@ -118,6 +121,7 @@ def test_auto_goes_by_exif_and_without_by_the_photos(option: Any, stops: Any, fo
 def test_without_exif_the_photos_are_the_start_unless_it_resumes() -> None:
     model = exposures(None, None)
     model.start(None)
+    model.start(lambda: None)
     assert not model.stops.any()
     model.start(lambda: measured(1.0, -1.0))
     torch.testing.assert_close(model.stops.detach()[:, 0], torch.tensor([1.0, -1.0]))
