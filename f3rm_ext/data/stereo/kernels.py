@@ -17,12 +17,12 @@ def _clip_range(low, high, start, slope):
         return max(low, -start / slope), high
     if slope < 0:
         return low, min(high, -start / slope)
-    return (low, high) if start >= 0 else (low, low - 1)
+    return (low, high) if start >= 0 else (low, np.float32(-1))
 
 
 @no_type_check
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "arcp"})
-def _warp(photo, height, width, warp, first, out, begin, stop):
+def warp_photo(photo, height, width, warp, first, out, begin, stop):
     """Samples a photo bilinearly where a homography maps the pixels of ``out``; 0 outside of its size.
 
     What is inside is one piece of each row, whose first pixel and the one after the last are in ``begin`` and ``stop``.
@@ -39,8 +39,9 @@ def _warp(photo, height, width, warp, first, out, begin, stop):
         low, high = _clip_range(low, high, right * w - u, right * c - a)
         low, high = _clip_range(low, high, v, b)
         low, high = _clip_range(low, high, bottom * w - v, bottom * c - b)
-        begin[row] = min(max(int(np.ceil(low)), 0), out.shape[1])
-        stop[row] = max(int(np.floor(high)) + 1, begin[row])
+        # Limited before they are integers: where a slope is nearly 0, they lie beyond what an integer holds.
+        begin[row] = int(np.ceil(min(low, np.float32(out.shape[1]))))
+        stop[row] = max(int(np.floor(max(high, np.float32(-1)))) + 1, begin[row])
         out[row, : begin[row]] = 0
         out[row, stop[row] :] = 0
         for x in range(begin[row], stop[row]):
@@ -160,7 +161,7 @@ def sweep_planes(own, others, sizes, still, moving, nearness, rows, window, nois
             top[:] = -one
             for other in range(count):
                 warp = still[other] + nearness[plane] * moving[other]
-                _warp(others[other], sizes[other, 0], sizes[other, 1], warp, begin - half, there, ahead, behind)
+                warp_photo(others[other], sizes[other, 0], sizes[other, 1], warp, begin - half, there, ahead, behind)
                 _insert_scores(there, mine, ahead, behind, window, level, power, floor, columns, value, top)
             for row in range(size):
                 total[:] = 0

@@ -17,6 +17,7 @@ from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.data.stereo import exposures
 from f3rm_ext.data.stereo.agreement import DepthMaps
 from f3rm_ext.data.stereo.exposures import compare, fit_stops, light_of, look_up
+from f3rm_ext.data.stereo.kernels import warp_photo
 from f3rm_ext.data.stereo.points import BACKDROP_SHARE, dense_points, thin
 from f3rm_ext.data.stereo.surfaces import RayDepths, measure_ray_depths, ray_depths
 from f3rm_ext.data.stereo.sweep import (
@@ -141,6 +142,21 @@ def test_the_kernel_agrees_with_the_reference(grazing: PinholeCameras, sweep_ind
     sure = true_score > 0.3
     assert sure.mean() > 0.2
     assert (np.abs(place - true_place)[sure] < 0.05).mean() > 0.99
+
+
+def test_a_warp_stays_in_its_rows_whatever_the_homography() -> None:
+    """Cameras of one orientation have entries that are 0, or nearly: bounds of a row are then beyond all integers."""
+    random = np.random.default_rng(0)
+    photo, room = random.random((12, 16)).astype(np.float32), np.full((10, 400), 7, np.float32)
+    begin, stop = np.zeros(8, np.int64), np.zeros(8, np.int64)
+    partly = 0
+    for _ in range(2000):
+        warp = random.choice([0, 0, 1e-38, -1e-30, 1e-12, -1e-6, 0.1, 1, -1, 8, -80], (3, 3)).astype(np.float32)
+        warp_photo(photo, 12, 16, warp, int(random.integers(30)), room[1:9, 100:120], begin, stop)
+        assert (begin >= 0).all() and (begin <= stop).all() and (stop <= 20).all(), warp
+        partly += bool((begin < stop).any())
+    assert partly > 50
+    assert (room[[0, 9]] == 7).all() and (room[:, :100] == 7).all() and (room[:, 120:] == 7).all()
 
 
 def test_backdrops_and_transparent_pixels_have_no_depth(cameras: PinholeCameras) -> None:
