@@ -23,6 +23,10 @@ DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2", "distortion_params")
 SPLITS = ("train", "val", "test")
 FARTHEST = 1e9
 """Largest coordinate or intrinsic that is believed: areas of triangles of that size still have a square in float32."""
+FAR_SPREADS = 1000.0
+"""Distance of the cameras from the origin, in lengths of what they span, from which float32 is too coarse for them."""
+ORIGIN_KEY = "capture_origin"
+"""Key of transforms, as they are read, for the point of the file's frame to which poses are relative."""
 LEAST_PX = 1e-3
 """Smallest focal length or size that is believed."""
 Meta = dict[str, Any]
@@ -61,6 +65,8 @@ class _Transforms(_Lens, total=False):
 def read_transforms(data: Path) -> tuple[Meta, Path]:
     """Reads transforms.json and tells what its paths are relative to; without it COLMAP's model, in the same form.
 
+    Poses far from the origin, as those in geographic coordinates, are relative to the point at :data:`ORIGIN_KEY`.
+
     Raises:
         CaptureError: there is no such folder or file, it is not a list of frames in JSON, or the model cannot be used.
     """
@@ -74,7 +80,7 @@ def read_transforms(data: Path) -> tuple[Meta, Path]:
         )
     path = files[0]
     if path.suffix != ".json" and path != data:
-        return read_model(data, path.parent), data
+        return _move_near(read_model(data, path.parent)), data
     try:
         data_read = path.read_bytes()
     except OSError as error:
@@ -96,7 +102,27 @@ def read_transforms(data: Path) -> tuple[Meta, Path]:
             raise CaptureError(f"The {key} {str(value)[:80]!r} of {path} cannot be a path: give the name of a file.")
     if "applied_transform" in meta:
         meta["applied_transform"] = _parse_transform(meta["applied_transform"], path)
-    return meta, path.parent
+    return _move_near(meta), path.parent
+
+
+def _move_near(meta: Meta) -> Meta:
+    """Returns the transforms with poses relative to a point amid them if float32 would not tell them apart."""
+    meta.pop(ORIGIN_KEY, None)
+    try:
+        poses = np.array([frame["transform_matrix"] for frame in meta["frames"]], dtype=np.float64)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return meta  # which is refused later, in a sentence
+    if not len(poses) or poses.shape[1:] != (4, 4) or not np.isfinite(poses).all():
+        return meta
+    centers = poses[:, :3, 3]
+    middle = centers.mean(axis=0)
+    spread = float(np.abs(centers - middle).max())
+    if not 0 < spread * FAR_SPREADS < np.abs(middle).max():
+        return meta
+    origin = middle.round(max(0, math.ceil(-math.log10(spread))))
+    poses[:, :3, 3] -= origin
+    frames = [{**frame, "transform_matrix": pose.tolist()} for frame, pose in zip(meta["frames"], poses, strict=True)]
+    return {**meta, "frames": frames, ORIGIN_KEY: origin.tolist()}
 
 
 def _paths(meta: Meta) -> Iterator[tuple[str, object]]:

@@ -107,6 +107,13 @@ class CaptureDataParser(Nerfstudio):
         if self._opens_images or self.config.drop_missing_frames:
             meta = self._drop_missing(meta, folder)
         checks.check_frame_poses(meta["frames"])
+        if checks.ORIGIN_KEY in meta:
+            origin = ", ".join(f"{value:.10g}" for value in meta[checks.ORIGIN_KEY])
+            CONSOLE.log(
+                "The cameras lie far from the origin, as in geographic coordinates: all positions, also those of "
+                f"exports, are relative to ({origin}).",
+                markup=False,
+            )
         meta = checks.per_frame_intrinsics(meta)
         checks.check_intrinsics(meta, list(CAMERA_MODEL_TO_TYPE))
         for key in ("mask_path", "depth_file_path"):

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Float64, UInt8
+from jaxtyping import Float64, UInt8
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
 
+from f3rm_ext.capture.checks import ORIGIN_KEY
 from f3rm_ext.capture.colmap_model import MODEL_KEY
 from f3rm_ext.errors import CaptureError, UserError, reason_of
 
@@ -44,17 +45,19 @@ def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: Datapars
     except (UserError, OSError) as error:
         CONSOLE.log(f"Going on without the capture's points: {error}", markup=False)
         return {}
-    matrix = np.eye(4)
+    matrix, applied = np.eye(4), np.eye(4)
     matrix[:3] = np.asarray(outputs.dataparser_transform, dtype=np.float64)[:3, :4]
+    applied[:3] = applied_transform(meta, folder)
     scale = float(outputs.dataparser_scale)
+    origin = np.append(meta.get(ORIGIN_KEY, [0.0, 0.0, 0.0]), 0.0)
     if meta.get("ply_file_path"):
         # These points are in the frame of the poses in the file; nerfstudio's transform starts one frame earlier.
-        applied = np.eye(4)
-        applied[:3] = applied_transform(meta, folder)
         matrix = matrix @ np.linalg.inv(applied)
         scale /= float(meta.get("applied_scale", 1.0))
+    else:
+        origin = np.linalg.inv(applied) @ origin
     with np.errstate(invalid="ignore", over="ignore"):  # points that are not finite are left out later
-        placed = scale * (xyz.astype(np.float64) @ matrix[:3, :3].T + matrix[:3, 3])
+        placed = scale * ((xyz - origin[:3]) @ matrix[:3, :3].T + matrix[:3, 3])
     return {XYZ: torch.from_numpy(placed).float(), RGB: torch.from_numpy(rgb), SOURCE: str(path)}
 
 
@@ -67,7 +70,7 @@ def applied_transform(meta: Mapping[str, Any], folder: Path) -> Float64[np.ndarr
     return np.eye(4)[:3]
 
 
-def read_point_cloud(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
+def read_point_cloud(path: Path) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
     """Reads positions and colours of a PLY file, ASCII or binary; grey if there are no colours.
 
     Raises:
@@ -85,7 +88,7 @@ def read_point_cloud(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UInt8
     if table is None or not {"x", "y", "z"} <= table.kinds.keys():
         raise CaptureError(f"The file {path} has no points (vertices with x, y and z): write it again.")
     names = next((names for names in _COLORS if set(names) <= table.kinds.keys()), ())
-    xyz = np.empty((table.count, 3), dtype=np.float32)
+    xyz = np.empty((table.count, 3))
     rgb = np.full((table.count, 3), GREY, dtype=np.uint8)
     for where, rows in tables.rows("vertex", ["x", "y", "z", *names]):
         xyz[where] = np.stack([rows[name] for name in "xyz"], axis=1)
@@ -96,7 +99,7 @@ def read_point_cloud(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UInt8
     return xyz, rgb
 
 
-def read_colmap_points(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
+def read_colmap_points(path: Path) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
     """Reads positions and colours of COLMAP's points3D.bin or points3D.txt.
 
     Raises:
@@ -112,7 +115,7 @@ def read_colmap_points(path: Path) -> tuple[Float32[np.ndarray, "points 3"], UIn
         raise
     except Exception as error:
         raise CaptureError(f"The file {path} is damaged ({type(error).__name__}): copy it again.") from error
-    xyz = np.array([point.xyz for point in points], dtype=np.float32).reshape(-1, 3)
+    xyz = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)
     return xyz, np.array([point.rgb for point in points], dtype=np.uint8).reshape(-1, 3)
 
 

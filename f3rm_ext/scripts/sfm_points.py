@@ -75,6 +75,7 @@ class Points:
         print_training(self.out, "sugar-ext")
 
     def _write(self, meta: dict[str, Any], folder: Path, positions: np.ndarray, colors: np.ndarray) -> None:
+        from f3rm_ext.capture.checks import ORIGIN_KEY
         from f3rm_ext.data.stereo.points import DensePoints, encode_ply
         from f3rm_ext.utils.output_file import write_error
 
@@ -86,6 +87,8 @@ class Points:
                     (fresh / entry.name).symlink_to(entry.resolve())
             (fresh / STEREO_POINTS).write_bytes(encode_ply(DensePoints(positions.astype(np.float32), colors)))
             meta = {**_absolute_paths(meta, folder), "ply_file_path": STEREO_POINTS}
+            if ORIGIN_KEY in meta:  # the copy has a frame of its own, from which float32 tells points apart
+                meta["applied_transform"] = np.eye(4)[:3].tolist()
             (fresh / "transforms.json").write_text(json.dumps(meta, indent=1))
             os.rename(fresh, self.out)
         except OSError as error:

@@ -159,9 +159,7 @@ def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -
     if not missing:
         return
     path = cache / f"{capture_key(outputs, [VERSION, SIDE_PX, MOST_VIEWS, MIN_VIEWS, COUNT])}.ply"
-    points, file = read_or_make(
-        path, lambda: seek_points(outputs), read=lambda path: DensePoints(*read_point_cloud(path)), encode=encode_ply
-    )
+    points, file = read_or_make(path, lambda: seek_points(outputs), read=_read_ply, encode=encode_ply)
     if not len(points.xyz):
         console().log(f"Stereo has no points on which {MIN_VIEWS} photos agree: beginning without.", markup=False)
         return
@@ -191,6 +189,11 @@ def seek_points(outputs: DataparserOutputs, count: int = COUNT, side_px: int = S
     with image_progress("photos") as progress:
         task = progress.add_task("Stereo", total=None)
         return dense_points(stereo, count, lambda done, total: progress.update(task, completed=done, total=total))
+
+
+def _read_ply(path: Path) -> DensePoints:
+    xyz, rgb = read_point_cloud(path)
+    return DensePoints(xyz.astype(np.float32), rgb)
 
 
 def encode_ply(points: DensePoints) -> bytes:

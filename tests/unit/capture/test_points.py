@@ -12,6 +12,7 @@ from nerfstudio.data.dataparsers.nerfstudio_dataparser import Nerfstudio, Nerfst
 
 from f3rm_ext.capture import points as module
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.capture.points import RGB, XYZ, applied_transform, drop_unusable_points, tolerate_unreadable_points
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
@@ -39,9 +40,9 @@ def poses_of(capture: Any) -> np.ndarray:
     return np.array([frame["transform_matrix"] for frame in capture.frames])
 
 
-def write_points(capture: Any, xyz: np.ndarray, rgb: np.ndarray | None = None) -> None:
+def write_points(capture: Any, xyz: np.ndarray, rgb: np.ndarray | None = None, kind: Any = np.float32) -> None:
     """Gives a capture points of its own."""
-    columns = {name: xyz[:, i].astype(np.float32) for i, name in enumerate("xyz")}
+    columns = {name: xyz[:, i].astype(kind) for i, name in enumerate("xyz")}
     if rgb is not None:
         columns |= {name: rgb[:, i].astype(np.uint8) for i, name in enumerate(("red", "green", "blue"))}
     with (capture.folder / "p.ply").open("wb") as stream:
@@ -57,9 +58,13 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def parse(capture: Any, **options: Any) -> Any:
-    config = CaptureDataParserConfig(data=capture.folder, load_3D_points=True, eval_mode="all", **options)
+def parse_folder(folder: Path, **options: Any) -> Any:
+    config = CaptureDataParserConfig(data=folder, load_3D_points=True, eval_mode="all", **options)
     return config.setup().get_dataparser_outputs("train")
+
+
+def parse(capture: Any, **options: Any) -> Any:
+    return parse_folder(capture.folder, **options)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +96,39 @@ def test_points_stay_with_the_cameras(capture, applied, options) -> None:
     torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
     assert torch.equal(outputs.metadata[RGB], torch.from_numpy(colors).to(torch.uint8))
     assert capture.contents() == before, "inputs are never changed"
+
+
+@pytest.mark.parametrize("applied", [{}, {"applied_transform": SWAP.tolist()}], ids=["nothing", "transform"])
+@pytest.mark.parametrize("place", ["file", "model", "model beside"])
+def test_geographic_coordinates_are_as_exact_as_small_ones(capture, as_colmap, tmp_path, log, applied, place) -> None:
+    """float32 has steps of half a unit there, and the cameras of this capture lie a few units apart."""
+    near, results = poses_of(capture), []
+    for shift in ([0.0, 0.0, 0.0], [512345.6, 4212345.7, 312.0]):
+        poses = near.copy()
+        poses[:, :3, 3] += shift
+        for frame, pose in zip(capture.frames, poses, strict=True):
+            frame["transform_matrix"] = pose.tolist()
+        capture.meta |= applied
+        folder = capture.save().folder
+        if place == "file":
+            write_points(capture, spots(poses), kind=np.float64)
+        elif place == "model":
+            folder = as_colmap(folder, tmp_path / f"model{shift[2]}", points=spots(poses))
+        else:
+            sparse = folder / "colmap" / "sparse" / "0"
+            sparse.mkdir(parents=True, exist_ok=True)
+            swap = applied_transform(applied, folder)
+            scene = as_colmap(folder, tmp_path / f"beside{shift[2]}", points=(spots(poses) - swap[:, 3]) @ swap[:, :3])
+            shutil.copy(scene / "sparse/0/points3D.bin", sparse)
+        outputs = parse_folder(folder)
+        frame_of = CaptureFrame.from_outputs(outputs, folder)
+        centers = frame_of.to_capture(outputs.cameras.camera_to_worlds[:, :, 3].double().numpy())
+        results.append((outputs, centers - centers[0]))
+    (small, small_centers), (far, far_centers) = results
+    torch.testing.assert_close(far.cameras.camera_to_worlds, small.cameras.camera_to_worlds, atol=1e-5, rtol=0)
+    torch.testing.assert_close(far.metadata[XYZ], small.metadata[XYZ], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(far_centers, small_centers, atol=1e-4)
+    assert sum("are relative to (" in line for line in log) == 1
 
 
 @pytest.mark.parametrize("ending", [".bin", ".txt"])
