@@ -36,7 +36,6 @@ def test_truth_reads_depth_in_metres_and_labels(labelled) -> None:
     truth = CaptureGroundTruth(labelled)
     image = labelled / "images" / "a.png"
     depth, labels = truth.depth_m(image, 4, 6), truth.labels(image, 4, 6)
-    assert depth is not None and labels is not None
     np.testing.assert_allclose(depth, np.arange(24).reshape(4, 6) * 0.1, rtol=1e-6)
     assert labels[:, 0].tolist() == [0, 1, 2, 3]
 
@@ -94,7 +93,6 @@ def test_photos_of_the_same_name_are_not_mixed_up(labelled) -> None:
 
 def test_a_view_has_masks_and_boxes_of_what_is_seen(labelled) -> None:
     view = CaptureGroundTruth(labelled).view(labelled / "images" / "a.png", 4, 6)
-    assert view is not None
     # Rows 0 to 3 are background, cup, wall (a part of the room) and hat.
     assert set(view.masks) == {"cup", "hat"} == set(view.boxes)
     assert view.masks["cup"].sum(axis=1).tolist() == [0, 6, 0, 0]
@@ -184,7 +182,6 @@ def test_a_polygon_covers_the_pixels_whose_centres_it_has(write) -> None:
 
 def test_polygons_at_other_sizes(write) -> None:
     view = write(thing("cup", SQUARE, bbox=[2, 1, 6, 4])).view(Path("frame_00001.png"), 16, 36)
-    assert view is not None
     expected = np.zeros((16, 36), bool)
     expected[2:8, 6:18] = True
     np.testing.assert_array_equal(view.masks["cup"], expected)
@@ -194,7 +191,6 @@ def test_polygons_at_other_sizes(write) -> None:
 def test_slanted_polygons_against_a_test_of_every_pixel(write) -> None:
     corners = np.array([[1.3, 0.4], [10.6, 2.2], [7.1, 7.7]])
     view = write(thing("cup", corners.tolist())).view(Path("frame_00001.jpg"), 80, 120)
-    assert view is not None
     y, x = np.mgrid[:80, :120] + 0.5
     sides = []
     for (ax, ay), (bx, by) in zip(10 * corners, 10 * np.roll(corners, -1, axis=0), strict=True):

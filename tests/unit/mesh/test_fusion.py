@@ -20,7 +20,6 @@ def test_a_ball(ball_views: SceneViews, open3d: ModuleType) -> None:
     assert abs(radii.mean() - 0.5) < 2e-3 and radii.std() < 4e-3 and np.abs(mesh.vertices.mean(axis=0)).max() < 2e-3
     assert mesh.is_watertight and mesh.euler_number == 2 and mesh.volume > 0
     colors = vertex_colors(mesh)
-    assert colors is not None
     np.testing.assert_allclose(colors / 255, mesh.vertices + 0.5, atol=0.06)
 
 
@@ -80,6 +79,5 @@ def test_pixels_are_where_the_camera_has_them(ring: PinholeCameras, ball_views: 
     middle = (at[:, :2].min(axis=0) + at[:, :2].max(axis=0)) / 2
     assert np.abs(middle).max() < 5e-3
     colors = vertex_colors(mesh)
-    assert colors is not None
     wrong = (colors / 255 - 0.5 - mesh.vertices)[at[:, 2] < -0.4] @ ring.viewmats[0, :3, :3].double().numpy().T
     assert np.abs(wrong.mean(axis=0)).max() < 2e-3

@@ -97,7 +97,6 @@ def test_there_are_no_gaps_between_shells(views: SceneViews, open3d: ModuleType)
     with stored_views(views) as stored:
         parts = fuse_shells(stored, VOXEL, SPACE)
     inner = trimesh.util.concatenate(parts[:2])
-    assert isinstance(inner, trimesh.Trimesh)
     y, z = np.meshgrid(SPACE.radius + np.linspace(-4, 4, 81) * VOXEL, np.linspace(-1, 1, 41))
     starts = np.stack([np.ones_like(y), y, z], axis=-1).reshape(-1, 3)
     x = 1 + RayCaster(inner.vertices, inner.faces).cast(starts, np.array([1.0, 0.0, 0.0]))["t_hit"]

@@ -15,7 +15,7 @@ from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.mesh.mesh_files import write_mesh
 from f3rm_ext.preview.cameras import NamedCamera, overview
-from f3rm_ext.preview.content import MeshContent, open_content
+from f3rm_ext.preview.content import open_content
 from f3rm_ext.preview.mesh_page import write_mesh_page
 from f3rm_ext.scripts.export_page import Page
 
@@ -32,12 +32,6 @@ def mesh(tmp_path: Path) -> Path:
     return tmp_path / "box.glb"
 
 
-def content_of(path: Path) -> MeshContent:
-    content = open_content(path)
-    assert isinstance(content, MeshContent)
-    return content
-
-
 def parts(page: str) -> tuple[dict[str, Any], bytes]:
     """The content for the script and the mesh of a page."""
     found = {name: text for name, text in re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.S)}
@@ -45,7 +39,7 @@ def parts(page: str) -> tuple[dict[str, Any], bytes]:
 
 
 def test_a_page_holds_the_mesh_and_the_cameras_y_up(tmp_path: Path, mesh: Path) -> None:
-    content = content_of(mesh)
+    content = open_content(mesh)
     named = overview(content.places)._replace(name="a.jpg")
     made = write_mesh_page(tmp_path / "box.html", content, [named, named], "<Box> & more")
     assert (made.triangles, made.texture_px, made.given_px) == (12, 1024, 1024)
@@ -63,7 +57,7 @@ def test_a_page_holds_the_mesh_and_the_cameras_y_up(tmp_path: Path, mesh: Path) 
 
 
 def test_the_browser_is_told_to_refuse_every_request(tmp_path: Path, mesh: Path) -> None:
-    write_mesh_page(tmp_path / "box.html", content_of(mesh), [], "Box")
+    write_mesh_page(tmp_path / "box.html", open_content(mesh), [], "Box")
     page = (tmp_path / "box.html").read_text()
     (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -73,7 +67,7 @@ def test_the_browser_is_told_to_refuse_every_request(tmp_path: Path, mesh: Path)
 
 
 def test_the_texture_gives_way_to_a_limit(tmp_path: Path, mesh: Path) -> None:
-    content, out = content_of(mesh), tmp_path / "box.html"
+    content, out = open_content(mesh), tmp_path / "box.html"
     made = write_mesh_page(out, content, [], "Box", max_mb=1.2)
     assert made.texture_px in (256, 512) and out.stat().st_size <= 1.2e6
     out.unlink()
@@ -85,7 +79,7 @@ def test_the_texture_gives_way_to_a_limit(tmp_path: Path, mesh: Path) -> None:
 
 
 def test_many_cameras_are_spread_and_none_make_an_overview(tmp_path: Path, mesh: Path) -> None:
-    content = content_of(mesh)
+    content = open_content(mesh)
     one = overview(content.places)
     many = [NamedCamera(f"{i}.jpg", one.camera) for i in range(500)]
     for given, count, last in ((many, 120, "499.jpg"), ([], 1, "Overview")):
@@ -100,14 +94,14 @@ def test_colours_of_vertices_are_in_linear_light(tmp_path: Path, suffix: str, ex
     ball.visual.vertex_colors = np.full((len(ball.vertices), 3), 128, np.uint8)  # linear in glTF, else sRGB
     path = tmp_path / f"ball{suffix}"
     ball.export(path)
-    write_mesh_page(tmp_path / "ball.html", content_of(path), [], "Ball")
+    write_mesh_page(tmp_path / "ball.html", open_content(path), [], "Ball")
     (tmp_path / "page.glb").write_bytes(parts((tmp_path / "ball.html").read_text())[1])
     assert trimesh.load(tmp_path / "page.glb", force="mesh").visual.vertex_colors[0, 0] == expected
 
 
 def test_a_mesh_without_colours_has_a_picture_too(tmp_path: Path) -> None:
     trimesh.creation.icosphere().export(tmp_path / "ball.stl")
-    write_mesh_page(tmp_path / "ball.html", content_of(tmp_path / "ball.stl"), [], "Ball")
+    write_mesh_page(tmp_path / "ball.html", open_content(tmp_path / "ball.stl"), [], "Ball")
     page = (tmp_path / "ball.html").read_text()
     poster = re.search(r'id="poster" src="data:image/\w+;base64,([^"]*)"', page)
     assert poster is not None

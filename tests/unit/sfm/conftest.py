@@ -74,7 +74,6 @@ class MadeUp(NamedTuple):
             for each in (model, self.truth)
         )
         similarity = pycolmap.estimate_sim3d(ours, true)
-        assert similarity is not None
         matrix = similarity.matrix()
         return float(np.abs(ours @ matrix[:, :3].T + matrix[:, 3] - true).max() / np.ptp(true))
 

@@ -57,7 +57,6 @@ def scene(make_toy, query_for, viewer) -> SimpleNamespace:
     panel.viewer_control._setup(viewer)
     viewer.pipeline = SimpleNamespace(datamanager=SimpleNamespace(train_dataset=SimpleNamespace(cameras=cameras)))
     panel.sync()
-    assert panel.edit is not None
     return SimpleNamespace(model=model, panel=panel, edit=panel.edit, query=query_for("mug"), viewer=viewer)
 
 
