@@ -13,10 +13,11 @@ from PIL import Image
 from torch import Tensor
 
 from f3rm_ext.capture import checks
+from f3rm_ext.capture.ground_truth import nearest
 from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm.cameras import CameraSet
-from f3rm_ext.sfm.rays import cell_centers, sample_cells
+from f3rm_ext.sfm.rays import cell_centers
 from f3rm_ext.utils.pictures import UNREADABLE
 
 NERFSTUDIO_DEPTH_UNIT = 1e-3
@@ -127,11 +128,7 @@ def cell_points(
 ) -> tuple[Float[Tensor, "cams rows cols 3"], Bool[Tensor, "cams rows cols"]]:
     """Returns the endpoints of the cells' rays, in the frame of the capture, and where they are known."""
     cameras = capture.cameras[list(indices)]
-    depth = torch.cat(
-        [
-            sample_cells(torch.from_numpy(read_depth(capture.frames[index], capture.folder))[None], rows, cols)
-            for index in indices
-        ]
-    )
+    images = (read_depth(capture.frames[index], capture.folder) for index in indices)
+    depth = torch.from_numpy(np.stack([nearest(image, rows, cols) for image in images]))
     rays = cameras.directions(cell_centers(cameras.sizes_px, rows, cols))
     return cameras.centers[:, None, None] + rays * depth[..., None], depth.isfinite() & (depth > 0)

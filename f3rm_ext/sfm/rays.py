@@ -57,14 +57,6 @@ def cell_ndc(rows: int, cols: int, like: Tensor) -> Float[Tensor, "2 rows cols"]
     return 1 - cell_centers(sizes, rows, cols)[0].permute(2, 0, 1)
 
 
-def sample_cells(image: Float[Tensor, "cams h w"], rows: int, cols: int) -> Float[Tensor, "cams rows cols"]:
-    """Returns the pixels of images that hold the centres of a grid of cells (nearest neighbour)."""
-    height, width = image.shape[1:]
-    y = ((torch.arange(rows, device=image.device) + 0.5) * height / rows).long()
-    x = ((torch.arange(cols, device=image.device) + 0.5) * width / cols).long()
-    return image[:, y[:, None], x[None]]
-
-
 def fill_holes(depth: Float[np.ndarray, "h w"]) -> tuple[Float[np.ndarray, "h w"], Bool[np.ndarray, "h w"]]:
     """Fills pixels without depth (not finite, or not above 0) with the nearest depth there is.
 

@@ -64,8 +64,3 @@ def test_holes_get_the_nearest_depth() -> None:
     assert filled[0, 0] == 1 and filled[1, 2] == 5 and filled[0, 2] == 5 and filled[1, 0] == 1
     empty, known = rays.fill_holes(np.zeros((2, 2)))
     assert (empty == 1).all() and not known.any()
-
-
-def test_cells_take_the_pixel_at_their_centre() -> None:
-    image = torch.arange(8.0)[None, None].expand(1, 4, 8)
-    assert rays.sample_cells(image, 2, 2)[0].tolist() == [[2.0, 6.0], [2.0, 6.0]]
