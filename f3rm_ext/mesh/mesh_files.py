@@ -205,7 +205,7 @@ def _load_npz(path: Path) -> trimesh.Trimesh | SurfacePoints:
             raise MeshError(
                 f"{path} has the arrays {', '.join(archive.files)}: give one with vertices and faces, or with points."
             )
-        return _points(archive["points"], archive["normals"] if "normals" in archive else None)
+        return surface_points(archive["points"], archive["normals"] if "normals" in archive else None)
 
 
 def _load_with_trimesh(path: Path) -> trimesh.Trimesh | SurfacePoints:
@@ -222,10 +222,11 @@ def _load_with_trimesh(path: Path) -> trimesh.Trimesh | SurfacePoints:
     columns = surface.metadata.get("_ply_raw", {}).get("vertex", {}).get("data")
     if columns is not None and {"nx", "ny", "nz"} <= set(getattr(columns, "dtype", np.dtype([])).names or columns):
         normals = np.stack([np.asarray(columns[name]).reshape(-1) for name in ("nx", "ny", "nz")], axis=1)
-    return _points(np.asarray(getattr(surface, "vertices", np.zeros((0, 3)))), normals)
+    return surface_points(np.asarray(getattr(surface, "vertices", np.zeros((0, 3)))), normals)
 
 
-def _points(positions: np.ndarray, normals: np.ndarray | None) -> SurfacePoints:
+def surface_points(positions: np.ndarray, normals: np.ndarray | None) -> SurfacePoints:
+    """Returns points whose normals are made unit vectors. Raises ValueError where shapes are not (points, 3)."""
     if positions.shape[1:] != (3,) or (normals is not None and normals.shape != positions.shape):
         raise ValueError(f"points of shape {positions.shape}")
     if normals is not None:

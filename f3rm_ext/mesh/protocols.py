@@ -22,7 +22,7 @@ from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.mesh.camera import Camera
-from f3rm_ext.mesh.mesh_files import Corner, SurfacePoints, box_mask
+from f3rm_ext.mesh.mesh_files import Corner, SurfacePoints, box_mask, surface_points
 from f3rm_ext.mesh.metrics import Comparison, sample_mesh
 from f3rm_ext.mesh.open3d_conversion import point_cloud
 from f3rm_ext.utils.open3d_library import RayCaster, open3d
@@ -172,11 +172,7 @@ def volume_mask(points: SurfacePoints, crop: Path) -> Bool[np.ndarray, " points"
 def voxel_means(points: SurfacePoints, side: float) -> SurfacePoints:
     """Returns the mean of the points, and of their normals, in each voxel of a grid."""
     reduced = point_cloud(points.positions, points.normals).voxel_down_sample(side)
-    normals = None
-    if points.normals is not None:
-        normals = np.array(reduced.normals)
-        normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
-    return SurfacePoints(np.array(reduced.points), normals)
+    return surface_points(np.array(reduced.points), None if points.normals is None else np.array(reduced.normals))
 
 
 def icp_transform(surface: SurfacePoints, truth: SurfacePoints, distance: float) -> Float[np.ndarray, "4 4"]:
@@ -197,11 +193,8 @@ def transform_surface(surface: Surface, transform: Float[np.ndarray, "4 4"]) -> 
         surface = surface.copy()
         surface.apply_transform(transform)
         return surface
-    normals = surface.normals
-    if normals is not None:
-        normals = normals @ transform[:3, :3].T
-        normals = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
-    return SurfacePoints(surface.positions @ transform[:3, :3].T + transform[:3, 3], normals)
+    turn, shift = transform[:3, :3].T, transform[:3, 3]
+    return surface_points(surface.positions @ turn + shift, None if surface.normals is None else surface.normals @ turn)
 
 
 def _dense(mesh: trimesh.Trimesh, spacing: float) -> SurfacePoints:
