@@ -9,7 +9,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 import trimesh
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
+from PIL import Image
 from trimesh.exchange.gltf import export_glb
 from trimesh.visual.color import ColorVisuals
 from trimesh.visual.texture import TextureVisuals
@@ -23,6 +24,7 @@ _RAW = "_COLOR_0"
 """Attributes with an underscore pass trimesh as they are. Its own colours have 8 bits, too few for dark linear ones; it
 reads those of 16 bits wrong, and floats right."""
 _HEADER = "<4sIIII"
+_JPEG_QUALITY = 88
 
 
 class _Accessor(TypedDict, total=False):
@@ -57,6 +59,38 @@ def encode_mesh(mesh: trimesh.Trimesh, record: Mapping[str, object]) -> bytes:
     return export_glb(trimesh.Scene(mesh), tree_postprocessor=finish)
 
 
+def texture_side_px(mesh: trimesh.Trimesh) -> int:
+    """Returns the longer side of a mesh's texture, px; 0 without one."""
+    name, material = _texture_place(mesh)
+    return max(getattr(material, name).size) if name else 0
+
+
+def encode_glb(
+    mesh: trimesh.Trimesh, max_texture_px: int | None = None, *, rotation: Float[np.ndarray, "3 3"] | None = None
+) -> bytes:
+    """Returns a mesh as a GLB file for browsers: its texture may be smaller, and is then a JPEG.
+
+    Args:
+        max_texture_px: longer side of the texture; a larger one is reduced. None leaves the texture as it is.
+        rotation: from the axes of the mesh to those of the file, by default none.
+    """
+    mesh = mesh.copy()
+    if rotation is not None:
+        turn = np.eye(4)
+        turn[:3, :3] = rotation
+        mesh.apply_transform(turn)
+    name, material = _texture_place(mesh)
+    if name == "image":
+        material.diffuse = [255] * 4  # else trimesh's own grey, which OBJ readers do not multiply with a texture
+    if name and max_texture_px is not None:
+        image = getattr(material, name).convert("RGB")
+        image.thumbnail((max_texture_px, max_texture_px), Image.Resampling.LANCZOS)
+        stream = io.BytesIO()
+        image.save(stream, "JPEG", quality=_JPEG_QUALITY)
+        setattr(material, name, Image.open(stream))  # one that says it is a JPEG is written as such
+    return encode_mesh(mesh, {"made_by": "f3rm-ext", "up": "z"})
+
+
 def load_scene(path: Path) -> trimesh.Scene:
     """Reads a GLB file of any program; the colours of vertices become sRGB.
 
@@ -74,7 +108,7 @@ def load_scene(path: Path) -> trimesh.Scene:
     scene = trimesh.load_scene(io.BytesIO(header + text + body), "glb", process=False, maintain_order=True)
     for mesh in scene.geometry.values():
         colors = getattr(mesh, "vertex_attributes", {}).pop(_RAW, None)
-        if colors is not None and isinstance(mesh, trimesh.Trimesh) and not _has_texture(mesh):
+        if colors is not None and isinstance(mesh, trimesh.Trimesh) and not texture_side_px(mesh):
             mesh.visual = ColorVisuals(mesh, vertex_colors=_to_srgb_bytes(np.asarray(colors)))
     return scene
 
@@ -102,9 +136,11 @@ def _rename(tree: dict[str, Any], name: str, new: str) -> None:
             part["attributes"][new] = part["attributes"].pop(name)
 
 
-def _has_texture(mesh: trimesh.Trimesh) -> bool:
-    material = mesh.visual.material if isinstance(mesh.visual, TextureVisuals) else None
-    return getattr(material, "baseColorTexture", None) is not None
+def _texture_place(mesh: trimesh.Trimesh) -> tuple[str, Any]:
+    """The material and the name of its texture; an empty name without one."""
+    material: Any = mesh.visual.material if isinstance(mesh.visual, TextureVisuals) else None
+    name = next((name for name in ("baseColorTexture", "image") if getattr(material, name, None) is not None), "")
+    return name, material
 
 
 def _to_srgb_bytes(colors: Shaped[np.ndarray, "vertices channels"]) -> np.ndarray:

@@ -11,8 +11,8 @@ from jaxtyping import Float, UInt8
 from f3rm_ext.capture.checks import FARTHEST
 from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import ConfigError, MeshError, SplatFileError
+from f3rm_ext.mesh.glb_file import encode_glb
 from f3rm_ext.mesh.mesh_files import find_frame, read_mesh
-from f3rm_ext.preview.glb import encode_glb
 from f3rm_ext.splat.files.checks import BadValues
 from f3rm_ext.splat.files.formats import READABLE, read_splats
 from f3rm_ext.splat.files.packing import importance_order

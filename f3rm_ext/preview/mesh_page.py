@@ -15,11 +15,11 @@ from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import MeshError
 from f3rm_ext.html.page import MAX_CAMERAS, Picture, render_page
 from f3rm_ext.mesh.camera import Camera
+from f3rm_ext.mesh.glb_file import encode_glb, texture_side_px
 from f3rm_ext.mesh.mesh_files import vertex_colors
 from f3rm_ext.mesh.texture.rendering import MeshRenderer, get_texture
 from f3rm_ext.preview.cameras import NamedCamera, extent_of, overview
 from f3rm_ext.preview.content import MeshContent
-from f3rm_ext.preview.glb import encode_glb, texture_side_px
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.pictures import pick_evenly
 from f3rm_ext.utils.provenance import sign_text
