@@ -39,7 +39,8 @@ from f3rm_ext.export.confidence import capture_pose
 from f3rm_ext.export.splats import SplatRun, load_splat_run
 from f3rm_ext.mesh.extraction import extract_mesh
 from f3rm_ext.mesh.options import ExtractionOptions
-from f3rm_ext.mesh.scenes import open_run_scene
+from f3rm_ext.mesh.scenes import run_scene
+from f3rm_ext.query.run import load_run
 from f3rm_ext.splat.next_best_view import choose, propose, survey
 from f3rm_ext.synthetic import SynthConfig
 from f3rm_ext.synthetic.cameras import focal_length_px
@@ -129,7 +130,7 @@ class Rank:
             row = {"capture": self.data.name, "points": f"Gaussians, {part}", "steps": self.steps}
             row |= {"count": int(rows.sum()), "median_error_m": float(np.median(error_m[rows])), **correlations}
             record("rank", row, ("capture", "points"))
-        mesh = extract_mesh(open_run_scene(config), ExtractionOptions()).mesh
+        mesh = extract_mesh(run_scene(load_run(config)), ExtractionOptions()).mesh
         _, _, error_m = truth.nearest(frame.to_capture(np.asarray(mesh.vertices)))
         row = {"capture": self.data.name, "points": "vertices of the mesh", "steps": self.steps}
         row |= {"count": len(error_m), "median_error_m": float(np.median(error_m))}

@@ -43,27 +43,15 @@ class SurfaceScene:
     """The views with the depth of stereo, which tsdf takes where it is sure; None leaves rendered depth."""
 
 
-def open_run_scene(
-    load_config: Path, scale: float = 1.0, depth: Depth | None = None, stereo_width: int = 0
-) -> SurfaceScene:
-    """Opens a run of f3rm-ext or sugar-ext.
+def run_scene(run: "Run", scale: float = 1.0, depth: Depth | None = None, stereo_width: int = 0) -> SurfaceScene:
+    """Returns the scene of a run of f3rm-ext or sugar-ext.
 
     Args:
         scale: factor on the size of the rendered views.
         depth: where the surface is along a ray; None takes ``planes`` for splats trained to be flat (regularisation
             planar), else ``median``.
         stereo_width: width of the photos for stereo, px; 0 does without.
-
-    Raises:
-        UserError: the run cannot be opened.
     """
-    from f3rm_ext.query.run import load_run
-
-    return run_scene(load_run(load_config), scale, depth, stereo_width)
-
-
-def run_scene(run: "Run", scale: float = 1.0, depth: Depth | None = None, stereo_width: int = 0) -> SurfaceScene:
-    """Returns the scene of a run that is open; see :func:`open_run_scene`."""
     from f3rm_ext.export.splats import SplatRun
     from f3rm_ext.splat.gaussian_model import GaussianModel
 

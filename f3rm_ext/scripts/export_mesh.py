@@ -119,11 +119,12 @@ class Mesh(FrameOption, MeshOutput):
 
     def _open(self) -> "SurfaceScene":
         from f3rm_ext.compat import default_device_type
-        from f3rm_ext.mesh.scenes import open_run_scene, open_splat_scene
+        from f3rm_ext.mesh.scenes import open_splat_scene, run_scene
+        from f3rm_ext.query.run import load_run
 
         depth = None if self.depth == "auto" else self.depth
         if self.load_config is not None:
-            return open_run_scene(self.load_config, self.resolution_scale, depth, self.stereo_width)
+            return run_scene(load_run(self.load_config), self.resolution_scale, depth, self.stereo_width)
         assert self.splats is not None and self.data is not None
         return open_splat_scene(
             self.splats,
