@@ -67,6 +67,8 @@ class QueryStateStore:
 
     >>> store = QueryStateStore()
     >>> first, second = store.new_request(), store.new_request()
+    >>> store.is_newest(first), store.is_newest(second)
+    (False, True)
     >>> store.resolve(first, lambda state: replace(state, threshold=0.9))
     False
     >>> store.resolve(second, lambda state: replace(state, threshold=0.7)), store.state.threshold

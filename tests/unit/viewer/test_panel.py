@@ -148,6 +148,7 @@ def test_while_weights_load_nothing_is_held_up_and_the_status_says_so(panel, enc
     assert viewer.train_lock.acquire(timeout=1), "the training lock is free"
     viewer.train_lock.release()
     assert panel.store.state.live is None
+    press(panel.ask_06_threshold)  # a change supersedes nothing
     encoder.go_on.set()
     assert panel.wait(PATIENCE_S)
     assert live(panel).name == "slow" and "Loading" not in panel.ask_02_status.content
@@ -304,6 +305,8 @@ def test_temperature_and_threshold_apply_at_once(panel) -> None:
     press(panel.ask_06_threshold)
     state = panel.store.state
     assert live(panel).temperature == state.named[0].temperature == 0.5 and state.threshold == 0.7
+    write(panel, "book")
+    assert live(panel).temperature == 0.5, "that of the panel"
     assert "found from 0.70" in panel.ask_02_status.content
 
 
@@ -315,6 +318,11 @@ def test_queries_are_named_and_cleared(panel) -> None:
         press(panel.ask_08_name)
     assert [query.name for query in panel.store.state.named] == ["mug", "book"]
     assert "`#e69f00` mug, `#56b4e9` book" in panel.ask_02_status.content
+    panel.ask_03_negatives.value = "thing"
+    write(panel, "mug")
+    press(panel.ask_08_name)
+    mug, book = panel.store.state.named
+    assert (mug.name, book.name) == ("mug", "book") and mug.negatives.sources == ("thing",), "once, in its place"
     press(panel.ask_09_clear)
     assert not panel.store.state.named and panel.store.state.live is None and panel.ask_01_text.value == ""
     write(panel, "book")
