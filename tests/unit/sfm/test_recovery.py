@@ -2,17 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from f3rm_ext.sfm import recovery
-from f3rm_ext.sfm.cameras import PYTORCH3D_SIGNS, CameraSet
-from f3rm_ext.sfm.rays import normalize_maps, render_maps, to_homogeneous
+from f3rm_ext.sfm.cameras import CameraSet
+from f3rm_ext.sfm.rays import normalize_maps, render_maps
 
 
 def rotation_errors_deg(found: Tensor, true: Tensor) -> Tensor:
@@ -91,33 +88,3 @@ def test_a_mirrored_bundle_gives_up_the_axis_on_which_it_spreads_least(cameras: 
     world = (local * torch.tensor([1.0, -1.0, 1.0])) @ cameras.rotations.mT
     torch.testing.assert_close(recovery.procrustes(local, world), cameras.rotations)
     torch.testing.assert_close(recovery.procrustes(lengths * local, lengths.flip(0) * world), cameras.rotations)
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_cameras_of_colmap_are_recovered_exactly(make_scene: Callable[..., Any], known: bool) -> None:
-    """Maps are made by COLMAP's cameras alone. The principal point is far off the middle."""
-    cells, params = 16, [900.0, 940.0, 400.0, 450.0]
-    pycolmap = pytest.importorskip("pycolmap")
-    pinhole = {"camera_model_id": pycolmap.CameraModelId.PINHOLE, "camera_params": params}
-    model = make_scene(camera_width=1024, camera_height=768, **pinhole).truth
-    images = sorted(model.images.values(), key=lambda image: image.name)
-    first, camera = images[0].cam_from_world(), model.camera(images[0].camera_id)
-    pixels = np.stack(np.meshgrid(*((np.arange(cells) + 0.5) * side / cells for side in (1024, 768))), axis=-1)
-    rays = np.concatenate([camera.cam_from_img(pixels.reshape(-1, 2)), np.ones((cells**2, 1))], axis=1)
-    maps, poses = [], []
-    for depth, image in zip(np.random.default_rng(0).uniform(3, 6, (8, cells**2, 1)), images, strict=True):
-        to_first = first * image.cam_from_world().inverse()
-        poses.append(to_first.matrix())
-        ends = (to_first * (rays * depth)) * PYTORCH3D_SIGNS
-        starts = np.broadcast_to(to_first.translation * PYTORCH3D_SIGNS, ends.shape)
-        both = [to_homogeneous(torch.from_numpy(points.copy())).T for points in (starts, ends)]
-        maps.append(torch.cat(both).reshape(8, cells, cells))
-    sizes, focals, principals = (
-        torch.tensor([part], dtype=torch.float64).repeat(8, 1) for part in ((1024, 768), params[:2], params[2:])
-    )
-    found = recovery.recover_cameras(torch.stack(maps), sizes, (focals, principals) if known else "all")
-    true = torch.from_numpy(np.array(poses))
-    torch.testing.assert_close(found.rotations, true[:, :, :3], atol=1e-7, rtol=0)
-    torch.testing.assert_close(found.centers, true[:, :, 3], atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.focals_px, focals, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.principals_px, principals, atol=1e-5, rtol=0)
