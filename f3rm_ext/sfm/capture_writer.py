@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, UInt8
 from PIL import Image
 
 from f3rm_ext.capture.colmap_model import Transform, colmap, make_transforms
@@ -19,16 +18,6 @@ from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.ply import write_ply
 
 SPARSE = Path("colmap", "sparse", "0")
-
-
-def model_points(
-    model: Any, applied: Transform
-) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
-    """Returns positions, in the frame of transforms.json, and colours of the points."""
-    points = list(model.points3D.values())
-    xyz = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)
-    rgb = np.array([point.color for point in points], dtype=np.uint8).reshape(-1, 3)
-    return xyz @ applied[:, :3].T + applied[:, 3], rgb
 
 
 def write_sparse(model: Any, out: Path) -> None:
@@ -52,7 +41,9 @@ def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], 
         applied: from COLMAP's world to that of the capture.
     """
     write_sparse(model, out)
-    xyz, rgb = model_points(model, applied)
+    points = list(model.points3D.values())
+    xyz = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3) @ applied[:, :3].T + applied[:, 3]
+    rgb = np.array([point.color for point in points], dtype=np.uint8).reshape(-1, 3)
     columns = {name: column for name, column in zip("xyz", xyz.astype(np.float32).T, strict=True)}
     columns |= {name: np.ascontiguousarray(rgb[:, i]) for i, name in enumerate(("red", "green", "blue"))}
     with replace_file(out / POINTS, option="--output") as stream:
