@@ -195,15 +195,6 @@ def test_old_captures_of_colmap_have_x_and_y_swapped_and_z_turned(tmp_path: Path
     np.testing.assert_array_equal(applied_transform({}, tmp_path) @ point, [2, 1, -3])
 
 
-def test_splats_in_the_capture_s_frame_go_with_the_cameras(capture) -> None:
-    capture.meta["applied_transform"] = SWAP.tolist()
-    capture.save()
-    outputs = parse(capture)
-    own = (poses_of(capture)[:, :3, 3] - SWAP[:, 3]) @ SWAP[:, :3]
-    moved = Similarity.to_scene(outputs).points(torch.from_numpy(own).float())
-    torch.testing.assert_close(moved, outputs.cameras.camera_to_worlds[:, :, 3], atol=1e-5, rtol=0)
-
-
 # --- points that cannot be used --------------------------------------------------------------------------------------
 
 

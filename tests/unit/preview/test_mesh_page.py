@@ -88,17 +88,6 @@ def test_many_cameras_are_spread_and_none_make_an_overview(tmp_path: Path, mesh:
         assert len(settings["cameras"]) == count and settings["cameras"][-1]["name"] == last
 
 
-@pytest.mark.parametrize(("suffix", "expected"), [(".ply", 55), (".glb", 128)])
-def test_colours_of_vertices_are_in_linear_light(tmp_path: Path, suffix: str, expected: int) -> None:
-    ball = trimesh.creation.icosphere()
-    ball.visual.vertex_colors = np.full((len(ball.vertices), 3), 128, np.uint8)  # linear in glTF, else sRGB
-    path = tmp_path / f"ball{suffix}"
-    ball.export(path)
-    write_mesh_page(tmp_path / "ball.html", open_content(path), [], "Ball")
-    (tmp_path / "page.glb").write_bytes(parts((tmp_path / "ball.html").read_text())[1])
-    assert trimesh.load(tmp_path / "page.glb", force="mesh").visual.vertex_colors[0, 0] == expected
-
-
 def test_a_mesh_without_colours_has_a_picture_too(tmp_path: Path) -> None:
     trimesh.creation.icosphere().export(tmp_path / "ball.stl")
     write_mesh_page(tmp_path / "ball.html", open_content(tmp_path / "ball.stl"), [], "Ball")

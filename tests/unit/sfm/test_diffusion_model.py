@@ -13,7 +13,7 @@ from f3rm_ext.features.extractors.preprocess import IMAGENET_MEAN, IMAGENET_STD,
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.diffusion import checkpoint
 from f3rm_ext.sfm.diffusion.dense_head import DenseHead, ResidualUnit
-from f3rm_ext.sfm.diffusion.encoder import EncodedImages, ImageEncoder
+from f3rm_ext.sfm.diffusion.encoder import EncodedImages, FeatureCache, ImageEncoder
 from f3rm_ext.sfm.diffusion.model import SIZES, ModelSize, RayDiffuser, Stage, masked_loss, upsample
 from f3rm_ext.sfm.diffusion.plan import build_encoder, set_trained
 from f3rm_ext.sfm.diffusion.transformer import number_codes
@@ -315,3 +315,23 @@ def test_the_step_scales_shifts_and_gates_a_unit_of_the_head() -> None:
         found = unit(torch.tensor([2.0, 5.0]).view(1, 2, 1, 1), torch.tensor([7]))
     moved = torch.tensor([2 * (1 + 1) + 0.5, 5 * (1 + 2) - 0.25])
     torch.testing.assert_close(found.flatten(), moved * torch.tensor([1 + 3.0, 1 - 4.0]))
+
+
+def test_each_image_is_encoded_once(small_vit: VisionTransformer) -> None:
+    encoder = ImageEncoder(small_vit)
+    seen: list[int] = []
+    encoder.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[1]))
+    photos = torch.rand(4, 3, 42, 42, generator=torch.Generator().manual_seed(0))
+    for dense in (False, True):
+        seen.clear()
+        cache = FeatureCache(encoder, dense)
+        for numbers in ([[0, 1], [1, 2]], [[3, 0], [2, 2]]):
+            found = cache.encode(photos[torch.tensor(numbers)], torch.tensor(numbers))
+            wanted = encoder(photos[torch.tensor(numbers)])
+            torch.testing.assert_close(found.patches, wanted.patches)
+            if dense:
+                torch.testing.assert_close(found.middle, wanted.middle)
+                torch.testing.assert_close(found.last, wanted.last)
+        assert seen.count(1) == 4, "one image at a time"
+        kept = sum(value.numel() * 4 for part in cache._known.values() for value in vars(part).values())
+        assert kept == 4 * FeatureCache.bytes_per_image(encoder.width, 3, dense)

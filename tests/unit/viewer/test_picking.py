@@ -50,11 +50,6 @@ def test_a_click_on_codes_knows_how_much_they_leave_out(toy: Any, monkeypatch: p
     assert float(vectors.values.norm()) == pytest.approx(0.8, abs=1e-6)
 
 
-def test_a_click_into_nothing_says_so(toy: Any) -> None:
-    with pytest.raises(ConfigError, match="There is nothing where you clicked"):
-        pick_feature(toy, toy.query_heads()["toy"], Ray((0.0, 0.0, 0.0), (0.0, 1.0, 0.0)), "here")
-
-
 def test_the_model_does_not_train_while_it_is_looked_at_and_does_afterwards(toy: Any) -> None:
     toy.train()
     pick_feature(toy, toy.query_heads()["toy"], Ray((0.0, 0.0, 0.0), (1.0, 0.0, -1.0)), "here")

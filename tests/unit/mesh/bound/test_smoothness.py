@@ -59,14 +59,6 @@ def test_kernels_equal_the_definition_in_value_and_gradient() -> None:
         torch.testing.assert_close(single.double(), double, atol=1e-6, rtol=1e-4)
 
 
-def test_descent_flattens() -> None:
-    vertices, faces = roof(0.8).requires_grad_(), torch.tensor([[0, 1, 2], [1, 0, 3]])
-    pairs = triangle_pairs(faces)
-    before = normal_inconsistency(vertices, faces, pairs)
-    (gradient,) = torch.autograd.grad(before, vertices)
-    assert float(normal_inconsistency(vertices - 0.1 * gradient, faces, pairs)) < float(before)
-
-
 def test_roughness_is_the_distance_from_the_mean_of_the_neighbours() -> None:
     """A pyramid over a square: its tip, the corners, and a vertex without triangles."""
     vertices = torch.tensor([[1.0, 1, 0], [-1, 1, 0], [-1, -1, 0], [1, -1, 0], [0, 0, 2], [9, 9, 9]])
