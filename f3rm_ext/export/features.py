@@ -79,7 +79,7 @@ class FeatureCloud:
 
 
 def features_at(
-    model: Queryable, head: QueryHead, points: Float[np.ndarray, "points 3"], chunk: int = _CHUNK
+    model: Queryable, head: QueryHead, points: Float[np.ndarray, "points 3"]
 ) -> Iterator[Float[Tensor, "_ feat"]]:
     """Yields distilled features at points, chunk by chunk, on the CPU, float32.
 
@@ -87,8 +87,8 @@ def features_at(
         points: scene frame.
     """
     space: FeatureSpace = head.space().to(model.device)
-    for start in range(0, len(points), chunk):
-        at = torch.from_numpy(points[start : start + chunk]).to(model.device)
+    for start in range(0, len(points), _CHUNK):
+        at = torch.from_numpy(points[start : start + _CHUNK]).to(model.device)
         with torch.inference_mode():
             values = space.features(model.render_points(at)[head.name]).cpu()
         yield values

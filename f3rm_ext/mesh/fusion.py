@@ -47,7 +47,6 @@ def fuse_depth(
     voxel: float,
     min_weight: float = 1.0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-    most_blocks: int = MOST_BLOCKS,
     wanted: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> trimesh.Trimesh:
     """Fuses the depth and colours of all views into a mesh.
@@ -66,7 +65,7 @@ def fuse_depth(
         blocks = blocks[wanted((blocks + 0.5) * (voxel * BLOCK))]
     if not len(blocks):
         raise MeshError(NO_DEPTH)
-    slabs = _slabs(blocks, most_blocks)
+    slabs = _slabs(blocks, MOST_BLOCKS)
     total = len(stored) * (1 + len(slabs))
     parts = []
     for number, slab in enumerate(slabs, 1):

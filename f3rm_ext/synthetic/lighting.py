@@ -19,6 +19,7 @@ OFFSET = 1e-3
 """Distance above a surface at which rays start, metres."""
 _NEAR = 1e-4
 """Where shadow rays begin, as a share of their length: a vertex in a corner lies on the other wall too."""
+_BOUNCES = 2
 _PANE = 2e-3
 """Distance before the window's pane at which rays to the sun end, metres: the pane is a triangle too."""
 
@@ -149,7 +150,7 @@ def _smooth(values: np.ndarray, faces: np.ndarray, times: int) -> np.ndarray:
 
 
 def bake(
-    caster: RayCaster, mesh: Mesh, lights: Lights, albedo: np.ndarray, glows: np.ndarray, rays: int, bounces: int = 2
+    caster: RayCaster, mesh: Mesh, lights: Lights, albedo: np.ndarray, glows: np.ndarray, rays: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Computes the light at each vertex as irradiance / π, linear RGB.
 
@@ -164,6 +165,6 @@ def bake(
     area_light, sun_light = _direct(caster, mesh, lights)
     reflects = np.where(glows[:, None], 0.0, albedo)
     bounced = np.zeros_like(area_light)
-    for _ in range(bounces):
+    for _ in range(_BOUNCES):
         bounced = _smooth(_gather(caster, mesh, reflects * (area_light + sun_light + bounced), rays), mesh.faces, 4)
     return area_light + bounced, sun_light

@@ -75,7 +75,6 @@ def unwrap(
     padding_px: int,
     grow: bool = False,
     space: BoxContraction | None = None,
-    piece_faces: int = PIECE_FACES,
 ) -> Atlas:
     """Cuts a mesh into charts and lays them out in a square texture.
 
@@ -83,7 +82,6 @@ def unwrap(
         mesh: triangles; vertices at the same place are joined.
         grow: double the side until the charts fit, up to :data:`LARGEST_PX`.
         space: give charts the sizes that they have in contracted space; by default those in the scene.
-        piece_faces: most triangles of a piece in which charts are sought.
 
     Raises:
         MeshError: the charts do not fit.
@@ -95,7 +93,7 @@ def unwrap(
     sized = mesh if space is None else contract_mesh(mesh, space)
     enlarged = ((sized.vertices - sized.bounds[0]) / np.sqrt(np.median(sized.area_faces))).astype(np.float32)
     corners = []
-    for piece in pieces(mesh, piece_faces):
+    for piece in pieces(mesh, PIECE_FACES):
         used, faces = np.unique(mesh.faces[piece], return_inverse=True)
         packed.add_mesh(enlarged[used], faces.reshape(-1, 3).astype(np.uint32))
         corners.append(used)

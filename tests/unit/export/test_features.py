@@ -12,6 +12,7 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.export import features
 from f3rm_ext.export.cloud import CloudOptions, estimate_normals, gather_points
 from f3rm_ext.export.features import FeatureCloud, features_at, write_features
 from f3rm_ext.query.embeddings import Embeddings, Query
@@ -37,9 +38,10 @@ def make(ball: Any, around: Cameras) -> Make:
     return build
 
 
-def test_features_at_points_are_those_of_the_field(ball: Any) -> None:
+def test_features_at_points_are_those_of_the_field(ball: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "_CHUNK", 2)
     points = np.asarray([[0, 0, 1], [0, 0, -1], [0, 0, 1]], dtype=np.float32)
-    chunks = list(features_at(ball, ball.heads["halves"], points, chunk=2))
+    chunks = list(features_at(ball, ball.heads["halves"], points))
     assert [len(chunk) for chunk in chunks] == [2, 1]
     wanted = ball.heads["halves"].weight.T[[0, 1, 0]]
     torch.testing.assert_close(torch.cat(chunks), wanted, atol=1e-5, rtol=0)
@@ -107,9 +109,6 @@ def test_codes_and_full_features(ball: Any, make: Make, tmp_path: Path) -> None:
 def test_features_are_never_held_all_at_once(
     ball: Any, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from f3rm_ext.export import features
-
-    whole = features.features_at
-    monkeypatch.setattr(features, "features_at", lambda model, head, points: whole(model, head, points, chunk=64))
+    monkeypatch.setattr(features, "_CHUNK", 64)
     write_features(tmp_path / "a.ply", ball, ball.heads["halves"], make(), {})
     assert ball.heads["halves"].largest == 64

@@ -23,11 +23,12 @@ def test_a_ball(ball_views: SceneViews, open3d: ModuleType) -> None:
     np.testing.assert_allclose(colors / 255, mesh.vertices + 0.5, atol=0.06)
 
 
-def test_slabs_give_the_same_mesh(ball_views: SceneViews, open3d: ModuleType) -> None:
+def test_slabs_give_the_same_mesh(ball_views: SceneViews, open3d: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
     with stored_views(ball_views) as stored:
         whole = fuse_depth(stored, 0.02)
-        sliced = fuse_depth(stored, 0.02, most_blocks=1, on_progress=lambda done, total: seen.append((done, total)))
+        monkeypatch.setattr(fusion, "MOST_BLOCKS", 1)
+        sliced = fuse_depth(stored, 0.02, on_progress=lambda done, total: seen.append((done, total)))
     assert sliced.is_watertight and len(sliced.faces) == len(whole.faces)
     assert len(sliced.vertices) == len(whole.vertices)
     assert sliced.volume == pytest.approx(whole.volume, rel=1e-5)

@@ -1,7 +1,6 @@
 """Textures of a box and of walls whose colours are known everywhere."""
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
 from f3rm_ext.mesh.options import TextureOptions
-from f3rm_ext.mesh.texture import baking, blending, seams, visibility
+from f3rm_ext.mesh.texture import blending, seams, visibility
 from f3rm_ext.mesh.texture.atlas import Atlas, pieces, texture_texels, unwrap
 from f3rm_ext.mesh.texture.baking import (
     bake_texture,
@@ -115,7 +114,7 @@ def test_pieces_have_all_faces_once_and_lie_together(box: trimesh.Trimesh) -> No
 
 
 def test_a_mesh_of_many_pieces_is_textured_as_one(box: trimesh.Trimesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baking, "unwrap", partial(unwrap, piece_faces=30))
+    monkeypatch.setattr("f3rm_ext.mesh.texture.atlas.PIECE_FACES", 30)
     made = bake_texture(box, around(box), TextureOptions(texture_size=256))
     assert made.unseen == 0 and errors_on(made.mesh).mean() < 2
     np.testing.assert_array_equal(np.sort(made.mesh.area_faces), np.sort(box.area_faces))
