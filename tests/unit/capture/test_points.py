@@ -51,13 +51,6 @@ def write_points(capture: Any, xyz: np.ndarray, rgb: np.ndarray | None = None, k
     capture.save()
 
 
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
-    monkeypatch.setattr(module.CONSOLE, "log", lambda *parts, **options: lines.append(" ".join(map(str, parts))))
-    return lines
-
-
 def parse_folder(folder: Path, **options: Any) -> Any:
     config = CaptureDataParserConfig(data=folder, load_3D_points=True, eval_mode="all", **options)
     return config.setup().get_dataparser_outputs("train")

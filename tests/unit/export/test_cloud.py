@@ -81,9 +81,6 @@ def test_density(make_ball: MakeBall, around: Cameras) -> None:
     assert set(all_of_it.density.tolist()) == {1.0, 100.0}
     dense = gather_points(ball, around, CloudOptions(points=300, density=50.0))
     assert len(dense) == 300 and (dense.positions[:, 0] >= 0).all()
-
-
-def test_density_of_a_model_without(make_ball: MakeBall, around: Cameras) -> None:
     with pytest.raises(ConfigError, match="has no density"):
         gather_points(make_ball(), around, CloudOptions(density=1.0))
 
