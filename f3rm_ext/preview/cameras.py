@@ -49,11 +49,6 @@ class NamedCamera(NamedTuple):
     camera: Camera
     """The camera, in the coordinates of the content."""
 
-    @property
-    def forward(self) -> Float[np.ndarray, "3"]:
-        """Viewing direction, length 1."""
-        return self.camera.rotation[2]
-
     def turn(self, rotation: Float[np.ndarray, "3 3"]) -> "NamedCamera":
         """Returns the camera in rotated coordinates."""
         moved = self.camera._replace(rotation=self.camera.rotation @ rotation.T, center=rotation @ self.camera.center)

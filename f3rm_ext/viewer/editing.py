@@ -104,10 +104,6 @@ class EditPanel(nn.Module):
             lines.append(f"**Edits** {steps}")
         return "  \n".join(lines)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Waits until nothing is searched for; returns False if something still was after ``timeout_s``."""
-        return self._finding.join(timeout_s)
-
     # --- the buttons -------------------------------------------------------------------------------------------------
 
     def _select(self) -> None:

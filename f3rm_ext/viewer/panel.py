@@ -163,10 +163,6 @@ class QueryPanel(nn.Module):
 
     # --- queries -----------------------------------------------------------------------------------------------------
 
-    def wait(self, timeout_s: float) -> bool:
-        """Waits until no text is being encoded; returns False if one still was after ``timeout_s``."""
-        return self._encoding.join(timeout_s)
-
     def _query_text(self) -> None:
         text = self.ask_01_text.value.strip()
         if text == self._text_seen:

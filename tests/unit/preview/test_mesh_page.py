@@ -53,7 +53,7 @@ def test_a_page_holds_the_mesh_and_the_cameras_y_up(tmp_path: Path, mesh: Path) 
     assert [camera["name"] for camera in settings["cameras"]] == ["a.jpg", "a.jpg"]
     first = settings["cameras"][0]
     np.testing.assert_allclose(first["position"], Y_UP @ named.camera.center, atol=1e-5)
-    np.testing.assert_allclose(np.array(first["turn"])[2], Y_UP @ named.forward, atol=1e-6)
+    np.testing.assert_allclose(np.array(first["turn"])[2], Y_UP @ named.camera.rotation[2], atol=1e-6)
 
 
 def test_the_browser_is_told_to_refuse_every_request(tmp_path: Path, mesh: Path) -> None:

@@ -64,7 +64,7 @@ def press(edit: EditPanel, name: str) -> None:
     """Presses a button, and waits for what it starts."""
     (button,) = [element for _, element in parse_object(edit, ViewerElement, "") if element.name == name]
     button.cb_hook(button)
-    assert edit.wait(PATIENCE_S)
+    assert edit._finding.join(PATIENCE_S)
 
 
 def rows(mask: Tensor | None) -> list[int]:
@@ -117,7 +117,7 @@ def test_a_newer_selection_ends_the_search(scene) -> None:
     store.change(lambda state: replace(state, group=("toy", 0)))
     edit.b1_select.cb_hook(edit.b1_select)
     scene.model.go_on.set()
-    assert edit.wait(PATIENCE_S)
+    assert edit._finding.join(PATIENCE_S)
     assert rows(edit.selected) == [0, 1] and "group 0" in scene.panel.ask_02_status.content
 
 

@@ -24,7 +24,7 @@ def write(panel: QueryPanel, text: str, wait: bool = True) -> None:
     """Types into the text field."""
     panel.ask_01_text.value = text
     panel.ask_01_text.cb_hook(panel.ask_01_text)
-    assert not wait or panel.wait(PATIENCE_S)
+    assert not wait or panel._encoding.join(PATIENCE_S)
 
 
 def press(button: Any) -> None:
@@ -150,7 +150,7 @@ def test_while_weights_load_nothing_is_held_up_and_the_status_says_so(panel, enc
     assert panel.store.state.live is None
     press(panel.ask_06_threshold)  # a change supersedes nothing
     encoder.go_on.set()
-    assert panel.wait(PATIENCE_S)
+    assert panel._encoding.join(PATIENCE_S)
     assert live(panel).name == "slow" and "Loading" not in panel.ask_02_status.content
 
 
@@ -160,7 +160,7 @@ def test_a_newer_text_supersedes_one_that_is_being_encoded(panel, encoder, viewe
     for text in ("m", "mu", "mug"):
         write(panel, text, wait=False)
     encoder.go_on.set()
-    assert panel.wait(PATIENCE_S)
+    assert panel._encoding.join(PATIENCE_S)
     assert live(panel).name == "mug" and viewer.drawn == 1, "the superseded result is never shown"
     assert [prompts[0] for prompts in encoder.read] == ["slow", "mug"], "what was typed meanwhile is not even encoded"
 
@@ -177,7 +177,7 @@ def test_other_actions_supersede_a_text_that_is_being_encoded(panel, encoder, se
     else:
         press(panel.ask_09_clear)
     encoder.go_on.set()
-    assert panel.wait(PATIENCE_S)
+    assert panel._encoding.join(PATIENCE_S)
     state = panel.store.state
     assert (state.live and state.live.name) == ("click 1" if action == "click" else None)
     assert not any(word in panel.ask_02_status.content for word in ("Loading", "Problem"))
@@ -195,10 +195,10 @@ def test_negatives_apply_at_once_and_without_them_it_is_the_cosine(panel) -> Non
     write(panel, "mug")
     panel.ask_03_negatives.value = "book"
     press(panel.ask_03_negatives)
-    assert panel.wait(PATIENCE_S) and live(panel).negatives.sources == ("book",)
+    assert panel._encoding.join(PATIENCE_S) and live(panel).negatives.sources == ("book",)
     panel.ask_03_negatives.value = ""
     press(panel.ask_03_negatives)
-    assert panel.wait(PATIENCE_S) and not live(panel).is_relevancy
+    assert panel._encoding.join(PATIENCE_S) and not live(panel).is_relevancy
     assert "plain cosine" in panel.ask_02_status.content
 
 
@@ -341,7 +341,7 @@ def test_another_feature_gets_the_same_text(make_toy, encoder, server) -> None:
     write(panel, "mug")
     panel.ask_04_feature.value = "second"
     press(panel.ask_04_feature)
-    assert panel.wait(PATIENCE_S) and live(panel).head == "second"
+    assert panel._encoding.join(PATIENCE_S) and live(panel).head == "second"
     press(panel.ask_07_click)
     click(server, (1, 0, -1))
     assert live(panel).head == "second"
