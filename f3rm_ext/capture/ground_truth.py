@@ -41,7 +41,6 @@ class LabelledObject:
     label: int
     """Value of the object in label images."""
     name: str
-    """Name of the object."""
 
 
 @dataclass(frozen=True)

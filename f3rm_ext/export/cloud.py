@@ -71,7 +71,6 @@ class Cloud:
     seen_from: Float32[np.ndarray, "points 3"]
     """Centre of the camera that saw the point, scene frame."""
     scores: Float32[np.ndarray, "points queries"]
-    """Score of each query."""
 
     def __len__(self) -> int:
         return len(self.positions)

@@ -38,7 +38,6 @@ class RenderedView(NamedTuple):
     """A rendered view."""
 
     color: UInt8[np.ndarray, "h w 3"]
-    """Colours."""
     depth: Float32[np.ndarray, "h w"]
     """Depth along the camera's axis, scene units; 0 where there is no surface."""
 
@@ -50,7 +49,6 @@ class SceneViews:
     cameras: PinholeCameras
     """Cameras of the views, on the CPU, in the frame of the scene."""
     render: Callable[[int], RenderedView]
-    """Renders a view by its index."""
 
     def __len__(self) -> int:
         return len(self.cameras.widths)

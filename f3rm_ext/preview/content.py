@@ -95,7 +95,6 @@ class PointContent(Content):
     positions: Float[np.ndarray, "n 3"] = field(kw_only=True)
     """Finite."""
     colors: UInt8[np.ndarray, "n 3"] = field(kw_only=True)
-    """Colours."""
 
 
 def open_content(
@@ -105,7 +104,6 @@ def open_content(
 
     Args:
         bad_values: what is done about invalid values of splats.
-        spz_axes: axes of ``.spz`` files.
         max_gaussians: of more Gaussians, those that are largest and most opaque are kept.
 
     Raises:

@@ -19,7 +19,6 @@ class PyTorch3DCameras:
     R: Float[Tensor, "cams 3 3"]
     """Rotations, for rows."""
     T: Float[Tensor, "cams 3"]
-    """Translations."""
     focal_length: Float[Tensor, "cams 2"]
     """Focal lengths in NDC: the image's short side spans -1 to 1, x to the left, y up."""
     principal_point: Float[Tensor, "cams 2"]

@@ -40,13 +40,11 @@ class World:
     mesh: Mesh
     """The whole scene in the world frame."""
     materials: MaterialTable
-    """Materials of the mesh."""
     things: list[LabelledObject]
     """Labelled things in the order of their labels 1, 2, 3 …"""
     vertex_rgb: Float[np.ndarray, "verts 3"]
     """Albedo (or emitted colour) at each vertex, linear RGB."""
     lights: Lights
-    """Light sources."""
 
     @property
     def vertex_material(self) -> np.ndarray:

@@ -114,9 +114,6 @@ def pick_thing(model: Queryable, head: QueryHead, ray: Ray, name: str, obb_box: 
 def pick_group(model: Queryable, name: str, ray: Ray, obb_box: OrientedBox | None = None) -> int:
     """Returns the number of the group that a ray hits, by the feature of this name.
 
-    Args:
-        model: one that has groups.
-
     Raises:
         ConfigError: the ray hits none.
     """

@@ -54,7 +54,6 @@ class Atlas:
     size_px: int
     """Side of the texture."""
     charts: int
-    """Number of charts."""
 
     @property
     def pixels(self) -> Float[np.ndarray, "verts 2"]:

@@ -28,7 +28,6 @@ class Photo(NamedTuple):
     """An undistorted photo."""
 
     colors: UInt8[np.ndarray, "h w 3"]
-    """Colours."""
     valid: Bool[np.ndarray, "h w"] | None
     """Pixels that are neither masked nor transparent; None if that is all."""
 
@@ -40,7 +39,6 @@ class Photos:
     cameras: list[Camera]
     """Cameras in the frame of the mesh."""
     read: Callable[[int], Photo]
-    """Reads a photo by its index."""
 
     def __len__(self) -> int:
         return len(self.cameras)
@@ -53,7 +51,6 @@ class PhotoSource:
     parser: Any
     """nerfstudio's dataparser."""
     data: Path
-    """The capture."""
 
     def photos(self, split: Literal["train", "test"], frame: Literal["capture", "scene"]) -> Photos:
         """Returns the photos of a split, undistorted, with cameras in one of the two frames.
