@@ -180,13 +180,6 @@ def test_images_of_different_sizes_with_their_own_intrinsics(capture):
     assert cameras.cx[3, 0] == 10.0 and cameras.cy[3, 0] == 6.0
 
 
-def test_distortion_of_a_frame_replaces_the_shared_one(capture):
-    capture.meta["k1"] = 0.1
-    capture.frames[2]["k1"] = 0.3
-    distortion = parse(capture.save(), train_split_fraction=1.0).cameras.distortion_params
-    np.testing.assert_allclose(distortion[:, 0].numpy(), [0.1, 0.1, 0.3, 0.1, 0.1, 0.1])
-
-
 def test_downscaled_images(make_capture):
     capture = make_capture(4, size=(17, 13))
     capture.meta |= {"cx": 8.5, "cy": 6.5}

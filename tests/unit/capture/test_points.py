@@ -1,7 +1,6 @@
 """The points of a capture: they stay where they are relative to the cameras, and bad ones stop nothing."""
 
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,13 +178,6 @@ def test_a_colmap_folder_without_usable_points_trains(capture, as_colmap, tmp_pa
     assert XYZ not in manager.train_dataset.metadata
     said = [line for line in log if line.startswith("Going on without the capture's points, which cannot be read (")]
     assert len(said) == 1
-
-
-def test_old_captures_of_colmap_have_x_and_y_swapped_and_z_turned(tmp_path: Path) -> None:
-    point = np.array([1.0, 2.0, 3.0, 1.0])
-    np.testing.assert_array_equal(applied_transform({}, tmp_path) @ point, [1, 2, 3])
-    (tmp_path / "colmap" / "sparse" / "0").mkdir(parents=True)
-    np.testing.assert_array_equal(applied_transform({}, tmp_path) @ point, [2, 1, -3])
 
 
 # --- points that cannot be used --------------------------------------------------------------------------------------
