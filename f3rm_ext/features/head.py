@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
 
+_FACTS = ("name", "dim", "extractor", "identity", "code_energy", "cache_dir")
+
 
 class BaseFeatureHead(nn.Module):
     """Keeps a feature's spec in a checkpoint, so that opening a run needs neither extractor nor store.
@@ -41,16 +43,7 @@ class BaseFeatureHead(nn.Module):
     def spec(self) -> FeatureSpec:
         """Spec that this head was built from."""
         display = DisplayBasis(self.display_mean, self.display_components, self.display_low, self.display_high)
-        return FeatureSpec(
-            name=self.name,
-            dim=self.dim,
-            extractor=self.extractor,
-            identity=self.identity,
-            display=display,
-            code_basis=self.basis,
-            code_energy=self.code_energy,
-            cache_dir=self.cache_dir,
-        )
+        return FeatureSpec(display=display, code_basis=self.basis, **{key: getattr(self, key) for key in _FACTS})
 
     @property
     def basis(self) -> Float[Tensor, "code full"] | None:
@@ -69,8 +62,7 @@ class BaseFeatureHead(nn.Module):
 
 def describe_heads(heads: Iterable[BaseFeatureHead]) -> list[dict[str, Any]]:
     """Returns the facts about each head that are not tensors, ready for JSON."""
-    keys = ("name", "dim", "extractor", "identity", "code_energy", "cache_dir")
-    return [{key: getattr(head, key) for key in keys} for head in heads]
+    return [{key: getattr(head, key) for key in _FACTS} for head in heads]
 
 
 def specs_from_checkpoint(
@@ -80,15 +72,6 @@ def specs_from_checkpoint(
     for head in described:
         at = f"{prefix}{head['name']}."
         basis = state_dict[at + "code_basis"]
-        yield FeatureSpec(
-            name=head["name"],
-            dim=head["dim"],
-            extractor=head["extractor"],
-            identity=head["identity"],
-            display=DisplayBasis(
-                *(state_dict[f"{at}display_{part}"] for part in ("mean", "components", "low", "high"))
-            ),
-            code_basis=basis if basis.numel() else None,
-            code_energy=head.get("code_energy", 1.0),
-            cache_dir=head.get("cache_dir", ""),
-        )
+        display = DisplayBasis(*(state_dict[f"{at}display_{part}"] for part in ("mean", "components", "low", "high")))
+        facts = {key: head[key] for key in _FACTS if key in head}
+        yield FeatureSpec(display=display, code_basis=basis if basis.numel() else None, **facts)
