@@ -103,7 +103,7 @@ class CodeQueries:
 
     def _rows(self, features: Features) -> list[dict[str, Any]]:
         dim = features.train[0].shape[-1]
-        moment, _ = second_moment([lambda m=m: m.reshape(-1, dim) for m in features.train], dim, torch.device("cpu"))
+        moment = second_moment(features.train, dim, torch.device("cpu"))
         patches = torch.cat([m.reshape(-1, dim) for m in features.train])
         chosen = patches[torch.randperm(len(patches))[: self.examples]]
         asked = {"example": (functional.normalize(chosen, dim=-1), functional.normalize(patches.mean(0), dim=0)[None])}

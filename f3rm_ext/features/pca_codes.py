@@ -8,7 +8,7 @@ norm r = |f - Bᵀ c|, a query q has q·f ≈ (B q)·c, and |f|² = |c|² + r².
 import io
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,19 +42,16 @@ class CodeBasis:
         return float(sum(self.energy[: len(self.rows)]))
 
 
-def second_moment(
-    patches: Sequence[Callable[[], Float[Tensor, "_ feat"]]], dim: int, device: torch.device
-) -> tuple[np.ndarray, int]:
-    """Returns the sum of f fᵀ over all patches, (D, D), and their number, given functions that load those of an image.
+def second_moment(maps: Iterable[Float[Tensor, "rows cols feat"]], dim: int, device: torch.device) -> np.ndarray:
+    """Returns the sum of f fᵀ over all patches, (D, D), given the features of one image after the other.
 
     Products are formed in float32 for each image (products of fp16 features are exact there) and summed in float64.
     """
-    moment, count = np.zeros((dim, dim)), 0
-    for load in patches:
-        values = load().to(device, torch.float32)
+    moment = np.zeros((dim, dim))
+    for features in maps:
+        values = features.reshape(-1, dim).to(device, torch.float32)
         moment += (values.T @ values).cpu().double().numpy()
-        count += len(values)
-    return moment, count
+    return moment
 
 
 def principal_rows(moment: np.ndarray, codes: int) -> tuple[Float32[Tensor, "code feat"], tuple[float, ...]]:
@@ -223,8 +220,5 @@ def build_codes(
 
 
 def _fit(store: FeatureStore, root: Path, keys: Sequence[str], codes: int, device: torch.device) -> CodeBasis:
-    def loader(key: str) -> Callable[[], Tensor]:
-        return lambda: torch.from_numpy(np.array(store.load(key).values)).reshape(-1, store.dim)
-
-    moment, _ = second_moment([loader(key) for key in sorted(set(keys))], store.dim, device)
-    return save_basis(root, *principal_rows(moment, codes))
+    maps = (torch.from_numpy(np.array(store.load(key).values)) for key in sorted(set(keys)))
+    return save_basis(root, *principal_rows(second_moment(maps, store.dim, device), codes))

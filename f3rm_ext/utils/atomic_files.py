@@ -76,19 +76,13 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove_temporaries(folder: Path) -> int:
-    """Deletes the temporary files and folders that killed writers left in a folder. The caller must hold its lock.
-
-    Returns:
-        Number of files and folders deleted.
-    """
-    leftovers = list(folder.glob(f".*{TEMP_SUFFIX}"))
-    for path in leftovers:
+def remove_temporaries(folder: Path) -> None:
+    """Deletes the temporary files and folders that killed writers left in a folder. The caller must hold its lock."""
+    for path in list(folder.glob(f".*{TEMP_SUFFIX}")):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-    return len(leftovers)
 
 
 def hash_bytes(data: bytes) -> str:

@@ -137,11 +137,11 @@ class PatchEmbed(nn.Module):
 class VisionTransformer(nn.Module):
     """Dense features of a ViT at any image size; build it with :meth:`from_state_dict`."""
 
-    def __init__(self, state: Mapping[str, Tensor], heads: int | None = None) -> None:
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.width, _, self.patch_px, _ = state["patch_embed.proj.weight"].shape
         self.depth = block_count(state)
-        self.heads = heads or self.width // HEAD_WIDTH
+        self.heads = self.width // HEAD_WIDTH
         if self.heads == 0 or self.width % self.heads:
             raise ExtractorError(
                 f"A ViT of width {self.width} cannot be split into attention heads of {HEAD_WIDTH}: "
@@ -179,19 +179,18 @@ class VisionTransformer(nn.Module):
         return cls({name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
 
     @classmethod
-    def from_state_dict(cls, weights: Mapping[str, Tensor], heads: int | None = None) -> "VisionTransformer":
+    def from_state_dict(cls, weights: Mapping[str, Tensor]) -> "VisionTransformer":
         """Builds the model that these weights belong to, in float32 on the CPU, for inference.
 
         Args:
             weights: State dict with the parameter names of timm, DINO, DINOv2 or ``transformers``; any float type.
-            heads: Number of attention heads; by default width / 64.
 
         Raises:
             ExtractorError: Parameters are missing or unknown, or their shapes do not fit together.
         """
         state = to_common_names(weights)
         with torch.device("meta"):
-            model = cls(state, heads)
+            model = cls(state)
         expected = model.state_dict()
         missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
         misfits = [name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape]

@@ -108,33 +108,29 @@ class FeatureStore:
 
     # Writing, which requires the lock.
 
-    def recover(self) -> int:
-        """Deletes what a killed writer left, temporary files and shards that are not listed; returns their number."""
+    def recover(self) -> None:
+        """Deletes what a killed writer left: temporary files and shards that are not listed."""
         shards = self.root / "shards"
         shards.mkdir(parents=True, exist_ok=True)
-        count = remove_temporaries(self.root) + remove_temporaries(shards)
+        remove_temporaries(self.root)
+        remove_temporaries(shards)
         for path in shards.glob("*.npy"):
             if path.stem not in self.manifest.images:
                 path.unlink(missing_ok=True)
-                count += 1
-        return count
 
-    def adopt(self, other: "FeatureStore") -> int:
-        """Takes over the shards of another store of the same extractor and commits them; returns their number.
+    def adopt(self, other: "FeatureStore") -> None:
+        """Takes over the shards of another store of the same extractor and commits them.
 
         A process killed meanwhile leaves two stores that open; shards that had been moved are made again.
         """
-        size = 0
-        for key, entry in other.manifest.images.items():
-            if key not in self.manifest.images and other.state(key) == "present":
-                self.path(key).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(other.path(key), self.path(key))
-                self.manifest.images[key] = entry
-                self._verified.discard(key)
-                size += 1
-        if size:
+        missing = [key for key in other.manifest.images if key not in self and other.state(key) == "present"]
+        for key in missing:
+            self.path(key).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(other.path(key), self.path(key))
+            self.manifest.images[key] = other.manifest.images[key]
+            self._verified.discard(key)
+        if missing:
             self.commit()
-        return size
 
     def put(
         self, key: str, values: Float16[np.ndarray, "rows cols channels"], grid: PatchGrid, image_hw: tuple[int, int]

@@ -20,7 +20,6 @@ def store(tmp_path: Path) -> FeatureStore:
     rng = np.random.default_rng(0)
     mix = rng.normal(size=(DIM, DIM)) * (0.7 ** np.arange(DIM))[:, None]
     store = FeatureStore.open(tmp_path / "store", {"extractor": "x"}, DIM)
-    store.recover()
     for rows, key in enumerate(KEYS, start=4):
         values = (rng.normal(size=(rows, 7, DIM)) @ mix + mix[0]).astype(np.float16)
         store.put(key, values, PatchGrid.covering(rows, 7, 64, 70), (64, 70))

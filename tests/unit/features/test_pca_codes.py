@@ -26,7 +26,6 @@ def features(seed: int, rows: int = 6, cols: int = 7, rank: int = DIM) -> np.nda
 @pytest.fixture
 def store(tmp_path: Path) -> FeatureStore:
     store = FeatureStore.open(tmp_path / "store", {"extractor": "x"}, DIM)
-    store.recover()
     for number, key in enumerate(KEYS):
         values = features(number, rows=4 + number)
         store.put(key, values, PatchGrid.covering(4 + number, 7, 64, 70), (64, 70))
@@ -110,7 +109,6 @@ def test_zero_features_give_zero_cosine() -> None:
 
 def test_low_rank_features_are_kept_whole(tmp_path: Path) -> None:
     store = FeatureStore.open(tmp_path, {"extractor": "x"}, DIM)
-    store.recover()
     store.put(KEYS[0], features(0, rank=5), PatchGrid.covering(6, 7, 60, 70), (60, 70))
     store.commit()
     root = codes.codes_root(store, "set", K)

@@ -206,4 +206,3 @@ class TestMisfits:
             tiny = timm_vit.VisionTransformer(img_size=28, patch_size=14, embed_dim=32, depth=1, num_heads=2)
         with pytest.raises(ExtractorError, match="width 32"):
             VisionTransformer.from_state_dict(tiny.state_dict())
-        assert VisionTransformer.from_state_dict(tiny.state_dict(), heads=2).heads == 2
