@@ -10,8 +10,8 @@ from torch import Tensor
 
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_reader import MaskedPixels
-from f3rm_ext.data.pixel_sampler import PixelDraw, batch_seed, to_colors
-from f3rm_ext.data.pixel_window import Draft, LoadedWindow, centres_px, draft_batch, finish_batch, load_window
+from f3rm_ext.data.pixel_sampler import PixelDraw, batch_seed
+from f3rm_ext.data.pixel_window import Draft, LoadedWindow, draft_batch, finish_batch, load_window
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.data.prefetch import Prefetcher
 from f3rm_ext.data.uploads import Uploader
@@ -87,15 +87,13 @@ class PixelStream(WindowStream[LoadedWindow]):
         window = self._step()
         if self._window_rays is None or self._feed.begins:
             self._window_rays = torch.zeros(len(window.images), dtype=torch.int64)
-        if self.placement is None:
-            batch = self._make_batch(window)
-        else:
-            draft = self._drafts.take((self.batches, self.num_rays_per_batch))
-            if not self.cycle.ends:
-                self._drafts.request((self.batches + 1, self.num_rays_per_batch))
-            self._window_rays += draft.rays_of_slots
-            batch = finish_batch(window, draft)
+        key = (self.batches, self.num_rays_per_batch)
+        draft = self._draft(key, lambda: False) if self.placement is None else self._drafts.take(key)
         self.batches += 1
+        if self.placement is not None and not self.cycle.ends:
+            self._drafts.request((self.batches, self.num_rays_per_batch))
+        self._window_rays += draft.rays_of_slots
+        batch = finish_batch(window, draft)
         self._steps += 1
         if self.masked == "background" and batch["image"].shape[1] == 4:
             batch["kept"] = batch["image"][:, 3:] > 0
@@ -121,20 +119,6 @@ class PixelStream(WindowStream[LoadedWindow]):
         generator = self._generator.manual_seed(batch_seed(self.cycle.seed, self.split, seeded, number))
         featured = len(range(math.ceil(self.feature_ray_fraction * rays))[part])
         return window.pixels.draw(rays, generator, part), featured
-
-    def _make_batch(self, window: LoadedWindow) -> dict[str, Any]:
-        """The next batch, made on the CPU."""
-        assert self._window_rays is not None
-        rays, featured = self._draw(window, self.batches, self.num_rays_per_batch)
-        self._window_rays.index_add_(0, rays.slots, torch.ones_like(rays.slots))
-        colors = to_colors(window.pixels.pixels.index_select(0, rays.places))
-        batch: dict[str, Any] = {"image": colors.to(self.device), "indices": rays.indices.to(self.device)}
-        if window.features:
-            slots, yx_px = rays.slots[:featured], centres_px(rays.indices[:featured])
-            batch["features"] = {
-                name: maps.sample(slots, yx_px).to(self.device) for name, maps in window.features.items()
-            }
-        return batch
 
     def _draft(self, key: tuple[int, ...], stopped: Callable[[], bool]) -> Draft:
         """The host's part of a batch, given its number and number of rays."""
