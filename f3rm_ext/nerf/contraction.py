@@ -1,6 +1,5 @@
-"""Maps between rays, the scene frame and the unit cube that the hash grids cover."""
+"""Maps from the scene frame to the unit cube that the hash grids cover."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -14,6 +13,7 @@ def contract_to_unit_cube(positions: Float[Tensor, "*batch 3"]) -> Float[Tensor,
     Args:
         positions: scene frame; cameras lie within about ±1.
 
+    >>> import torch
     >>> contract_to_unit_cube(torch.tensor([[1.0, 0.0, -1.0], [2.0, 0.0, 0.0], [1e6, 0.0, 0.0]])).tolist()
     [[0.75, 0.5, 0.25], [0.875, 0.5, 0.5], [0.9999997615814209, 0.5, 0.5]]
     """
@@ -34,20 +34,12 @@ def box_to_unit_cube(
     Returns:
         Positions clamped to the cube, and 1 for positions inside the box, 0 for those outside.
 
-    >>> aabb = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
-    >>> unit, inside = box_to_unit_cube(torch.tensor([[0.0, 0.5, -1.0], [3.0, 0.0, 0.0]]), aabb)
-    >>> unit.tolist(), inside.flatten().tolist()
-    ([[0.5, 0.75, 0.0], [1.0, 0.5, 0.5]], [1.0, 0.0])
+    >>> import torch
+    >>> aabb = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 3.0]])
+    >>> unit, inside = box_to_unit_cube(torch.tensor([[-1.0, 0.5, 3.0], [3.0, 0.0, 0.0]]), aabb)
+    >>> unit.tolist(), inside.tolist()
+    ([[0.0, 0.75, 1.0], [1.0, 0.5, 0.25]], [[1.0], [0.0]])
     """
     unit = (positions - aabb[0]) / (aabb[1] - aabb[0])
     inside = ((unit >= 0.0) & (unit <= 1.0)).all(dim=-1, keepdim=True)
     return unit.clamp(0.0, 1.0), inside.to(positions.dtype)
-
-
-def ray_points(
-    origins: Float[Tensor, "rays samples 3"],
-    directions: Float[Tensor, "rays samples 3"],
-    distances: Float[Tensor, "rays samples 1"],
-) -> Float[Tensor, "rays samples 3"]:
-    """Returns the points at the given distances along rays, scene frame."""
-    return torch.addcmul(origins, directions, distances)

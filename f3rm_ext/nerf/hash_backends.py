@@ -5,6 +5,7 @@ Each is tried on a grid of a few rows, and compared with plain torch, before it 
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -82,16 +83,12 @@ def try_backend(backend: Kernels, device: torch.device) -> str | None:
 
 def _problem(device: torch.device) -> tuple[Tensor, Tensor, LevelTensors]:
     """Returns 32 points, a table and levels, one dense and one hashed, without taking random numbers."""
-    levels, width, base, top, log2 = _TRIED
-    levels_on_cpu = LevelTensors.from_levels(grid_levels(levels, base, top, log2))
-    rows = levels_on_cpu.levels[-1].offset + levels_on_cpu.levels[-1].size
+    num_levels, width, base, top, log2 = _TRIED
+    levels = LevelTensors.from_levels(grid_levels(num_levels, base, top, log2))
+    rows = levels.levels[-1].offset + levels.levels[-1].size
     points = (torch.arange(96, device=device) * 0.618).remainder(1.0).view(32, 3)
     table = torch.linspace(-1.0, 1.0, rows * width, device=device).view(rows, width)
-    return (
-        points,
-        table,
-        LevelTensors(levels_on_cpu.levels, levels_on_cpu.scales.to(device), levels_on_cpu.rows.to(device)),
-    )
+    return points, table, replace(levels, scales=levels.scales.to(device), rows=levels.rows.to(device))
 
 
 def _compare(values: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> None:

@@ -25,6 +25,7 @@ GROUP = 64
 ZERO, HALF, ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 """Typed constants: a bare literal would turn the kernels' arithmetic into float64."""
 ONE_MORE = np.uint32(1)
+_Geometry = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @no_type_check
@@ -176,53 +177,45 @@ def _backward_points(points, table, grad_out, scales, resolutions, offsets, size
                 grad_points[start + i, 2] += gz
 
 
-class _LevelArrays:
-    """The geometry of a grid as arrays for the kernels."""
-
-    def __init__(self, levels: tuple[GridLevel, ...]) -> None:
-        self.scales = np.array([level.scale for level in levels], dtype=np.float32)
-        self.resolutions = np.array([level.resolution for level in levels], dtype=np.uint32)
-        self.offsets = np.array([level.offset for level in levels], dtype=np.uint32)
-        self.sizes = np.array([level.size for level in levels], dtype=np.uint32)
-        self.hashed = np.array([level.is_hashed for level in levels])
-        # prange gives each thread a contiguous run of tasks, so slow (hashed, fine) levels are spread over the runs.
-        indices = np.arange(len(levels))
-        self.order = np.concatenate([indices[0::2], indices[1::2]])
-
-    @property
-    def geometry(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        return self.scales, self.resolutions, self.offsets, self.sizes, self.hashed
-
-
 @functools.lru_cache(maxsize=64)
-def _arrays(levels: tuple[GridLevel, ...]) -> _LevelArrays:
-    return _LevelArrays(levels)
+def _arrays(levels: tuple[GridLevel, ...]) -> tuple[_Geometry, np.ndarray]:
+    """The geometry of a grid as arrays for the kernels, and the order in which tasks take its levels."""
+    geometry = (
+        np.array([level.scale for level in levels], dtype=np.float32),
+        np.array([level.resolution for level in levels], dtype=np.uint32),
+        np.array([level.offset for level in levels], dtype=np.uint32),
+        np.array([level.size for level in levels], dtype=np.uint32),
+        np.array([level.is_hashed for level in levels]),
+    )
+    # prange gives each thread a contiguous run of tasks, so slow (hashed, fine) levels are spread over the runs.
+    indices = np.arange(len(levels))
+    return geometry, np.concatenate([indices[0::2], indices[1::2]])
 
 
 class _HashGridFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, points: Tensor, table: Tensor, levels: tuple[GridLevel, ...]) -> Tensor:
-        arrays = _arrays(levels)
+        geometry, order = _arrays(levels)
         points = points.detach().contiguous()
         out = torch.empty(points.shape[0], len(levels) * table.shape[1])
-        _forward(points.numpy(), table.detach().numpy(), *arrays.geometry, arrays.order, out.numpy())
+        _forward(points.numpy(), table.detach().numpy(), *geometry, order, out.numpy())
         ctx.save_for_backward(points, table)
-        ctx.arrays = arrays
+        ctx.levels = levels
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, Tensor | None, None]:
         points, table = ctx.saved_tensors
-        arrays: _LevelArrays = ctx.arrays
+        geometry, order = _arrays(ctx.levels)
         grad = grad_outputs[0].contiguous().numpy()
         grad_points = grad_table = None
         if ctx.needs_input_grad[1]:
             grad_table = torch.zeros_like(table)
-            _backward_table(points.numpy(), grad, *arrays.geometry, arrays.order, grad_table.numpy())
+            _backward_table(points.numpy(), grad, *geometry, order, grad_table.numpy())
         if ctx.needs_input_grad[0]:
             grad_points = torch.empty_like(points)
-            _backward_points(points.numpy(), table.detach().numpy(), grad, *arrays.geometry, grad_points.numpy())
+            _backward_points(points.numpy(), table.detach().numpy(), grad, *geometry, grad_points.numpy())
         return grad_points, grad_table, None
 
 

@@ -73,8 +73,8 @@ def frequency_encoding(points: Float[Tensor, "points 3"], num_frequencies: int) 
     Returns:
         feat = 6 n values per point.
 
-    >>> frequency_encoding(torch.tensor([[0.5, 0.0, 0.0]]), num_frequencies=1).round(decimals=3).tolist()
-    [[1.0, 0.0, 0.0, -0.0, 1.0, 1.0]]
+    >>> frequency_encoding(torch.tensor([[0.5, 0.0, 0.25]]), num_frequencies=1).round(decimals=3)
+    tensor([[1.0000, 0.0000, 0.7070, -0.0000, 1.0000, 0.7070]])
     """
     octaves = torch.pi * 2.0 ** torch.arange(num_frequencies, device=points.device, dtype=points.dtype)
     angles = (points[..., None, :] * octaves[:, None]).flatten(-2)

@@ -34,7 +34,6 @@ from f3rm_ext.model_components.exposure import ExposureOption, choices, judge, m
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.model_components.visualization import comparison_images, feature_images
-from f3rm_ext.nerf.contraction import ray_points
 from f3rm_ext.nerf.depth_supervision import DepthSupervision
 from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
@@ -358,7 +357,7 @@ class F3rmModel(QueryableField):
         ray_samples: RaySamples
         ray_samples, weights_list, samples_list = self.proposal_sampler(ray_bundle, density_fns=self.density_fns)
         frustums = ray_samples.frustums
-        positions = ray_points(frustums.origins, frustums.directions, (frustums.starts + frustums.ends) / 2)
+        positions = torch.addcmul(frustums.origins, frustums.directions, (frustums.starts + frustums.ends) / 2)
         density, geometry = self.field.density(positions)
         weights = ray_samples.get_weights(density)
         directions = functional.normalize(ray_bundle.directions, dim=-1)

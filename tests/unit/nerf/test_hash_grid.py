@@ -63,13 +63,6 @@ def test_a_vertex_returns_its_row() -> None:
     torch.testing.assert_close(hash_grid_reference(point, grid.table, grid.levels)[0], grid.table[row])
 
 
-def test_reference_passes_gradcheck() -> None:
-    grid = _grid((3, 2, 3, 9, 7))
-    points = (_points(6)[2:].double() * 0.98 + 0.01).requires_grad_(True)
-    table = grid.table.detach().double().requires_grad_(True)
-    assert torch.autograd.gradcheck(lambda p, t: hash_grid_reference(p, t, grid.levels), (points, table), eps=1e-7)
-
-
 def _function(backend: str, grid: HashGrid) -> Interpolation:
     """The backend's function of points and table."""
     tensors = LevelTensors.from_levels(grid.levels)
@@ -102,11 +95,12 @@ def test_backends_equal_the_reference_in_value_and_gradient(
     torch.testing.assert_close(fast_by_point / scale, by_point / scale, atol=1e-3, rtol=1e-3)
 
 
-def test_torch_passes_gradcheck() -> None:
+@pytest.mark.parametrize("backend", ["reference", "torch"])
+def test_backends_in_double_precision_pass_gradcheck(backend: str) -> None:
     grid = _grid((3, 2, 3, 9, 7))
     points = (_points(6)[2:].double() * 0.98 + 0.01).requires_grad_(True)
     table = grid.table.detach().double().requires_grad_(True)
-    assert torch.autograd.gradcheck(_function("torch", grid), (points, table), eps=1e-7)
+    assert torch.autograd.gradcheck(_function(backend, grid), (points, table), eps=1e-7)
 
 
 def test_chunks_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +187,10 @@ def test_points_outside_the_cube_never_leave_the_table(bad: float) -> None:
     torch.testing.assert_close(out[:2], hash_grid_reference(points[:2], grid.table, grid.levels), atol=1e-4, rtol=1e-4)
 
 
-def test_auto_takes_numba_on_the_cpu_and_named_backends_are_kept() -> None:
-    cpu = torch.device("cpu")
-    assert HashGrid(2, 2, 4, 8, 8, backend="auto").resolve_backend(cpu) == "numba"
-    assert HashGrid(2, 2, 4, 8, 8, backend="tcnn").resolve_backend(cpu) == "numba"
-    assert HashGrid(2, 2, 4, 8, 8, backend="triton").resolve_backend(cpu) == "numba"
-    assert HashGrid(2, 2, 4, 8, 8, backend="torch").resolve_backend(cpu) == "torch"
+@pytest.mark.parametrize("backend", ["auto", "tcnn", "triton", "torch"])
+def test_numba_is_taken_on_the_cpu_unless_torch_is_named(backend: Any) -> None:
+    expected = "torch" if backend == "torch" else "numba"
+    assert HashGrid(2, 2, 4, 8, 8, backend=backend).resolve_backend(torch.device("cpu")) == expected
 
 
 def test_backends_share_one_state_dict() -> None:

@@ -7,9 +7,9 @@ import torch
 from nerfstudio.field_components.spatial_distortions import SceneContraction
 from nerfstudio.model_components.losses import lossfun_distortion
 
-from f3rm_ext.nerf.contraction import box_to_unit_cube, contract_to_unit_cube, ray_points
+from f3rm_ext.nerf.contraction import contract_to_unit_cube
 from f3rm_ext.nerf.losses import cosine, depth_loss, distortion_loss, feature_loss, heaviest_samples
-from f3rm_ext.nerf.mlp import Mlp, RaySplitMlp, frequency_encoding
+from f3rm_ext.nerf.mlp import Mlp, RaySplitMlp
 
 
 def test_split_first_layer_equals_concatenation() -> None:
@@ -26,12 +26,6 @@ def test_mlp_without_output_layer_ends_in_relu() -> None:
     assert out.shape == (50, 16) and (out >= 0).all() and (out > 0).any()
 
 
-def test_frequency_encoding_at_known_points() -> None:
-    encoded = frequency_encoding(torch.tensor([[0.5, 0.0, 0.25]]), num_frequencies=1)
-    half = math.sqrt(0.5)
-    torch.testing.assert_close(encoded[0], torch.tensor([1.0, 0.0, half, 0.0, 1.0, half]), atol=1e-6, rtol=0)
-
-
 def test_contraction_is_that_of_mip_nerf_360() -> None:
     positions = torch.randn(500, 3) * torch.logspace(-2, 3, 500)[:, None]
     expected = (SceneContraction(order=float("inf"))(positions) + 2) / 4
@@ -42,18 +36,6 @@ def test_contraction_stays_in_the_cube_at_any_distance() -> None:
     unit = contract_to_unit_cube(torch.tensor([[1e30, -1e30, 0.0], [0.0, 0.0, 0.0]]))
     assert (unit >= 0).all() and (unit <= 1).all()
     torch.testing.assert_close(unit[1], torch.full((3,), 0.5))
-
-
-def test_box_marks_what_lies_outside() -> None:
-    aabb = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 3.0]])
-    unit, inside = box_to_unit_cube(torch.tensor([[0.0, 0.0, 1.0], [2.0, 0.0, 0.0], [-1.0, 1.0, 3.0]]), aabb)
-    torch.testing.assert_close(unit[[0, 2]], torch.tensor([[0.5, 0.5, 0.5], [0.0, 1.0, 1.0]]))
-    assert inside.tolist() == [[1.0], [0.0], [1.0]]
-
-
-def test_ray_points() -> None:
-    points = ray_points(torch.ones(1, 2, 3), torch.tensor([[[1.0, 0, 0]] * 2]), torch.tensor([[[2.0], [3.0]]]))
-    assert points[0].tolist() == [[3.0, 1.0, 1.0], [4.0, 1.0, 1.0]]
 
 
 @pytest.mark.parametrize(
@@ -70,10 +52,6 @@ def test_losses_are_float32_whatever_comes_in() -> None:
     big = torch.full((4, 8), 300.0, dtype=torch.float16)  # its squared norm is beyond float16
     assert feature_loss(big, -big, "mse").item() == pytest.approx(360000.0)
     torch.testing.assert_close(cosine(big, big), torch.ones(4))
-
-
-def test_cosine_of_a_zero_vector_is_zero() -> None:
-    assert cosine(torch.zeros(2, 3), torch.ones(2, 3)).tolist() == [0.0, 0.0]
 
 
 def test_heaviest_samples_keep_the_total_weight() -> None:
