@@ -17,7 +17,7 @@ from nerfstudio.utils import writer
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data import coverage, cycling_config, image_stream, ray_stream
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
-from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
+from f3rm_ext.data.image_datamanager import ImageDataManagerConfig, LiftedFeatureOptions
 from f3rm_ext.errors import CaptureError, ConfigError, WeightsNotFoundError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.memory.options import QualityImpact
@@ -39,6 +39,12 @@ def kind(request) -> str:
 @pytest.fixture
 def build(build_manager, kind):
     return partial(build_manager, KINDS[kind])
+
+
+@pytest.fixture
+def features(kind):
+    """Options of 2D features."""
+    return partial(FeatureOptions if kind == "rays" else LiftedFeatureOptions, extractors=("clip",))
 
 
 def test_nothing_is_loaded_before_the_first_step(build, kind, monkeypatch):
@@ -84,13 +90,37 @@ def test_training_without_evaluation_images(build, kind, make_capture, options, 
         list(evaluating.fixed_indices_eval_dataloader)
 
 
-def test_inference_touches_neither_images_nor_features(build, make_capture, fake_features):
+def test_inference_touches_neither_images_nor_features(build, features, make_capture, fake_features):
     folder = make_capture(extra={"k1": -0.1})
     for path in (folder / "images").iterdir():
         path.unlink()
-    manager = build(folder, mode="inference")
+    manager = build(folder, mode="inference", features=features())
     assert len(manager.train_dataset) == 6 and len(manager.eval_dataset) == 2 and manager.get_train_rays_per_batch() > 0
-    assert manager.eval_feature_source() is None and not fake_features
+    assert manager.train_feature_source() is None is manager.eval_feature_source() and not fake_features
+
+
+def test_training_prepares_features_before_the_first_step(build, features, fake_features):
+    manager = build(features=features())
+    assert [len(source.dataset) for source in fake_features[0]] == [6, 2]
+    assert manager.train_feature_source() is fake_features[0][0] and len(fake_features) == 1
+
+
+def test_without_extractors_there_are_no_features(build, fake_features):
+    manager = build()
+    assert manager.train_dataset.metadata.get("feature_specs", ()) == () and manager.train_feature_source() is None
+    assert "features" not in manager.next_train(0)[1]
+    assert "feature_maps" not in manager.next_eval_image(0)[1] and not fake_features
+
+
+@pytest.mark.parametrize(("codes", "prepared"), [(0, [2]), (8, [6, 2])])
+def test_evaluation_prepares_features_when_first_needed(build, features, fake_features, codes, prepared):
+    """PCA codes have the basis of the training images."""
+    manager = build(mode="test", features=features(codes=codes))
+    assert not fake_features and "feature_specs" not in manager.train_dataset.metadata
+    assert "features" not in manager.next_train(0)[1], "exports need no features"
+    batches = [batch for _, batch in manager.fixed_indices_eval_dataloader]
+    assert [batch["feature_maps"]["where"].values[0, 0, 0] for batch in batches] == [0, 1]
+    assert [[len(source.dataset) for source in call] for call in fake_features] == [prepared]
 
 
 @pytest.mark.parametrize("options", [{}, {"train_num_images_to_sample_from": 4, "train_num_times_to_repeat_images": 3}])
@@ -318,17 +348,16 @@ def test_images_on_the_gpu_leave_it_first(build, kind, log):
         assert said in log[-1]
 
 
-def test_evaluation_goes_on_without_weights_and_training_does_not(build, monkeypatch, log):
+def test_evaluation_goes_on_without_weights_and_training_does_not(build, features, monkeypatch, log):
     def fail(*args, **options):
         raise WeightsNotFoundError("no weights here")
 
     monkeypatch.setattr("f3rm_ext.features.source.prepare_features", fail)
-    options = {"features": type(build().config.features)(extractors=("clip",))}
-    manager = build(mode="test", **options)
+    manager = build(mode="test", features=features())
     assert all("feature_maps" not in batch for _, batch in manager.fixed_indices_eval_dataloader)
     assert len([line for line in log if "no weights here" in line]) == 1
     with pytest.raises(WeightsNotFoundError):
-        build(**options)
+        build(features=features())
 
 
 # --- masked pixels ---------------------------------------------------------------------------------------------------

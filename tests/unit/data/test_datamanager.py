@@ -67,28 +67,6 @@ def test_surfaces_are_measured_in_training(build):
     assert metadata["camera_reach"] == pytest.approx(1, rel=1e-5), "the dataparser scales poses"
 
 
-def test_without_extractors_there_are_no_features(build, fake_features):
-    manager = build()
-    assert manager.train_dataset.metadata["feature_specs"] == () and not fake_features
-    assert "features" not in manager.next_train(0)[1]
-    assert "feature_maps" not in manager.next_eval_image(0)[1]
-
-
-def test_evaluation_prepares_features_when_first_needed(build, fake_features):
-    manager = build(mode="test", features=FeatureOptions())
-    assert not fake_features and "feature_specs" not in manager.train_dataset.metadata
-    assert "features" not in manager.next_train(0)[1], "exports need no features"
-    batches = [batch for _, batch in manager.fixed_indices_eval_dataloader]
-    assert [batch["feature_maps"]["where"].values[0, 0, 0] for batch in batches] == [0, 1]
-    assert [[len(source.dataset) for source in call] for call in fake_features] == [[2]]
-
-
-def test_evaluation_with_codes_takes_the_basis_of_the_training_images(build, fake_features):
-    manager = build(mode="test", features=FeatureOptions(codes=8))
-    manager.next_eval_image(0)
-    assert [[len(source.dataset) for source in call] for call in fake_features] == [[6, 2]]
-
-
 @pytest.mark.parametrize(("rays", "world", "expected"), [(48, 4, [12] * 4), (10, 4, [3, 3, 2, 2]), (5, 5, [1] * 5)])
 def test_a_global_batch_is_divided(rays, world, expected):
     config = F3rmDataManagerConfig(train_num_rays_per_batch=rays)

@@ -19,6 +19,7 @@ from PIL import Image
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig, LiftedFeatureOptions
 from f3rm_ext.data.stereo.points import DensePoints, encode_ply
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 
 DATA = Path(os.environ.get("F3RM_EXT_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
@@ -46,6 +47,15 @@ def blender(tmp_path) -> Path:
         meta = {"camera_angle_x": 0.7, "frames": frames}
         (tmp_path / f"transforms_{split}.json").write_text(json.dumps(meta))
     return tmp_path
+
+
+@pytest.mark.parametrize("name", ["--pipeline.model.features", "--features.extractors"])
+def test_extractors_have_two_names(name: str) -> None:
+    config = tyro.cli(ImageDataManagerConfig, args=[name, "clip", "dinov2", "--features.codes", "64"])
+    assert config.features.extractors == ("clip", "dinov2") and config.features.codes == 64
+    assert tyro.cli(ImageDataManagerConfig, args=[]).features.extractors == ()
+    with pytest.raises(ConfigError, match="PCA codes is 3"):
+        tyro.cli(ImageDataManagerConfig, args=["--features.codes", "3"])
 
 
 def test_it_takes_the_place_of_nerfstudios(build, capsys):

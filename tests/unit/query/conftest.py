@@ -1,7 +1,8 @@
-"""A field that can be queried without having been trained."""
+"""A field that can be queried without having been trained, and a run whose features are labels."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,12 @@ from torch import Tensor
 
 from f3rm_ext.features.space import ExtraOutput, FeatureSpace
 from f3rm_ext.model_components.chunked_rendering import ChunkedRenderer
+from f3rm_ext.query.run import Run, load_run
+
+
+@pytest.fixture(scope="module")
+def run(untrained: Any) -> Run:
+    return load_run(untrained.config)
 
 
 @dataclass

@@ -24,14 +24,9 @@ from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.encoders import DEFAULT_NEGATIVES, ExampleEncoder, TextEncoder
 from f3rm_ext.query.exemplar import Example
 from f3rm_ext.query.options import QueryOptions, Region, parse_queries
-from f3rm_ext.query.run import Photos, Run, load_run
+from f3rm_ext.query.run import Photos, Run
 
 MEAN = ("the mean of all photos",)
-
-
-@pytest.fixture(scope="module")
-def run(untrained: Any) -> Run:
-    return load_run(untrained.config)
 
 
 @pytest.fixture(scope="module")

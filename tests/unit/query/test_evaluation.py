@@ -25,7 +25,6 @@ from f3rm_ext.query.evaluation import (
 )
 from f3rm_ext.query.metrics import QueryMetrics
 from f3rm_ext.query.relevancy import relevancy_reference
-from f3rm_ext.query.run import load_run
 
 WIDTH, HEIGHT, FOCAL, SCALE = 12, 10, 9.0, 0.25
 CENTRE, UNIT_M = (5.5, 4.0), 5e-4
@@ -97,9 +96,8 @@ def test_views_without_depth_or_labels_have_no_points(plane) -> None:
     assert surface_points([plane / "a.png"], cameras(), truth, SCALE) is None
 
 
-def test_points_of_the_room_lie_on_its_floor_and_walls(untrained) -> None:
+def test_points_of_the_room_lie_on_its_floor_and_walls(run) -> None:
     """Through poses, scale and depth as the pipeline has them, back to the capture's metres."""
-    run = load_run(untrained.config)
     truth, outputs = CaptureGroundTruth(run.data), run.manager.train_dataparser_outputs
     found = surface_points(run.files("test"), run.cameras("test"), truth, outputs.dataparser_scale, 1)
     assert found is not None and len(found.points) > 3000

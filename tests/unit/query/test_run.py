@@ -19,11 +19,6 @@ from f3rm_ext.errors import CheckpointError, ConfigError, FeatureStoreError
 from f3rm_ext.query.run import Photos, Run, load_run, photo_views, read_camera_path
 
 
-@pytest.fixture(scope="module")
-def run(untrained: Any) -> Run:
-    return load_run(untrained.config)
-
-
 def copy_of(untrained: Any, folder: Path) -> Path:
     """The config.yml of a copy of the run."""
     shutil.copytree(untrained.folder, folder, copy_function=os.link)

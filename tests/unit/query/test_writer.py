@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
@@ -14,16 +13,11 @@ from PIL import Image
 from f3rm_ext.query import render
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.render import score_views
-from f3rm_ext.query.run import Photos, Run, load_run, photo_views
+from f3rm_ext.query.run import Photos, Run, photo_views
 from f3rm_ext.query.writer import QueryWriter, Videos
 from f3rm_ext.utils.output_folder import OutputFolder
 
 RECORD = {"made_by": "f3rm-ext query", "step": 3, "queries": [{"name": "grüße"}]}
-
-
-@pytest.fixture(scope="module")
-def run(untrained: Any) -> Run:
-    return load_run(untrained.config)
 
 
 def two_queries(run: Run, *names: str) -> list[Query]:
