@@ -190,21 +190,3 @@ def test_copies_are_awaited_and_kept_from_reuse(
     assert all(use for kind, use in events if kind == "in use") and ("awaited", "event") in events
     gathered = [dtype for kind, dtype in events if kind == "page-locked"]
     assert gathered == ([] if there else [torch.uint8, torch.float16])
-
-
-@pytest.mark.parametrize("same", [True, False], ids=["one set of intrinsics", "several"])
-def test_rays_are_made_without_waiting(same: bool, outputs: Any, cuda: torch.device) -> None:
-    cameras = outputs.cameras
-    if not same:
-        cameras.fx = cameras.fx + torch.arange(len(cameras))[:, None]
-        cameras.distortion_params = torch.linspace(0.0, 0.02, 6 * len(cameras)).reshape(-1, 6)
-    generator = torch.Generator().manual_seed(0)
-    indices = torch.stack([torch.randint(top, (300,), generator=generator) for top in (len(cameras), 48, 64)], dim=-1)
-    expected = make_ray_generator(cameras, "cpu")(indices)
-    make = make_ray_generator(cameras, cuda)
-    there = indices.to(cuda)
-    with no_waiting():
-        rays = make(there)
-    for name in ("origins", "directions", "camera_indices"):
-        torch.testing.assert_close(getattr(rays, name).cpu(), getattr(expected, name))
-    torch.testing.assert_close(rays.pixel_area.cpu(), expected.pixel_area, rtol=1e-3, atol=1e-9)

@@ -30,16 +30,21 @@ def _angles_px(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["one set of intrinsics", "several"])
-def test_training_rays_are_single(same: bool, cuda: torch.device, cuda_autocast: Autocast) -> None:
-    focal_px = torch.full((4,), FOCAL_PX) if same else FOCAL_PX + torch.arange(4.0)
+def test_training_rays_are_single_and_nobody_waits(same: bool, cuda: torch.device, cuda_autocast: Autocast) -> None:
+    cameras = _cameras(torch.full((4,), FOCAL_PX) if same else FOCAL_PX + torch.arange(4.0))
+    if not same:
+        cameras.distortion_params = torch.linspace(0.0, 0.02, 24).reshape(4, 6)
     generator = torch.Generator().manual_seed(1)
     indices = torch.stack([torch.randint(top, (500,), generator=generator) for top in (4, 540, 960)], dim=-1)
-    expected = make_ray_generator(_cameras(focal_px), "cpu")(indices)
-    make = make_ray_generator(_cameras(focal_px), cuda)
-    with cuda_autocast():
-        found = make(indices.to(cuda))
+    expected, there = make_ray_generator(cameras, "cpu")(indices), indices.to(cuda)
+    make = make_ray_generator(cameras, cuda)
+    with counted() as ledger, cuda_autocast():
+        found = make(there)
+    assert not ledger.waits
     assert found.directions.device == cuda and found.directions.dtype == torch.float32
     assert float(_angles_px(found.directions, expected.directions).max()) < 1e-3
+    for name in ("origins", "camera_indices"):
+        torch.testing.assert_close(getattr(found, name).cpu(), getattr(expected, name))
     torch.testing.assert_close(found.pixel_area.cpu(), expected.pixel_area, rtol=1e-3, atol=0)
 
 
