@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
+from f3rm_ext.synthetic.cameras import look_at
 
 CaptureMaker = Callable[..., Path]
 DEFAULTS: dict[type, dict[str, Any]] = {
@@ -39,14 +41,8 @@ DEFAULTS: dict[type, dict[str, Any]] = {
 def orbit_pose(i: int, count: int) -> list[list[float]]:
     """Camera on a circle, looking at the origin."""
     angle = 2 * math.pi * i / count
-    back = np.array([math.cos(angle), math.sin(angle), 0.5])
-    back /= np.linalg.norm(back)
-    right = np.cross([0.0, 0.0, 1.0], back)
-    right /= np.linalg.norm(right)
-    pose = np.eye(4)
-    pose[:3, :3] = np.stack([right, np.cross(back, right), back], axis=1)
-    pose[:3, 3] = 2 * back
-    return pose.tolist()
+    place = np.array([math.cos(angle), math.sin(angle), 0.5])
+    return look_at(2 * place / np.linalg.norm(place), np.zeros(3)).tolist()
 
 
 def keep_a_ball(i: int, height: int, width: int) -> np.ndarray:
@@ -186,9 +182,16 @@ def fake_features(monkeypatch: pytest.MonkeyPatch) -> list[list[FakeSource]]:
 
 
 @pytest.fixture
-def build_manager(make_capture: CaptureMaker) -> Iterator[Callable[..., Any]]:
+def keep() -> Iterator[Callable[[Any], Any]]:
+    """Returns what it is given, a stream for instance, and closes it at the end."""
+    with ExitStack() as stack:
+        yield lambda stream: stack.enter_context(closing(stream))
+
+
+@pytest.fixture
+def build_manager(make_capture: CaptureMaker, keep: Callable[[Any], Any]) -> Callable[..., Any]:
     """Builds datamanagers from a config class, as nerfstudio's pipeline does; closes them at the end."""
-    built, folders = [], []
+    folders: list[Path] = []
 
     def make(
         kind: type, folder: Path | None = None, *, mode: str = "val", world: int = 1, rank: int = 0, **options: Any
@@ -196,12 +199,9 @@ def build_manager(make_capture: CaptureMaker) -> Iterator[Callable[..., Any]]:
         if folder is None and not folders:
             folders.append(make_capture())
         config = kind(data=folder or folders[0], **{**DEFAULTS[kind], **options})
-        built.append(config.setup(device="cpu", test_mode=mode, world_size=world, local_rank=rank))
-        return built[-1]
+        return keep(config.setup(device="cpu", test_mode=mode, world_size=world, local_rank=rank))
 
-    yield make
-    for manager in built:
-        manager.close()
+    return make
 
 
 @pytest.fixture

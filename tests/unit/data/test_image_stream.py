@@ -23,17 +23,13 @@ def dataset(make_outputs) -> PinholeDataset:
 
 
 @pytest.fixture
-def make_stream(dataset):
+def make_stream(dataset, keep):
     """Streams over the 8 images, closed at the end."""
-    streams = []
 
     def make(window: int | None = 3, repeat: int | None = 6, *, seed: int = 0, **cycle) -> ImageStream:
-        streams.append(ImageStream(dataset, ImageCycle(8, window, repeat, seed=seed, **cycle)))
-        return streams[-1]
+        return keep(ImageStream(dataset, ImageCycle(8, window, repeat, seed=seed, **cycle)))
 
-    yield make
-    for stream in streams:
-        stream.close()
+    return make
 
 
 def take(stream: ImageStream, count: int, halvings: int = 0) -> list[int]:

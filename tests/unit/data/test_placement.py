@@ -3,19 +3,10 @@
 import pytest
 import torch
 
-from f3rm_ext.data import placement as module
 from f3rm_ext.data.placement import SHARE, Placement, fits, free_memory
 
 GIB = 2**30
 CUDA = torch.device("cuda", 1)
-
-
-@pytest.fixture
-def log(monkeypatch) -> list[str]:
-    """Lines that are logged."""
-    lines: list[str] = []
-    monkeypatch.setattr(module.CONSOLE, "log", lambda text, **options: lines.append(text))
-    return lines
 
 
 def test_a_second_window_needs_room_of_its_own():

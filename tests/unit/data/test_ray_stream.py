@@ -23,18 +23,14 @@ def dataset(make_outputs):
 
 
 @pytest.fixture
-def make_stream(dataset, request):
+def make_stream(dataset, keep):
     """Streams over the 8 images, closed at the end."""
-    streams = []
 
     def make(window: int | None = 3, repeat: int | None = 4, *, seed: int = 0, source=None, **options) -> PixelStream:
         cycle = ImageCycle(8, window, repeat, seed=seed)
-        streams.append(PixelStream(dataset, cycle, **{"num_rays": 64, "split": "train", "source": source, **options}))
-        return streams[-1]
+        return keep(PixelStream(dataset, cycle, **{"num_rays": 64, "split": "train", "source": source, **options}))
 
-    yield make
-    for stream in streams:
-        stream.close()
+    return make
 
 
 def images_in(batch: dict) -> set[int]:

@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -49,46 +49,37 @@ def capture(make_outputs, request) -> dict[str, Any]:
 
 
 @pytest.fixture
-def make_rays(capture, fake_source) -> Iterator[Callable[..., PixelStream]]:
+def make_rays(capture, fake_source, keep) -> Callable[..., PixelStream]:
     """Streams of rays with features, closed at the end."""
     dataset = InputDataset(capture["outputs"])
-    streams: list[PixelStream] = []
 
     def make(window: int | None, repeat: int | None, where: str | None = None, *, seed: int = 3) -> PixelStream:
-        streams.append(
-            PixelStream(
-                dataset,
-                ImageCycle(8, window, repeat, seed=seed),
-                num_rays=50,
-                split="train",
-                source=fake_source(dataset),
-                feature_ray_fraction=0.3,
-                masked=capture["masked"],
-                placement=None if where is None else place(where),
-            )
+        stream = PixelStream(
+            dataset,
+            ImageCycle(8, window, repeat, seed=seed),
+            num_rays=50,
+            split="train",
+            source=fake_source(dataset),
+            feature_ray_fraction=0.3,
+            masked=capture["masked"],
+            placement=None if where is None else place(where),
         )
-        return streams[-1]
+        return keep(stream)
 
-    yield make
-    for stream in streams:
-        stream.close()
+    return make
 
 
 @pytest.fixture
-def make_pictures(capture) -> Iterator[Callable[..., ImageStream]]:
+def make_pictures(capture, keep) -> Callable[..., ImageStream]:
     """Streams of whole images, closed at the end."""
     dataset = PinholeDataset(capture["outputs"])
-    streams: list[ImageStream] = []
 
     def make(window: int | None, repeat: int | None, where: str | None = None, *, seed: int = 3) -> ImageStream:
         cycle = ImageCycle(8, window, repeat, seed=seed)
         placement = None if where is None else place(where)
-        streams.append(ImageStream(dataset, cycle, masked=capture["masked"], placement=placement))
-        return streams[-1]
+        return keep(ImageStream(dataset, cycle, masked=capture["masked"], placement=placement))
 
-    yield make
-    for stream in streams:
-        stream.close()
+    return make
 
 
 def picture(stream: ImageStream, halvings: int) -> dict[str, Any]:

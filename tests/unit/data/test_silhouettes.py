@@ -12,6 +12,7 @@ from PIL import Image
 
 from f3rm_ext.data.silhouettes import are_silhouettes, disagreements
 from f3rm_ext.data.undistort import DistortedCamera
+from f3rm_ext.synthetic.cameras import look_at
 
 COUNT, WIDTH, HEIGHT, FOCAL = 20, 64, 48, 60.0
 MaskOf = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
@@ -23,11 +24,7 @@ def orbit(count: int = COUNT) -> np.ndarray:
     for i in range(count):
         angle = 2 * math.pi * i / count
         centre = np.array([3 * math.cos(angle), 3 * math.sin(angle), 1.0 + 0.6 * (i % 3)])
-        back = centre - np.array([0.2 * math.sin(5 * i), 0.2 * math.cos(3 * i), 0.0])
-        back /= np.linalg.norm(back)
-        right = np.cross([0, 0, 1], back)
-        right /= np.linalg.norm(right)
-        poses.append(np.stack([right, np.cross(back, right), back, centre], axis=1))
+        poses.append(look_at(centre, np.array([0.2 * math.sin(5 * i), 0.2 * math.cos(3 * i), 0.0]))[:3])
     return np.stack(poses)
 
 

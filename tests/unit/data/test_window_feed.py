@@ -18,9 +18,8 @@ class Loaded:
 
 
 @pytest.fixture
-def make_feed():
+def make_feed(keep):
     """Feeds with a record of what happened in which order; closed at the end."""
-    feeds = []
 
     def make(num_images: int, window: int | None, repeat: int | None):
         events: list[tuple] = []
@@ -37,13 +36,10 @@ def make_feed():
             events.append(("place", window.images, feed.window))
             return Loaded(window.images, placed=True)
 
-        feed = WindowFeed(ImageCycle(num_images, window, repeat), load, leave=leave, place=place)
-        feeds.append(feed)
+        feed = keep(WindowFeed(ImageCycle(num_images, window, repeat), load, leave=leave, place=place))
         return feed, events
 
-    yield make
-    for feed in feeds:
-        feed.close()
+    return make
 
 
 def test_images_are_read_in_order_on_several_threads():
