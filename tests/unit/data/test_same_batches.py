@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -117,18 +118,22 @@ def test_pictures(make_pictures, window, repeat, where):
 
 
 @pytest.mark.parametrize(("before", "after"), [*itertools.permutations([None, *PLACES], 2), ("device", "device")])
-def test_rays_go_on_after_a_resume(make_rays, before, after):
+@pytest.mark.parametrize("kind", ["rays", "pictures"])
+def test_both_go_on_after_a_resume(make_rays, make_pictures, kind, before, after):
     """The place may be another one, as on a GPU whose memory is taken by others."""
-    first, resumed = make_rays(3, 4, before), make_rays(3, 4, after, seed=0)
+    make, repeat, take = (
+        (make_rays, 4, PixelStream.next) if kind == "rays" else (make_pictures, 7, partial(picture, halvings=1))
+    )
+    first, resumed = make(3, repeat, before), make(3, repeat, after, seed=0)
     for _ in range(6):
-        first.next()
+        take(first)
     state = first.state()
-    expected = [first.next() for _ in range(9)]
-    resumed.next()
+    expected = [take(first) for _ in range(12)]
+    take(resumed)
     assert resumed.load_state(state)
-    assert all(same(batch, resumed.next()) for batch in expected) and same_coverage(first, resumed)
+    assert all(same(batch, take(resumed)) for batch in expected) and same_coverage(first, resumed)
     assert first.load_state(state)
-    assert all(same(batch, first.next()) for batch in expected), "and one in use can be set back"
+    assert all(same(batch, take(first)) for batch in expected), "and one in use can be set back"
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -140,20 +145,6 @@ def test_what_was_made_ahead_is_forgotten_at_a_resume(make_rays, where):
         resumed.next()
     assert resumed.load_state(first.state())
     assert all(same(first.next(), resumed.next()) for _ in range(5))
-
-
-@pytest.mark.parametrize(("before", "after"), [*itertools.permutations([None, *PLACES], 2), ("device", "device")])
-def test_pictures_go_on_after_a_resume(make_pictures, before, after):
-    first, resumed = make_pictures(3, 7, before), make_pictures(3, 7, after, seed=0)
-    for _ in range(5):
-        first.next(1)
-    state = first.state()
-    expected = [picture(first, 1) for _ in range(12)]
-    resumed.next(1)
-    assert resumed.load_state(state)
-    assert all(same(batch, picture(resumed, 1)) for batch in expected) and same_coverage(first, resumed)
-    assert first.load_state(state)
-    assert all(same(batch, picture(first, 1)) for batch in expected)
 
 
 @pytest.mark.parametrize("capture", ["plain"], indirect=True)
