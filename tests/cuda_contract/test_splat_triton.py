@@ -26,8 +26,10 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 def test_interpreted(tmp_path: Path) -> None:
     """In a process of its own: Triton decides when it is imported whether it interprets."""
     folder = TESTS / "unit" / "splat"
-    checks = [*sorted(folder.rglob("interpreted_*.py")), folder / "regularization" / "test_plane_kernels.py"]
-    assert len(checks) >= 4
+    again = ("test_losses.py", "regularization/test_field.py", "regularization/test_plane_kernels.py")
+    steps = "memory/test_adam.py::test_the_kernel_takes_the_steps_of_torch"
+    checks = [*sorted(folder.rglob("interpreted_*.py")), *(f"{folder}/{name}" for name in (*again, steps))]
+    assert len(checks) >= 6
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *checks],
         env={**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path)},

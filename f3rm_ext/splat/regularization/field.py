@@ -12,8 +12,7 @@ There are three implementations: torch in chunks (any device and dtype), and ker
 float32, numba's on the CPU and Triton's on CUDA.
 """
 
-import importlib
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -25,8 +24,6 @@ from f3rm_ext.splat.memory.allocator import count_fitting_rows
 from f3rm_ext.splat.regularization.frames import rotate
 from f3rm_ext.splat.regularization.table import ALPHA, MAX_SQUARED, MEAN, MIN_WEIGHT, NORMAL, SIZE, WHITEN
 from f3rm_ext.splat.triton_kernels import choose_kernels
-
-FieldBackend = Literal["auto", "torch", "numba", "triton"]
 
 TRITON_KERNELS = "f3rm_ext.splat.regularization.triton_field"
 KERNELS = "f3rm_ext.splat.regularization.kernels", TRITON_KERNELS
@@ -61,9 +58,10 @@ def neighbour_field(
     neighbours: Int[Tensor, "gaussians neighbours"],
     *,
     chunk: int = 0,
-    backend: FieldBackend = "auto",
 ) -> NeighbourField:
     """Computes the field at points; differentiable once in points and table.
+
+    For float32 by numba on the CPU and by Triton on CUDA if it works there; else by torch.
 
     Peak memory beyond points, table and their gradients: torch holds the intermediates of one chunk, about
     chunk · neighbours · 550 bytes in float32 for any number of points, since the backward pass recomputes each chunk.
@@ -75,14 +73,9 @@ def neighbour_field(
         neighbours: indices into the table, -1 for none.
         chunk: points per chunk (torch only); 0 for 32 768 on the CPU and for as many as fit in a quarter of the free
             memory of a GPU.
-        backend: "auto" selects, for float32, numba on the CPU and Triton on CUDA if it works there; else torch.
     """
     given = points, owners, table, neighbours
-    if backend == "auto":
-        kernels = choose_kernels(KERNELS, points, table)
-    else:
-        modules = dict(zip(("numba", "triton"), KERNELS, strict=True))
-        kernels = importlib.import_module(modules[backend]) if backend in modules else None
+    kernels = choose_kernels(KERNELS, points, table)
     if kernels is not None:
         return NeighbourField(*KernelField.apply(*given, kernels))  # type: ignore[misc]
     row_bytes = NEIGHBOUR_BYTES * neighbours.shape[1]

@@ -1,6 +1,8 @@
 """Cameras around a ball, models of splats that were not trained, and runs that could have been."""
 
+import importlib
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,27 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import smoothing_filter
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
+
+
+@pytest.fixture
+def use_triton(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """In Triton's interpreter, where tests/cuda_contract/test_splat_triton.py runs some files again, has modules choose
+    kernels of Triton for float32, with programs of given sizes; else they have those of numba."""
+
+    def use(*users: Any, **sizes: int) -> None:
+        def choose(modules: tuple[str, str], *tensors: torch.Tensor) -> Any:
+            if tensors[0].dtype != torch.float32:
+                return None
+            chosen = importlib.import_module(modules[1])
+            for name, size in sizes.items():
+                monkeypatch.setattr(chosen, name, size, raising=False)
+            return chosen
+
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            for user in users:
+                monkeypatch.setattr(user, "choose_kernels", choose)
+
+    return use
 
 
 @pytest.fixture(scope="session")

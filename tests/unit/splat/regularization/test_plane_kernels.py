@@ -1,12 +1,9 @@
 """The kernels of planes over pixels agree with their definitions in torch, which double precision takes: values and
 gradients, with holes, masks and cameras that differ in everything.
 
-They are those of numba; in Triton's interpreter, where tests/cuda_contract/test_splat_triton.py runs this file again,
-they are those of Triton.
+They are those of numba, or those of Triton in its interpreter.
 """
 
-import importlib
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -26,20 +23,9 @@ Case = Callable[[Callable[..., Tensor]], tuple[tuple[Tensor, ...], Callable[...,
 
 
 @pytest.fixture(autouse=True)
-def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        return
-
-    def choose(modules: tuple[str, str], *tensors: Tensor) -> Any:
-        if tensors[0].dtype != torch.float32:
-            return None
-        chosen = importlib.import_module(modules[1])
-        for name, size in (("BLOCK", 1024), ("PATCHES", 128)):  # the interpreter takes as long for smaller programs
-            monkeypatch.setattr(chosen, name, size, raising=False)
-        return chosen
-
-    for module in (multiview, normals, patches, planar):
-        monkeypatch.setattr(module, "choose_kernels", choose)
+def kernels(use_triton: Callable[..., None]) -> None:
+    """The interpreter takes as long for smaller programs."""
+    use_triton(multiview, normals, patches, planar, BLOCK=1024, PATCHES=128)
 
 
 def rotation(*turn: float) -> Tensor:

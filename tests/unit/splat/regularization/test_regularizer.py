@@ -142,7 +142,7 @@ def test_losses_are_those_of_the_parts(random_gaussians: Make, losses_of: Losses
         generator=torch.Generator().manual_seed(ACTIVE),
     )
     table = gaussian_table(gaussians)
-    field = neighbour_field(points, owners, table, nearest_neighbours(gaussians.means, 16), backend="torch")
+    field = neighbour_field(points, owners, table, nearest_neighbours(gaussians.means, 16))
     _, K = camera()
     rendered = torch.tensor([0.0, 0.6, -0.8]).expand(30, 40, 3)
     expected = {
