@@ -1,4 +1,4 @@
-"""Whole steps with Triton's kernels, interpreted; run by test_interpreted_steps.py in a process of its own."""
+"""Whole steps with Triton's kernels, interpreted; run by test_splat_triton.py in a process of its own."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,6 +1,5 @@
 """Triton's kernels without a GPU: their values in Triton's interpreter, their compilation, and life without them."""
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -19,20 +18,25 @@ from f3rm_ext.splat.regularization import field
 TESTS = Path(__file__).parents[1]
 ARCHITECTURES = (75, 80, 89, 90)
 """Compute capabilities ×10: Turing, Ampere, Ada and Hopper."""
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+UNIT = TESTS / "unit" / "splat"
+AGAIN = (
+    "test_losses.py",
+    "regularization/test_field.py",
+    "regularization/test_plane_kernels.py",
+    "memory/test_adam.py::test_the_kernel_takes_the_steps_of_torch",
+)
+KERNELS = [*sorted(UNIT.rglob("interpreted_*.py")), *(f"{UNIT}/{name}" for name in AGAIN)]
+STEPS = ["-W", "ignore", TESTS / "cuda_contract" / "interpreted_steps.py"]
 
 
-@needs_triton
-def test_interpreted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("checks", "least"), [(KERNELS, "3.0"), (STEPS, "3.4")], ids=["kernels", "whole steps"])
+def test_interpreted(checks: list[Any], least: str, tmp_path: Path) -> None:
     """In a process of its own: Triton decides when it is imported whether it interprets."""
-    folder = TESTS / "unit" / "splat"
-    again = ("test_losses.py", "regularization/test_field.py", "regularization/test_plane_kernels.py")
-    steps = "memory/test_adam.py::test_the_kernel_takes_the_steps_of_torch"
-    checks = [*sorted(folder.rglob("interpreted_*.py")), *(f"{folder}/{name}" for name in (*again, steps))]
-    assert len(checks) >= 6
+    pytest.importorskip("triton", minversion=least, reason="Triton is not installed")
+    paths = os.pathsep.join([str(TESTS / "cuda_contract"), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *checks],
-        env={**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path)},
+        env={**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": paths},
         cwd=TESTS.parent,
         capture_output=True,
         text=True,
