@@ -71,11 +71,8 @@ def drawn(gaussians: Gaussians, turn: torch.Tensor) -> np.ndarray:
 
 
 @pytest.fixture
-def gaussians() -> Gaussians:
-    generator = torch.Generator().manual_seed(1)
-    means, scales, quats, rest = (torch.randn(200, *shape, generator=generator) for shape in ((3,), (3,), (4,), (8, 3)))
-    opacities, colors = torch.randn(200, 1, generator=generator), torch.randn(200, 3, generator=generator)
-    return Gaussians(0.5 * means, 0.4 * scales - 2, quats, opacities, colors, 0.2 * rest)
+def gaussians(colorful: Make) -> Gaussians:
+    return colorful(200, 2)
 
 
 def test_gltf_draws_the_same_with_y_up(gaussians: Gaussians, tmp_path: Path) -> None:
@@ -154,13 +151,3 @@ def test_usd_has_scores_as_primvars(gaussians: Gaussians, scored: SplatInfo, tmp
     assert {primvar.GetInterpolation() for primvar in primvars.values()} == {"vertex"}
     np.testing.assert_allclose(primvars["score_blue_mug"].Get(), np.linspace(0, 1, 200), atol=1e-6)
     assert list(primvars["label"].Get()) == [-1] * 100 + [0] * 100
-
-
-@pytest.mark.parametrize("name", ["a.glb", "a.usda"])
-def test_only_our_own_files_are_replaced(name: str, gaussians: Gaussians, tmp_path: Path) -> None:
-    write_splats(tmp_path / name, gaussians, INFO)
-    write_splats(tmp_path / name, gaussians[:9], INFO)
-    (tmp_path / name).write_bytes(b"somebody's")
-    with pytest.raises(Exception, match=name):
-        write_splats(tmp_path / name, gaussians, INFO)
-    assert (tmp_path / name).read_bytes() == b"somebody's"

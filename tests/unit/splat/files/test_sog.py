@@ -182,12 +182,6 @@ def test_large_and_opaque_gaussians_keep_their_harmonics_best(make: Make, tmp_pa
     assert errors[::6].mean() < 0.3 * errors.mean()
 
 
-def test_bytes_do_not_depend_on_the_time(make: Make, tmp_path: Path) -> None:
-    for name in ("a.sog", "b.sog"):
-        write_splats(tmp_path / name, make(50), SplatInfo())
-    assert (tmp_path / "a.sog").read_bytes() == (tmp_path / "b.sog").read_bytes()
-
-
 def entry(*keys: Any, value: Any) -> Change:
     """Changes an entry of meta.json."""
 

@@ -148,12 +148,6 @@ def test_tags_and_origin_are_in_the_comment_of_the_stream(make: Make, tmp_path: 
     assert found.comments == ("made_by: us", r"scene: caf\xe9 ")
 
 
-def test_bytes_do_not_depend_on_the_time(make: Make, tmp_path: Path) -> None:
-    for name in ("a.spz", "b.spz"):
-        write_splats(tmp_path / name, make(5), SplatInfo())
-    assert (tmp_path / "a.spz").read_bytes() == (tmp_path / "b.spz").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("largest", "bits"), [(0.0, 23), (1e-9, 23), (0.99, 23), (1.0, 22), (3.9, 21), (2047.9, 12), (2.0**23 - 1, 0)]
 )
