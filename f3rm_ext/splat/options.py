@@ -1,30 +1,35 @@
 """Options of splats: their bounds, the exports and trainers they go with, and what they can give up for memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import tyro
 from nerfstudio.engine.trainer import TrainerConfig
+from nerfstudio.utils.rich_utils import CONSOLE
 
+from f3rm_ext import compat
 from f3rm_ext.engine.launch import processes
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.options import OwnModelConfig
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.memory.options import MemoryOption, RunState
+from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState, halve
 from f3rm_ext.model_components.exposure import ExposureOption
 from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE
+from f3rm_ext.splat.memory.allocator import SETTING, VARIABLE, request_expandable_segments
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rasterize import Backend
 from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
-from f3rm_ext.splat.resources import fit_trainer, splat_memory_options
 from f3rm_ext.splat.schedule import Schedule, Stage
 from f3rm_ext.splat.sharding import check_sharding
 from f3rm_ext.utils.ranges import Count, Positive, Range, check_ranges
+
+_FEWEST_POINTS = 10_000
+"""Surface regularisation needs at least this many points per step."""
 
 
 @dataclass
@@ -88,15 +93,58 @@ class GaussianOptions(OwnModelConfig):
 
     def memory_options(self, state: RunState) -> list[MemoryOption]:
         """Returns options that lower the memory of a training step."""
-        return list(splat_memory_options(self.memory, state, self.sh_degree))
+        return list(self._memory_options(state))
+
+    def _memory_options(self, state: RunState, samples: int = 0, max_gaussians: int = 0) -> Iterator[MemoryOption]:
+        """Yields the options that can still be changed.
+
+        Args:
+            samples: points per step at which surfaces are regularised; 0 without regularisation.
+            max_gaussians: limit on the number of Gaussians; 0 for no limit.
+        """
+        memory, sh_degree = self.memory, self.sh_degree
+        if state.device_type == "cuda":
+            if not memory.grow_segments:
+                yield MemoryOption(QualityImpact.NONE, "pipeline.model.expandable-segments", "False", "True")
+            if memory.fragmentation != "aggressive":
+                yield MemoryOption(
+                    QualityImpact.NONE, "pipeline.model.fragmentation", memory.fragmentation, "aggressive"
+                )
+        if sh_degree:
+            if not memory.optimize_memory:
+                yield MemoryOption(QualityImpact.PRECISION, "pipeline.model.optimize-memory", "False", "True")
+            if memory.moments != "int8":
+                yield MemoryOption(QualityImpact.PRECISION, "pipeline.model.sh-moments", memory.moments, "int8")
+        if samples:
+            yield from halve(QualityImpact.NOISE, "pipeline.model.surface.samples", samples, _FEWEST_POINTS)
+        if sh_degree:
+            yield MemoryOption(QualityImpact.DETAIL, "pipeline.model.sh-degree", sh_degree, sh_degree - 1)
+        if state.growing:
+            # A lower limit removes no Gaussians, but stops growth.
+            lower = max(1, int(0.8 * min(state.gaussians, max_gaussians or state.gaussians)))
+            now = f"{max_gaussians or 'without limit'}, {state.gaussians} there"
+            yield MemoryOption(QualityImpact.DETAIL, "pipeline.model.densify.max-gaussians", now, lower)
 
     def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
         """Applies the memory options to the optimisers of a run."""
         self.memory.fit(optimizers["features_rest"]["optimizer"])
 
     def fit_trainer(self, trainer: TrainerConfig) -> None:
-        """Checks and adapts the trainer's options, in place; see :func:`~f3rm_ext.splat.resources.fit_trainer`."""
-        fit_trainer(trainer, self.memory, self.backend)
+        """Checks and adapts the trainer's options, in place, and sets up CUDA's allocator, before anything is built.
+
+        Raises:
+            ConfigError: splats cannot be trained with these options on this machine.
+        """
+        if trainer.mixed_precision or trainer.use_grad_scaler:
+            trainer.mixed_precision = trainer.use_grad_scaler = False
+            CONSOLE.print("Splats train in single precision: mixed precision and the gradient scaler are off.")
+        if trainer.machine.device_type == "cuda":
+            if self.memory.grow_segments and request_expandable_segments() == "late":
+                CONSOLE.print(
+                    f"[yellow]CUDA is running already, too late for expandable segments: set {VARIABLE}={SETTING}."
+                )
+            if self.backend in ("auto", "gsplat"):
+                compat.check_gsplat_kernels()  # Compiling the kernels starts CUDA.
         manager = cast(Any, trainer.pipeline.datamanager)
         manager.fit(schedule_length(trainer))
         if self.start_from is not None or trainer.load_dir is not None or trainer.load_checkpoint is not None:
@@ -150,7 +198,7 @@ class SplatOptions(GaussianOptions):
 
     def memory_options(self, state: RunState) -> list[MemoryOption]:
         samples = 0 if self.regularization in ("none", "planar") else self.surface.samples
-        options = splat_memory_options(self.memory, state, self.sh_degree, samples, self.densify.max_gaussians)
+        options = self._memory_options(state, samples, self.densify.max_gaussians)
         # Divided Gaussians have colours in float32.
         return [option for option in options if not (self.shard_gaussians and option.name.endswith("optimize-memory"))]
 
