@@ -27,8 +27,7 @@ from f3rm_ext.planning.splats import estimate_splats
 from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.packed import packed_sh_colors
-from f3rm_ext.splat.rasterize.sh_bases import sh_bases
-from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
+from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases, sh_colors
 
 RESULTS = Path(__file__).parent / "results"
 MILLIONS = 6_000_000

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.rasterize.sh_bases import sh_bases
+from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases
 
 _DIRECTIONS = 64
 _SKEW = 1e-4

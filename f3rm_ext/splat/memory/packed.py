@@ -16,8 +16,7 @@ from f3rm_ext import compat
 from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.memory.shapes import chunks, kernel_device, lacks_values
 from f3rm_ext.splat.gaussians import SH_C0, sh_rest_count
-from f3rm_ext.splat.rasterize.sh_bases import sh_bases
-from f3rm_ext.splat.rasterize.spherical_harmonics import require_degree
+from f3rm_ext.splat.rasterize.spherical_harmonics import require_degree, sh_bases
 from f3rm_ext.splat.triton_kernels import find_kernels
 
 TRITON_KERNELS = "f3rm_ext.splat.memory.triton_adam"

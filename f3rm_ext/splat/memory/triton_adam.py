@@ -17,12 +17,12 @@ from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory.adam import SEEN
 from f3rm_ext.splat.memory.moments import FIRST, MOMENTS, SCALE, SECOND, SIGNED_MAX, UNSIGNED_MAX
 from f3rm_ext.splat.memory.rounding import HALF_MAX
-from f3rm_ext.splat.rasterize import sh_bases
+from f3rm_ext.splat.rasterize import spherical_harmonics as harmonics
 
 ROWS = 16
 """Gaussians per program."""
-C1, C2_XY, C2_ZZ, C2_XX = (tl.constexpr(getattr(sh_bases, name)) for name in ("C1", "C2_XY", "C2_ZZ", "C2_XX"))
-C3_3, C3_2, C3_1, C3_0 = (tl.constexpr(getattr(sh_bases, name)) for name in ("C3_3", "C3_2", "C3_1", "C3_0"))
+C1, C2_XY, C2_ZZ, C2_XX = (tl.constexpr(getattr(harmonics, name)) for name in ("C1", "C2_XY", "C2_ZZ", "C2_XX"))
+C3_3, C3_2, C3_1, C3_0 = (tl.constexpr(getattr(harmonics, name)) for name in ("C3_3", "C3_2", "C3_1", "C3_0"))
 LARGEST_HALF = tl.constexpr(HALF_MAX)
 SMALLEST_NORMAL = tl.constexpr(2.0**-14)
 NOISE_OF_TINY = tl.constexpr(2.0**-40)

@@ -1,6 +1,6 @@
 """View-dependent colours on the CPU: numba kernels for their values and for steps of coefficients, one pass each.
 
-The definition is :func:`f3rm_ext.splat.rasterize.sh_bases.sh_bases`.
+The definition is :func:`f3rm_ext.splat.rasterize.spherical_harmonics.sh_bases`.
 """
 
 from typing import no_type_check
@@ -8,7 +8,7 @@ from typing import no_type_check
 import numba
 import numpy as np
 
-from f3rm_ext.splat.rasterize.sh_bases import C1, C2_XX, C2_XY, C2_ZZ, C3_0, C3_1, C3_2, C3_3
+from f3rm_ext.splat.rasterize.spherical_harmonics import C1, C2_XX, C2_XY, C2_ZZ, C3_0, C3_1, C3_2, C3_3
 
 CHUNK = 2048
 """Gaussians per task."""

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.memory.conversion import convert_harmonics
-from f3rm_ext.splat.rasterize.sh_bases import sh_bases
+from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases
 
 REST = torch.randn(200, 15, 3, generator=torch.Generator().manual_seed(0)) * 0.1
 

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory import remainder
 from f3rm_ext.splat.memory.adam import PackedAdam
-from f3rm_ext.splat.rasterize.sh_bases import sh_bases
+from f3rm_ext.splat.rasterize.spherical_harmonics import sh_bases
 
 
 def values(count: int = 20) -> Tensor:
