@@ -47,11 +47,6 @@ def clear_cache(step: int, every: int, device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def free_bytes(device: torch.device) -> int:
-    """Returns the memory of a CUDA device that torch can still allocate, its cache included; 0 without a GPU."""
-    return free_memory(device) if device.type == "cuda" and torch.cuda.is_available() else 0
-
-
 def count_fitting_rows(device: torch.device, row_bytes: int, least: int, most: int) -> int:
     """Returns how many rows to compute at a time on a device: as many as fit in a quarter of its free memory.
 
@@ -59,14 +54,5 @@ def count_fitting_rows(device: torch.device, row_bytes: int, least: int, most: i
         row_bytes: temporary memory of a row, bytes.
         least: fewest rows, and the answer for devices other than CUDA.
     """
-    return min(max(least, free_bytes(device) // 4 // max(1, row_bytes)), most)
-
-
-def gaps_mib(device: torch.device) -> float:
-    """Returns the memory of a CUDA device lost to gaps that are too small for reuse, MiB; 0 on other devices.
-
-    The difference reserved − allocated, often called fragmentation, also counts the cache, which is not lost.
-    """
-    if device.type != "cuda":
-        return 0.0
-    return torch.cuda.memory_stats(device).get("inactive_split_bytes.all.current", 0) / 2**20
+    free_bytes = free_memory(device) if device.type == "cuda" and torch.cuda.is_available() else 0
+    return min(max(least, free_bytes // 4 // max(1, row_bytes)), most)

@@ -1,6 +1,5 @@
 """Storage of Adam's two moments in 8, 4 or about 2 bytes per number."""
 
-from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 import torch
@@ -16,20 +15,22 @@ SCALE = "_scale"
 SIGNED_MAX, UNSIGNED_MAX = 127, 255
 
 
-class Moments(ABC):
-    """Storage of moments: tensors with one row per row of the parameter; all-zero tensors mean zero."""
+class Moments:
+    """Storage of moments in float32: tensors with one row per row of the parameter; all-zero tensors mean zero."""
 
-    @abstractmethod
+    dtype = torch.float32
+
     def zeros(self, like: Tensor) -> dict[str, Tensor]:
         """Creates the state of zero moments of a parameter, (rows, ...)."""
+        return {name: torch.zeros(like.shape, dtype=self.dtype, device=like.device) for name in (FIRST, SECOND)}
 
-    @abstractmethod
     def encode(self, first: Tensor, second: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Returns what is stored of some rows, by name."""
+        return {FIRST: first, SECOND: second}
 
-    @abstractmethod
     def decode(self, stored: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the first and second moments of some rows, float32; may change its argument."""
+        return stored[FIRST].float(), stored[SECOND].float()
 
     def read(
         self, state: dict[str, Any], rows: Int[Tensor, " rows"] | slice
@@ -53,22 +54,7 @@ class Moments(ABC):
             state[name][rows] = value
 
 
-class FloatMoments(Moments):
-    """Moments in float32."""
-
-    dtype = torch.float32
-
-    def zeros(self, like: Tensor) -> dict[str, Tensor]:
-        return {name: torch.zeros(like.shape, dtype=self.dtype, device=like.device) for name in (FIRST, SECOND)}
-
-    def encode(self, first: Tensor, second: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-        return {FIRST: first, SECOND: second}
-
-    def decode(self, stored: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        return stored[FIRST].float(), stored[SECOND].float()
-
-
-class HalfMoments(FloatMoments):
+class HalfMoments(Moments):
     """Moments in bfloat16, rounded stochastically: it cannot resolve changes of second moments by 1/1000 per step."""
 
     dtype = torch.bfloat16
@@ -116,7 +102,7 @@ def _broadcast(scale: Tensor, values: Tensor) -> Tensor:
     return scale.view(-1, *[1] * (values.dim() - 1))
 
 
-MOMENTS: dict[str, Moments] = {"float32": FloatMoments(), "bfloat16": HalfMoments(), "int8": ByteMoments()}
+MOMENTS: dict[str, Moments] = {"float32": Moments(), "bfloat16": HalfMoments(), "int8": ByteMoments()}
 
 
 def detect_storage(state: dict[str, Any]) -> str:
@@ -140,13 +126,8 @@ def resize_moments(state: dict[str, Tensor], like: Tensor) -> dict[str, Tensor]:
     count, have = like.shape[1], shape[1]
     if count == have:
         return state
+    # Negative padding cuts.
     return {
-        name: _resize(value, count) if value.dim() >= 3 and value.shape[-2] == have else value
+        name: functional.pad(value, (0, 0, 0, count - have)) if value.dim() >= 3 and value.shape[-2] == have else value
         for name, value in state.items()
     }
-
-
-def _resize(value: Tensor, count: int) -> Tensor:
-    """Cuts the second-last axis to ``count`` entries, or pads it with zeros."""
-    have = value.shape[-2]
-    return value[..., :count, :].clone() if count <= have else functional.pad(value, (0, 0, 0, count - have))
