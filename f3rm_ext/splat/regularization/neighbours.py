@@ -29,8 +29,6 @@ def nearest_neighbours(means: Float[Tensor, "gaussians 3"], count: int) -> Int[T
         int32 indices. Column 0 is the Gaussian itself. The last columns are -1 if there are fewer than ``count``
         Gaussians.
     """
-    if count < 1:
-        raise ValueError(f"count is {count}, must be at least 1")
     means = means.detach()
     total = len(means)
     neighbours = torch.full((total, count), NONE, dtype=torch.int32, device=means.device)
@@ -81,8 +79,6 @@ class NeighbourIndex:
     """
 
     def __init__(self, count: int = 16, start: int = 7001, every: int = 500) -> None:
-        if count < 1 or every < 1:
-            raise ValueError(f"count {count} and every {every} must be at least 1")
         self.count, self.start, self.every = count, start, every
         self.index: Int[Tensor, "gaussians neighbours"] | None = None
         """Current neighbours, -1 for none; None before the first search and after any growth."""

@@ -16,7 +16,7 @@ from f3rm_ext.splat.regularization.neighbours import NONE, NeighbourIndex
 from f3rm_ext.splat.regularization.normals import dn_consistency
 from f3rm_ext.splat.regularization.options import RegularizationOptions
 from f3rm_ext.splat.regularization.sampling import sample_points
-from f3rm_ext.splat.regularization.sdf import background_depth, density_loss, look_up, near_depth, normal_loss, sdf_loss
+from f3rm_ext.splat.regularization.sdf import density_loss, look_up, near_depth, normal_loss, sdf_loss
 from f3rm_ext.splat.regularization.table import gaussian_table
 
 MOST_LOST = 0.1
@@ -114,20 +114,7 @@ class Regularizer:
             step: position in the schedule.
         """
         losses = self._opacity_losses(step, view)
-        if not self.active(step):
-            return losses
-        needs = self.needs(step)
-        named = {
-            "depth": needs.depth,
-            "alpha": needs.depth or needs.planes,
-            "normals": needs.normals or needs.planes,
-            "plane_depth": needs.planes,
-            "photo": needs.planes,
-        }
-        missing = [name for name, needed in named.items() if needed and getattr(view, name) is None]
-        if missing:
-            raise ValueError(f"step {step} of mode {self.options.mode} needs {', '.join(missing)}")
-        return losses | self._surface_losses(step, view)
+        return losses | self._surface_losses(step, view) if self.active(step) else losses
 
     def _opacity_losses(self, step: int, view: TrainingView) -> dict[str, Tensor]:
         options = self.options
@@ -147,8 +134,8 @@ class Regularizer:
             assert view.depth is not None and view.alpha is not None
             z = to_camera(means[visible], view.viewmat)[:, 2]
             z = z[torch.isfinite(z)]
-            depth = background_depth(view.depth, view.alpha, z.max() if len(z) else z.new_zeros(()))
-            surface = DepthView(depth, view.viewmat, view.K)
+            farthest = z.max() if len(z) else z.new_zeros(())
+            surface = DepthView(view.depth + (1 - view.alpha) * farthest, view.viewmat, view.K)
         losses = self._point_losses(step, view, visible, surface)
         if self.needs(step).normals:
             assert view.depth is not None and view.alpha is not None and view.normals is not None

@@ -23,13 +23,6 @@ NEAR = 0.01
 """Points nearer to the camera are not usable, scene units."""
 
 
-def background_depth(
-    depth: Float[Tensor, "h w"], alpha: Float[Tensor, "h w"], farthest: Float[Tensor, ""]
-) -> Float[Tensor, "h w"]:
-    """Returns composited depth over a background at the farthest depth: Σ w z + (1 − Σ w) z_max."""
-    return depth + (1 - alpha) * farthest
-
-
 def look_up(
     image: Float[Tensor, "h w"], points: Float[Tensor, "points 3"], K: Float[Tensor, "3 3"]
 ) -> tuple[Float[Tensor, " points"], Bool[Tensor, " points"]]:
@@ -120,7 +113,7 @@ def sdf_loss(
 
     Args:
         points: sampled from Gaussians :func:`near_depth`.
-        view: its depth is over a background (:func:`background_depth`).
+        view: its depth is over a background at the farthest depth: Σ w z + (1 − Σ w) z_max.
         extent: radius of the cameras' positions, scene units.
         unit: error that counts as 1, as a share of the extent.
         most: upper limit of the loss of a point, in units of the extent (applied to a plain number, as in SuGaR).

@@ -138,9 +138,3 @@ def test_hardly_anything_is_removed(wall: Make) -> None:
     assert mask is not None and torch.equal(mask, torch.arange(81) < 10)
     assert planar().prune_mask(9000, gaussians) is None
     assert planar(planar_prune_opacity=0.0).prune_mask(9001, gaussians) is None
-
-
-@pytest.mark.parametrize("missing", ["alpha", "normals", "plane_depth", "photo"])
-def test_missing_renders_are_named(missing: str, wall: Make, losses_of: Losses) -> None:
-    with pytest.raises(ValueError, match=f"needs {missing}$"):
-        losses_of(planar(), wall(), **{missing: None})

@@ -240,12 +240,6 @@ def test_gaussians_that_are_not_finite_take_no_part(
         assert value.grad is None or torch.isfinite(value.grad[others]).all()
 
 
-@pytest.mark.parametrize("missing", ["depth", "alpha", "normals"])
-def test_missing_renders_are_named(missing: str, wall: Make, losses_of: Losses) -> None:
-    with pytest.raises(ValueError, match=f"needs {missing}$"):
-        losses_of(regularizer("dn-consistency"), wall(), **{missing: None})
-
-
 # Pruning and topology
 
 
