@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
-from nerfstudio.data.scene_box import OrientedBox
 from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
@@ -68,12 +67,8 @@ class SplatScene:
             int(view.heights[0]),
             near_plane=self.near_plane,
             eps2d=self.mip.eps2d,
-            antialiased=self.mip.antialiased,
+            antialiased=self.mip.filter_2d,
         )
-
-    def inside(self, box: OrientedBox) -> "SplatScene":
-        """Returns the Gaussians whose centres lie in a box."""
-        return self.take(box.within(self.gaussians.means))
 
     def take(self, kept: Bool[Tensor, " gaussians"]) -> "SplatScene":
         """Returns some of the Gaussians."""
@@ -200,13 +195,8 @@ def render_nearby(
     return torch.where(solid, rendered.plane_depth, 0), rendered.rgb
 
 
-def render_outputs(
-    scene: SplatScene, view: PinholeCameras, guard: OutputGuard, obb_box: OrientedBox | None = None
-) -> dict[str, Tensor]:
+def render_outputs(scene: SplatScene, view: PinholeCameras, guard: OutputGuard) -> dict[str, Tensor]:
     """Renders the outputs of one camera, outside training.
-
-    Args:
-        obb_box: Gaussians whose centres lie outside are left out.
 
     Returns:
         (h, w, channels): ``rgb``, ``accumulation`` and ``depth``; ``plane_depth``, the unbiased depth of the Gaussians'
@@ -214,8 +204,6 @@ def render_outputs(
         ``normal_from_depth`` as colours: scene-frame normals mapped from −1..1 to 0..1, black where the accumulation is
         at most ½. Without ``plane_depth`` and ``normal`` if the Gaussians are divided over ranks.
     """
-    if obb_box is not None:
-        scene = scene.inside(obb_box)
     with torch.no_grad():
         rendered = render(scene, view, planes=not scene.sharded)
         outputs = rendered.outputs()

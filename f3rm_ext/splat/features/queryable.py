@@ -55,6 +55,14 @@ class QueryableSplats(Model):
     def _scene(self) -> SplatScene:
         """Returns the Gaussians as they are to be rendered now."""
 
+    def _inside(self, obb_box: OrientedBox | None) -> tuple[SplatScene, Bool[Tensor, " gaussians"] | slice]:
+        """Returns the Gaussians whose centres lie in a box, and which they are; without a box, all of them."""
+        scene = self._scene()
+        if obb_box is None:
+            return scene, slice(None)
+        kept = obb_box.within(scene.gaussians.means)
+        return scene.take(kept), kept
+
     def query_heads(self) -> dict[str, LiftedHead]:
         """Returns the features of the Gaussians by name, the primary one first."""
         return self.lifted.to_dict()
@@ -69,13 +77,11 @@ class QueryableSplats(Model):
     @torch.no_grad()
     def group_map(self, camera: Cameras, name: str, obb_box: OrientedBox | None = None) -> Int64[np.ndarray, "h w"]:
         """Returns the group that most of each pixel shows, by the feature of this name; -1 for none."""
-        scene, head = self._scene(), self.lifted.to_dict()[name]
-        if obb_box is not None:
-            within = obb_box.within(scene.gaussians.means)
-            scene, head = scene.inside(obb_box), head.select(within)
-        assert head.groups is not None
+        scene, kept = self._inside(obb_box)
+        groups = self.lifted.to_dict()[name].groups
+        assert groups is not None
         draw = prepare_view(scene, view := PinholeCameras.to_render(camera, self.device))
-        image, groups = draw((0, int(view.heights[0]))), head.groups.long()
+        image, groups = draw((0, int(view.heights[0]))), groups[kept].long()
         best = torch.full((int(view.heights[0]), int(view.widths[0])), OTHER, device=groups.device)
         most = torch.full(best.shape, _LEAST_SHARE, device=groups.device)
         for first in range(0, int(groups.max()) + 1, CHANNELS):
@@ -89,11 +95,9 @@ class QueryableSplats(Model):
 
     def render_features(self, camera: Cameras, obb_box: OrientedBox | None = None) -> FeatureRender:
         """Prepares images of the features."""
-        scene, heads = self._scene(), self.query_heads()
-        if obb_box is not None:
-            within = obb_box.within(scene.gaussians.means)
-            heads = {name: head.select(within) for name, head in heads.items()}
-            scene = scene.inside(obb_box)
+        (scene, kept), heads = self._inside(obb_box), self.query_heads()
+        if isinstance(kept, Tensor):
+            heads = {name: head.select(kept) for name, head in heads.items()}
         return FeatureRender(scene, heads, PinholeCameras.to_render(camera, self.device))
 
     @torch.no_grad()
@@ -107,33 +111,23 @@ class QueryableSplats(Model):
         Args:
             extra: further outputs, see :class:`~f3rm_ext.query.queryable.Queryable`.
         """
-        view, scene = PinholeCameras.to_render(camera, self.device), self._scene()
-        outputs = render_outputs(scene, view, self.guard, obb_box)
+        view, (scene, kept) = PinholeCameras.to_render(camera, self.device), self._inside(obb_box)
+        outputs = render_outputs(scene, view, self.guard)
+
+        def light(own: Bool[Tensor, " gaussians"] | None) -> Float[Tensor, "h w 3"]:
+            """Lights the pixels that show some Gaussians; without any, returns the plain picture."""
+            if own is None:
+                return outputs["rgb"]
+            share = composite(scene, view, own[kept][:, None].float())
+            return heat_overlay(outputs["rgb"], share[..., 0], _LEAST_SHARE, 1.0)
+
         if (confidence := self.confidence) is not None:
-            inside = scene if obb_box is None else scene.inside(obb_box)
-            values = confidence if obb_box is None else confidence[obb_box.within(scene.gaussians.means)]
-            self.guard.add(outputs, "confidence", lambda: composite(inside, view, values[:, None]))
+            self.guard.add(outputs, "confidence", lambda: composite(scene, view, confidence[kept][:, None]))
         for name, lit in self.queries.lit_points().items():
-            self.guard.add(outputs, name, lambda lit=lit: self._light(outputs["rgb"], camera, obb_box, lit))
+            self.guard.add(outputs, name, lambda lit=lit: light(lit))
         if not (self.query_heads() or extra):
             return outputs
         return self.render_features(camera, obb_box).add_outputs(outputs, extra, self.guard)
-
-    def _light(
-        self,
-        rgb: Float[Tensor, "h w 3"],
-        camera: Cameras,
-        obb_box: OrientedBox | None,
-        own: Bool[Tensor, " gaussians"] | None,
-    ) -> Float[Tensor, "h w 3"]:
-        """Lights the pixels that show some Gaussians; without any, returns the plain picture."""
-        if own is None:
-            return rgb
-        scene = self._scene()
-        if obb_box is not None:
-            own, scene = own[obb_box.within(scene.gaussians.means)], scene.inside(obb_box)
-        share = composite(scene, PinholeCameras.to_render(camera, self.device), own[:, None].float())
-        return heat_overlay(rgb, share[..., 0], _LEAST_SHARE, 1.0)
 
     @torch.no_grad()
     def get_outputs_for_camera(self, camera: Cameras, obb_box: OrientedBox | None = None) -> dict[str, Tensor]:
