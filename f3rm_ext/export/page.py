@@ -129,7 +129,7 @@ class PageContent:
             names=names,
             poster=to_bytes(picture.rasterization.colors.clamp(0, 1).cpu().numpy()),
             blur_px2=mip.eps2d,
-            antialiased=mip.antialiased,
+            antialiased=mip.filter_2d,
             questions=[
                 Question(query.name, score_gaussians(model, query), threshold, query.is_relevancy)
                 for query, threshold in queries

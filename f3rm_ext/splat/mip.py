@@ -69,11 +69,6 @@ class MipOptions:
         """Variance that the rasteriser adds, px²."""
         return self.eps2d_mip if self.filter_2d else self.eps2d_plain
 
-    @property
-    def antialiased(self) -> bool:
-        """Whether the rasteriser compensates opacities."""
-        return self.filter_2d
-
     def due(self, step: int, total_steps: int, changed: bool = False) -> bool:
         """Returns whether to compute the 3D filter before a step.
 

@@ -8,6 +8,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from f3rm_ext.splat.files.scores import GaussianScores
+from f3rm_ext.utils.provenance import MADE_BY
 
 Format = Literal["ply", "compressed-ply", "spz", "sog", "splat", "gltf", "usd", "ksplat"]
 RenderMode = Literal["mip", "default"]
@@ -17,7 +18,6 @@ RENDER_MODE = "SplatRenderMode"
 """Tag of the render mode in comments, as in Brush, and as proposed for nerfstudio (#3773) and gsplat (#1036)."""
 FILTER = "filter_3d"
 """Tag of this package in comments: ``fused`` or ``none``."""
-MADE_BY = "made_by"
 _MODES: dict[str, RenderMode] = {"mip": "mip", "default": "default"}
 _POSTSHOT: dict[str, RenderMode] = {"antialiased 1": "mip", "antialiased 0": "default"}
 

@@ -68,7 +68,7 @@ def read_spz(path: Path, axes: Axes = "rub") -> tuple[Gaussians, SplatInfo]:
         SplatFileError: the file is of another kind or version, damaged, or cut short.
     """
     try:
-        comments = _gzip_comments(path)
+        comments = read_comments(path)
         with gzip.open(path, "rb") as stream:
             return _read(path, stream, comments, axes)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -256,9 +256,14 @@ def choose_fraction_bits(gaussians: Gaussians) -> int:
 def read_comments(path: Path) -> list[str]:
     """Returns the lines of the comment of a gzip stream; an empty list if there is none."""
     try:
-        return _gzip_comments(path)
-    except (EOFError, OSError):
+        with path.open("rb") as stream:
+            head = stream.read(10)
+            if len(head) < 10 or not head.startswith(GZIP) or head[3] != _COMMENT:
+                return []
+            comment = stream.read(1 << 16).partition(b"\0")[0]
+    except OSError:
         return []
+    return comment.decode("latin-1").splitlines()
 
 
 def other_version(path: Path, version: int) -> SplatFileError:
@@ -330,12 +335,3 @@ def _pack_rest(rest: Float[np.ndarray, "n coeffs 3"]) -> Float[np.ndarray, "n co
     steps = np.where(np.arange(rest.shape[1]) < 3, *SH_STEPS)[:, None]
     levels = np.round(rest * 128) + 128
     return np.clip((levels + steps // 2) // steps * steps, 0, 255)
-
-
-def _gzip_comments(path: Path) -> list[str]:
-    with path.open("rb") as stream:
-        head = stream.read(10)
-        if len(head) < 10 or not head.startswith(GZIP) or head[3] != _COMMENT:
-            return []
-        comment = stream.read(1 << 16).partition(b"\0")[0]
-    return comment.decode("latin-1").splitlines()
