@@ -96,7 +96,6 @@ def decide_in_rounds(count: int, gather: Callable[[Tensor], Evidence]) -> Int8[T
     Floaters spoil the evidence on what is behind them. So the worst go first, and the others are judged without them.
 
     Args:
-        count: number of Gaussians.
         gather: gathers the evidence on Gaussians of some indices, as if there were no others.
     """
     reasons = torch.full((count,), KEPT, dtype=torch.int8)

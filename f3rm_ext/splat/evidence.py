@@ -79,9 +79,7 @@ def gather_evidence(
 
     Args:
         scene: the Gaussians, without a 3D filter.
-        views: the training cameras.
         photo: returns the photo of a view; without it, nothing is known of gains.
-        on_view: called after each view.
         watch: is given each view and what it shows.
     """
     shapes = scene.shapes().map(lambda value: value.detach().float().cpu())

@@ -109,8 +109,6 @@ def survey(scene: SplatScene, views: PinholeCameras, on_view: Callable[[], None]
 
     Args:
         scene: the Gaussians, without a 3D filter.
-        views: the training cameras.
-        on_view: called after each view.
     """
     views = views.to("cpu").shrink(SURVEY_PX)
     usual = _turn_cameras(views, USUAL)
@@ -167,7 +165,6 @@ def propose(
     """Returns cameras where one could stand, some that look at uncertain Gaussians and some that look around.
 
     Args:
-        views: the training cameras.
         places: number of places to stand; there are fewer where the photos leave no room.
         targets: cameras at each place that look at something uncertain; one more looks around.
     """
@@ -255,7 +252,6 @@ def choose(
     """Chooses cameras one after another, each by what it adds to those before it.
 
     Args:
-        views: the training cameras.
         count: cameras to choose at most; fewer if no other adds anything.
         on_view: called after each candidate, and after each of the ``usual`` cameras.
     """

@@ -31,9 +31,7 @@ class PruningOrder:
     of them, the others some, beyond which a Gaussian keeps the cost that it had. Rounds are made when they are needed.
 
     Args:
-        gaussians: all of them.
         scene: returns the scene of some of them.
-        views: the training cameras.
         on_view: called after each view of a round, with the number of views of a round.
     """
 

@@ -119,7 +119,6 @@ def render(
 
     Args:
         rgb: composite colours; may be left out where there is something else to composite.
-        normals: composite normals too.
         planes: composite normals and distances of planes too, for the depth of the planes.
     """
     gaussians, background, viewmat = scene.gaussians, scene.background, view.viewmats[0]

@@ -27,12 +27,7 @@ HIDDEN_PX = 1.0
 
 
 class PackedMasks:
-    """The masks of all views, made once and kept as bits.
-
-    Args:
-        mask: returns the mask of a view.
-        on_view: called after each view.
-    """
+    """The masks of all views, made once and kept as bits."""
 
     def __init__(
         self, mask: Callable[[int], Bool[np.ndarray, "h w"]], count: int, on_view: Callable[[], None] = lambda: None
@@ -69,8 +64,6 @@ def lift_masks(
     """Measures the share of each Gaussian in the masks of views.
 
     Args:
-        mask: returns the masks of a view.
-        on_view: called after each view.
         lock: held while a view is drawn.
     """
     sums: Tensor | None = None
@@ -127,7 +120,6 @@ def choose_gaussians(
     """Finds the Gaussians of an object by its masks in views: two passes over the views.
 
     Args:
-        masks: returns the mask of a view.
         inside: Gaussians that may belong to the object.
         on_view: called after each view of each pass.
         lock: held while a view is drawn.

@@ -27,9 +27,6 @@ _EXTRA = _MODEL + "_extra_state"
 def check_sharding(trainer: TrainerConfig) -> None:
     """Checks that a run can divide its Gaussians over its processes, and closes the viewer, which cannot show them.
 
-    Args:
-        trainer: options of the run, changed in place.
-
     Raises:
         ConfigError: an option does not go with it, or there is only one process or no CUDA.
     """

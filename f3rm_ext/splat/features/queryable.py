@@ -190,7 +190,6 @@ class QueryableSplats(Model):
 
         Args:
             source: their 2D features; None changes nothing.
-            per_group: draw the feature of each Gaussian towards the mean of its group.
             required: raise errors. Otherwise they are logged, since a failure at the end must not cost the training.
         """
         if source is None:

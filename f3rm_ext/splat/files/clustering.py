@@ -62,7 +62,6 @@ def cluster_vectors(
 
     Args:
         vectors: at least as many as clusters, finite, on any device.
-        count: number of clusters.
         weights: how much the error of each vector matters, more than 0.
         on_progress: is told the cells that are done, and their number.
 

@@ -84,11 +84,7 @@ def write_sidecar(path: Path, scores: GaussianScores, maker: str | None) -> Path
 
 
 def read_sidecar(path: Path, count: int) -> tuple[GaussianScores | None, list[str]]:
-    """Returns the scores beside a file of splats, if there are any, and sentences for the user.
-
-    Args:
-        count: number of Gaussians in the file of splats.
-    """
+    """Returns the scores beside a file of splats, if there are any, and sentences for the user."""
     beside = sidecar_path(path)
     if not beside.is_file():
         return None, []

@@ -46,7 +46,6 @@ def patch_disagreement(
     Args:
         seen: depth of planes of a view, and its camera.
         normals: Σ w n of that view, in its camera's frame.
-        photo: its photo.
         other: camera of the other view; its depth is not used.
         picture: the other view's photo, or what is rendered there, without gradient.
         trust: w of each pixel, from 0 to 1.

@@ -109,9 +109,6 @@ class Regularizer:
 
         A loss without data (no visible Gaussian, empty depth) is 0 with gradient 0. Gaussians that are not finite are
         ignored.
-
-        Args:
-            step: position in the schedule.
         """
         losses = self._opacity_losses(step, view)
         return losses | self._surface_losses(step, view) if self.active(step) else losses
