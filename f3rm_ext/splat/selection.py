@@ -79,25 +79,6 @@ def lift_masks(
     return MaskShares(sums[:, :-1] / weights.clamp_min(1e-12)[:, None], weights)
 
 
-def add_hidden(
-    selected: Bool[Tensor, " gaussians"],
-    before: Float[Tensor, " gaussians"],
-    rest: MaskShares,
-) -> Bool[Tensor, " gaussians"]:
-    """Adds what comes to light where the object was: Gaussians within or below it that no view showed.
-
-    They have no feature of their own, and nothing is known of them but that they were hidden.
-
-    Args:
-        selected: the visible part of the object.
-        before: weights in the whole scene, pixels.
-        rest: of the Gaussians that are not selected, as if there were no others; one mask.
-    """
-    grown = selected.clone()
-    grown[~selected] = (before[~selected] < HIDDEN_PX) & (rest.shares[:, 0] >= MIN_SHARE)
-    return grown
-
-
 class Chosen(NamedTuple):
     """The Gaussians of an object."""
 
@@ -119,6 +100,9 @@ def choose_gaussians(
 ) -> Chosen:
     """Finds the Gaussians of an object by its masks in views: two passes over the views.
 
+    The second finds what comes to light where the object was: Gaussians within or below it that no view showed. They
+    have no feature of their own, and nothing is known of them but that they were hidden.
+
     Args:
         inside: Gaussians that may belong to the object.
         on_view: called after each view of each pass.
@@ -133,4 +117,6 @@ def choose_gaussians(
     if not bool(visible.any()) or bool(visible.all()):
         return Chosen(visible, visible, shares)
     rest = lift_masks(scene.take(~visible), views, masks, on_view, lock)
-    return Chosen(add_hidden(visible, lifted.weights_px, rest) & inside, visible, shares)
+    chosen = visible.clone()
+    chosen[~visible] = (lifted.weights_px[~visible] < HIDDEN_PX) & (rest.shares[:, 0] >= MIN_SHARE)
+    return Chosen(chosen & inside, visible, shares)

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.splat import selection
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.rendering import SplatScene
-from f3rm_ext.splat.selection import HIDDEN_PX, MaskShares, add_hidden, lift_masks
+from f3rm_ext.splat.selection import HIDDEN_PX, MaskShares, lift_masks
 
 LEFT, MIDDLE, RIGHT, BEHIND = range(4)
 K = torch.tensor([[[60.0, 0, 40], [0, 60, 30], [0, 0, 1]]])
@@ -42,10 +43,16 @@ def test_shares_are_of_the_weight_in_all_views(scene: SplatScene) -> None:
     assert weights[BEHIND] < HIDDEN_PX < weights[:BEHIND].min()
 
 
-def test_what_comes_to_light_where_the_object_was_belongs_to_it() -> None:
-    selected = torch.tensor([True, False, False, False])
-    before = torch.tensor([500.0, 500, 0.1, 0.1])
+def test_what_comes_to_light_where_the_object_was_belongs_to_it(
+    scene: SplatScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = MaskShares(torch.tensor([[0.9], [0.4], [0.4], [0.0]]), torch.tensor([500.0, 500, 0.1, 0.1]))
     rest = MaskShares(torch.tensor([[0.9], [0.9], [0.1]]), torch.tensor([500.0, 20, 20]))
-    grown = add_hidden(selected, before, rest)
-    assert grown.tolist() == [True, False, True, False], "neither what was visible before nor what lies elsewhere"
-    assert selected.tolist() == [True, False, False, False]
+    passes = iter((before, rest) * 2)
+    monkeypatch.setattr(selection, "lift_masks", lambda *_: next(passes))
+    views = PinholeCameras(torch.eye(4)[None], K, torch.tensor([80]), torch.tensor([60]))
+    found = selection.choose_gaussians(scene, views, left_half, torch.ones(4, dtype=torch.bool))
+    assert found.chosen.tolist() == [True, False, True, False], "not what was visible before or lies elsewhere"
+    assert found.visible.tolist() == [True, False, False, False]
+    found = selection.choose_gaussians(scene, views, left_half, torch.arange(4) < 2)
+    assert found.chosen.tolist() == [True, False, False, False], "what may not belong to it"
