@@ -1,4 +1,4 @@
-"""The state of every random generator of a process, in types that ``torch.load(weights_only=True)`` reads."""
+"""The state of every random generator of a process, in types that ``torch.load(weights_only=True)`` reads; seeds."""
 
 import hashlib
 import random
@@ -55,6 +55,11 @@ def restore(state: dict[str, Any], device: torch.device, rank: int = 0) -> None:
     random.setstate((saved["version"], tuple(saved["words"].tolist()), saved["gauss"]))
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+def step_seed(seed: int, step: int) -> int:
+    """Returns the seed of a generator for one step. Generators of the CPU ignore all of it but 32 bits."""
+    return 1_000_003 * seed + step
 
 
 def _seed(name: bytes) -> None:

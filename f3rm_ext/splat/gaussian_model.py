@@ -18,6 +18,7 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.uploads import upload
 from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.optimizers import schedule_length
+from f3rm_ext.engine.random_state import step_seed
 from f3rm_ext.engine.ranks import is_first, sum_over_ranks
 from f3rm_ext.memory.options import MemoryOption, RunState
 from f3rm_ext.model_components import masks
@@ -240,7 +241,7 @@ class GaussianModel(QueryableSplats):
     def _background(self) -> Float[Tensor, "3"]:
         if not self.training or self.background_color != "random":
             return self.background
-        generator = torch.Generator().manual_seed((self.config.seed << 32) + self.step)
+        generator = torch.Generator().manual_seed(step_seed(self.config.seed, self.step))
         return upload(torch.rand(3, generator=generator), self.device)
 
     def get_loss_dict(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine import services
+from f3rm_ext.engine.random_state import step_seed
 from f3rm_ext.engine.ranks import Ranks, world_size
 from f3rm_ext.errors import CheckpointError
 from f3rm_ext.query.embeddings import Query
@@ -247,7 +248,7 @@ class SplatModel(GaussianModel):
         where the photo is not in memory or masked. None if there is none."""
         assert self.nearby is not None and camera.metadata is not None and scene.background is not None
         index = camera.metadata["cam_idx"]
-        chosen = self.nearby.draw(index, (self.config.seed << 32) + self.step)
+        chosen = self.nearby.draw(index, step_seed(self.config.seed, self.step))
         if chosen is None:
             return None, None
         photo = None if self.train_photo is None else self.train_photo(chosen)
@@ -283,7 +284,7 @@ class SplatModel(GaussianModel):
             picture=outputs["picture"],
             filter_3d=self.filter_3d if self.mip.filter_3d and not self.mip.area else None,
             mask=None if mask is None else mask[..., 0],
-            generator=torch.Generator(self.device).manual_seed((self.config.seed << 32) + self.step),
+            generator=torch.Generator(self.device).manual_seed(step_seed(self.config.seed, self.step)),
         )
         return self.regularizer.losses(self.schedule.position(self.step), training_view)
 

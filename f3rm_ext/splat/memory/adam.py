@@ -10,6 +10,7 @@ from nerfstudio.engine.optimizers import OptimizerConfig
 from torch import Tensor
 from torch.nn import Parameter
 
+from f3rm_ext.engine.random_state import step_seed
 from f3rm_ext.engine.ranks import Ranks
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.shapes import lacks_values
@@ -32,7 +33,6 @@ SEEN = "seen"
 """State entry: the step in which a row last had a gradient, int32."""
 _CHUNK_CPU, _CHUNK = 1 << 11, 1 << 18
 """Rows updated at a time; bounds the unpacked gradients and fits the CPU's cache."""
-_SEED_STRIDE = 1 << 32
 
 
 class PackedAdam(torch.optim.Optimizer):
@@ -100,7 +100,7 @@ class PackedAdam(torch.optim.Optimizer):
         if half and group["reflective_above"] > 0 and state["step"] % remainder.REFRESH_EVERY == 1:
             reflective = remainder.view_dependence(parameter.data) > group["reflective_above"]
             remainder.choose(state, reflective, parameter.data)
-        seed = group["seed"] * _SEED_STRIDE + state["step"]
+        seed = step_seed(group["seed"], state["step"])
         packed = packed_gradient(parameter)
         if packed is not None and _step_with_kernel(parameter, state, group, seed, packed):
             return
@@ -252,7 +252,7 @@ def _convert_state(saved: dict[str, Any], parameter: Parameter, group: dict[str,
         return state | {name: kept[name].clone() for name in MOMENTS[group["moments"]].zeros(parameter[:0])}
     theirs, ours = MOMENTS[detect_storage(kept)], MOMENTS[group["moments"]]
     state |= ours.zeros(parameter)
-    generator = torch.Generator(device).manual_seed(group["seed"] * _SEED_STRIDE)
+    generator = torch.Generator(device).manual_seed(step_seed(group["seed"], 0))
     for start in range(0, len(parameter), _CHUNK):
         rows = slice(start, start + _CHUNK)
         ours.write(state, rows, *theirs.read(kept, rows), generator)

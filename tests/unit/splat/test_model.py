@@ -138,6 +138,16 @@ def test_background(make_splat_model: Make, train: Train, camera: Any, color: st
     assert "normal" not in outputs
 
 
+def test_another_seed_draws_other_backgrounds_and_points(train: Train) -> None:
+    def draw(seed: int) -> tuple[list[float], float]:
+        background = train(background_color="random", seed=seed).render(5)["background"]
+        losses = train(background_color="black", regularization="density", seed=seed).backward(SURFACE_STEP)
+        return background.tolist(), float(losses["surface_density"])
+
+    one, again, two = (draw(seed) for seed in (0, 0, 1))
+    assert one == again and one[0] != two[0] and one[1] != two[1]
+
+
 def test_exposures_belong_to_photos_and_not_to_the_scene(make_splat_model: Make, train: Train, camera: Any) -> None:
     model = make_splat_model(exposure="on", background_color="white")
     run = train(model)

@@ -172,18 +172,20 @@ def test_a_resumed_run_goes_the_same_way(kind: str) -> None:
         see(whole, step)
         optimizer.step()
         optimizer.zero_grad()
-    part = Parameter(whole.detach().clone())
-    resumed = PackedAdam([part], lr=0.5, moments=kind)
-    resumed.load_state_dict(saved(optimizer))
+    part, other = Parameter(whole.detach().clone()), Parameter(whole.detach().clone())
+    resumed, reseeded = (PackedAdam([parameter], lr=0.5, moments=kind) for parameter in (part, other))
+    for one in (resumed, reseeded):
+        one.load_state_dict(saved(optimizer))
+    reseeded.param_groups[0]["seed"] = 4
     assert resumed.param_groups[0]["lr"] == 0.01 and resumed.param_groups[0]["seed"] == 3
     dtypes = {name: value.dtype for name, value in optimizer.state[whole].items() if isinstance(value, Tensor)}
     assert dtypes == {n: v.dtype for n, v in resumed.state[part].items() if isinstance(v, Tensor)}
-    for parameter, one in ((whole, optimizer), (part, resumed)):
+    for parameter, one in ((whole, optimizer), (part, resumed), (other, reseeded)):
         for step in range(2, 4):
             see(parameter, step)
             one.step()
             one.zero_grad()
-    assert torch.equal(part, whole)
+    assert torch.equal(part, whole) and not torch.equal(other, whole)
 
 
 @pytest.mark.parametrize(("old", "new"), [(0, 0), (0, 15), (3, 0), (3, 8), (15, 3), (15, 15)])
