@@ -3,6 +3,7 @@
 import importlib
 import io
 import os
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -20,8 +21,28 @@ from f3rm_ext.splat.memory.moments import MOMENTS
 from f3rm_ext.splat.memory.packed import packed_sh_colors
 from f3rm_ext.splat.rasterize.spherical_harmonics import sh_colors
 
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether tests/cuda_contract/test_splat_triton.py runs the tests of the kernel again, with that of Triton."""
 KINDS = pytest.mark.parametrize("kind", MOMENTS)
-RATE = 1.25e-4
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of numba, or that of Triton in its interpreter."""
+    for module in (adam, packed) if INTERPRETED else ():
+        monkeypatch.setattr(module, "find_kernels", lambda name, _: importlib.import_module(name))
+
+
+@pytest.fixture
+def torch_alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Has torch take the steps from now on."""
+
+    def use() -> None:
+        for module in (adam, packed):
+            monkeypatch.setattr(module, "fits_numba", lambda _: False)
+            monkeypatch.setattr(module, "find_kernels", lambda *_: None)
+
+    return use
 
 
 @pytest.fixture
@@ -37,7 +58,8 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 def see(rest: Parameter, step: int, visible: slice = slice(None)) -> None:
     """A backward pass through one picture."""
     directions, weights = random(len(rest), 3, seed=step), random(len(rest), 3, seed=100 + step)
-    colors = packed_sh_colors(3, directions, torch.full((len(rest), 3), 9.0), rest)
+    degree = degree_from_count(rest.shape[1])
+    colors = packed_sh_colors(degree, directions, torch.full((len(rest), 3), 9.0), rest)
     (colors * weights)[visible].sum().backward()
 
 
@@ -51,15 +73,10 @@ def saved(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 @pytest.mark.parametrize("images", [1, 2])
 @pytest.mark.parametrize("coeffs", [3, 8, 15])
-def test_the_kernel_takes_the_steps_of_torch(images: int, coeffs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of numba, or that of Triton in its interpreter."""
-    results, triton = [], os.environ.get("TRITON_INTERPRET") == "1"
-    for kernel in (False, True):
-        for module in (adam, packed):
-            if not kernel:
-                monkeypatch.setattr(module, "fits_numba", lambda _: False)
-            elif triton:
-                monkeypatch.setattr(module, "find_kernels", lambda name, _: importlib.import_module(name))
+def test_the_kernel_takes_the_steps_of_torch(images: int, coeffs: int, torch_alone: Callable[[], None]) -> None:
+    results = []
+    for begin in (lambda: None, torch_alone):
+        begin()
         generator = torch.Generator().manual_seed(0)
         rest = Parameter(0.1 * torch.randn(37, coeffs, 3, generator=generator))
         optimizer, colors = PackedAdam([rest], lr=0.01), []
@@ -74,10 +91,57 @@ def test_the_kernel_takes_the_steps_of_torch(images: int, coeffs: int, monkeypat
             optimizer.zero_grad()
         state = optimizer.state[rest]
         results.append([rest.detach(), *colors, *(state[name] for name in ("exp_avg", "exp_avg_sq", "seen"))])
-        monkeypatch.undo()
     assert len(results[0][-1].unique()) > 1
-    for expected, value in zip(*results, strict=True):
+    for value, expected in zip(*results, strict=True):
         torch.testing.assert_close(value, expected, rtol=2e-6, atol=2e-8)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="numba's kernel does not round")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@KINDS
+def test_the_kernel_rounds_to_the_neighbours_and_is_right_in_the_mean(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, torch_alone: Callable[[], None]
+) -> None:
+    """Many Gaussians with the same gradient: they get one of two numbers, by chance, with the exact one as mean."""
+    many = 1000
+    monkeypatch.setattr("f3rm_ext.splat.memory.triton_adam.ROWS", 1024)
+    start = torch.tensor([0.3, -1e-5, 3e-4])
+    results = []
+    for begin in (lambda: None, torch_alone):
+        begin()
+        rest = Parameter(start.expand(many, 3, 3).to(dtype).clone())
+        optimizer = PackedAdam([rest], lr=1e-4, moments=kind)
+        for step in range(2):
+            directions = random(1, 3, seed=step).expand(many, 3)
+            weights = random(1, 3, seed=100 + step).expand(many, 3)
+            (packed_sh_colors(1, directions, torch.full((many, 3), 9.0), rest) * weights).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        state = {name: value for name, value in optimizer.state[rest].items() if isinstance(value, Tensor)}
+        first, second = MOMENTS[kind].read(state, slice(None))
+        results.append([rest.detach().double(), first.double(), second.double().sqrt()])
+    for found, expected in zip(*results, strict=True):
+        spread = torch.maximum(expected.std(dim=0), found.std(dim=0))
+        apart = (found.mean(dim=0) - expected.mean(dim=0)).abs()
+        assert (apart < 7 * spread / many**0.5 + 1e-6 * expected.mean(dim=0).abs()).all()
+        assert found.std(dim=0).mean().item() == pytest.approx(expected.std(dim=0).mean().item(), rel=0.1, abs=1e-12)
+
+
+def test_large_and_small_numbers_stay_in_range() -> None:
+    rest = Parameter(torch.full((37, 3, 3), 65504.0).half())
+    rest.data[0], rest.data[1] = -65504.0, 0.0
+    optimizer = PackedAdam([rest], lr=1e3)
+    for step in range(3):
+        see(rest, step)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.isfinite(rest).all() and rest[1].any()
+
+
+def test_no_gaussians() -> None:
+    rest = Parameter(torch.zeros(0, 15, 3))
+    see(rest, 0)
+    PackedAdam([rest]).step()
 
 
 @pytest.mark.usefixtures("small_chunks")
