@@ -1,6 +1,7 @@
 """Copies of captures from which something was taken, or to which something was added, for defaults.py."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,38 @@ def with_few(name: str, count: int) -> Maker:
         SparsePoints(without, out).main()
 
     return make
+
+
+def make_capture(data: Path, out: Path, size_px: int, every: int) -> None:
+    """A masked capture in nerfstudio's format from one in that of NeRF-synthetic.
+
+    Args:
+        data: folder with transforms_train.json and transforms_test.json, and RGBA images.
+        out: folder to write.
+        size_px: sides of the images.
+        every: which test images are taken, every n-th.
+    """
+    for folder in ("images", "masks"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    frames: dict[str, list[dict[str, Any]]] = {}
+    angle = 0.0
+    for split, step in (("train", 1), ("test", every)):
+        meta = json.loads((data / f"transforms_{split}.json").read_text())
+        angle = meta["camera_angle_x"]
+        frames[split] = []
+        for frame in meta["frames"][::step]:
+            photo = Image.open(data / (frame["file_path"] + ".png")).convert("RGBA")
+            photo = np.asarray(photo.resize((size_px, size_px), Image.Resampling.BOX)).astype(np.float32)
+            alpha = photo[..., 3:] / 255
+            name = f"{split}_{Path(frame['file_path']).name}.png"
+            shown = np.rint(photo[..., :3] * alpha + 255 * (1 - alpha)).astype(np.uint8)
+            Image.fromarray(shown).save(out / "images" / name)
+            Image.fromarray((alpha[..., 0] >= 0.5).astype(np.uint8) * 255).save(out / "masks" / name)
+            entry = {"file_path": f"images/{name}", "mask_path": f"masks/{name}"}
+            frames[split].append(entry | {"transform_matrix": frame["transform_matrix"]})
+    focal = size_px / 2 / math.tan(angle / 2)
+    meta = {"camera_model": "OPENCV", "w": size_px, "h": size_px, "fl_x": focal, "fl_y": focal}
+    meta |= {"cx": size_px / 2, "cy": size_px / 2, "frames": frames["train"] + frames["test"]}
+    for split, key in (("train", "train"), ("test", "val"), ("test", "test")):
+        meta[f"{key}_filenames"] = [frame["file_path"] for frame in frames[split]]
+    (out / "transforms.json").write_text(json.dumps(meta, indent=1))

@@ -17,8 +17,16 @@ from typing import Any
 
 import numpy as np
 import tyro
-from changed_captures import Maker, building, passer_by, with_few, with_masks, with_sparse_points, without_points
-from masked_pixels import make_capture
+from changed_captures import (
+    Maker,
+    building,
+    make_capture,
+    passer_by,
+    with_few,
+    with_masks,
+    with_sparse_points,
+    without_points,
+)
 from PIL import Image
 from processes import write_report
 from rich.console import Console

@@ -21,11 +21,7 @@ _NAMES = (
     "benchmarks.md",
     "coming-from.md",
     "comparison.md",
-    "datamanager.md",
-    "page.md",
     "splat-files.md",
-    "splats-clean.md",
-    "splats-confidence.md",
 )
 PAGES = [Path(__file__).with_name(name) for name in _NAMES]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -120,32 +116,6 @@ def _answers(report: Report) -> str:
     return table(head, rows)
 
 
-def _query_times(report: Report) -> str:
-    names = ("lift", "group", "clusters", "first_example", "example", "answer")
-    rows = [[row["code"], *(f"{row[name]:.2f}" for name in names)] for row in report["rows"]]
-    head = ["code", "features", "groups", "what the scene shows", "first example", "next example", "one view's answer"]
-    return table(head, rows)
-
-
-def _levers(report: Report) -> str:
-    """Means over draws of examples, with their 95 % intervals."""
-
-    def cell(row: dict[str, Any], key: str) -> str:
-        low, high = row["intervals"][key]
-        return f"{row[key]:.2f} ({low:.2f}-{high:.2f})"
-
-    by_way: dict[tuple[str, str], dict[bool, dict[str, Any]]] = {}
-    for row in report["rows"]:
-        by_way.setdefault((row["run"], row["way"]), {})[row["against_others"]] = row
-    rows = [
-        [run, way, *(cell(pair[others], key) for others in (False, True) for key in ("localisation", "miou"))]
-        + [f"{pair[False]['boundary_iou']:.2f}", f"{pair[False]['best_miou']:.2f}"]
-        for (run, way), pair in by_way.items()
-    ]
-    asked = ["localisation", "mIoU", "localisation, other classes known", "mIoU, other classes known"]
-    return table(["capture", "asked by", *asked, "boundary IoU", "mIoU at the best threshold"], rows)
-
-
 def _splat_memory(report: Report) -> str:
     """Gigabytes by layout and category, at the peak."""
     names = {"parameters": "parameters", "optimizer": "moments", "gradients": "gradients", "buffers": "buffers"}
@@ -208,15 +178,6 @@ def _splat_precision(report: Report) -> str:
     return table(head, rows)
 
 
-def _memory(report: Report) -> str:
-    ways = {"chunked": "`f3rm-ext`", "naive": "features of the whole image"}
-    rows = [
-        [ways[r["way"]], str(r["dim"]), f"{report['width']} × {r['rows']}", f"{r['peak_mib']:,.0f}", f"{r['s']:.0f}"]
-        for r in report["rows"]
-    ]
-    return table(["", "dimensions", "pixels", "peak MiB", "s"], rows)
-
-
 def _plan_memory(report: Report) -> str:
     """Planned bytes of each run's steps and pictures, and their ratio to measured ones: tensors, then the process."""
     head = ["run"]
@@ -256,23 +217,6 @@ def _plan_time(report: Report) -> str:
         said = [f"{middle[key]:.1f} ({min(values):.1f}–{max(values):.1f})" for key, values in times.items()]
         rows.append([row["method"], str(row["steps"]), *said, f"{middle['told_s'] / middle['took_s']:.2f}"])
     return table(["method", "steps", "told, s", "took, s", "finding out, s", "told / took"], rows)
-
-
-def _codes(report: Report) -> str:
-    head = ["features, asked", "K", "energy kept", "cosine off by", "99 %", "relevancy off by", "best patch kept", "ms"]
-    rows = [
-        [
-            f"{row['features']}, by {row['by']}",
-            str(row["codes"]),
-            f"{100 * row['energy']:.1f} %",
-            *(f"{row[key]:.4f}" for key in ("mean", "p99", "relevancy")),
-            f"{100 * row['best']:.0f} %",
-            f"{row['ms']:.2f}",
-        ]
-        for row in report["rows"]
-        if row["cosines"] == "residual"
-    ]
-    return table(head, rows)
 
 
 def _splats(report: Report) -> str:
@@ -337,97 +281,6 @@ def _opensplat(report: Report) -> str:
     return "\n\n".join([table(first, steps), *([table(second, quality)] if quality else [])])
 
 
-def _shared(report: Report) -> str:
-    companies = list(report["rows"][0]["companies"])
-    speeds: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for row in report["rows"]:
-        for company in companies:
-            steps = [figures["steps_per_s"] for figures in row["companies"][company]]
-            speeds.setdefault((row["method"], company), {})[row["waiting"]] = sorted(steps)
-    body = []
-    for case, samples in speeds.items():
-        sleeping, spinning = (statistics.median(samples[kind]) for kind in ("sleeping", "spinning"))
-        cells = (f"{statistics.median(steps):.1f} ({steps[0]:.1f}–{steps[-1]:.1f})" for steps in samples.values())
-        body.append([*case, *cells, f"{sleeping / spinning:.1f}"])
-    kinds = [f"{kind}, steps/s" for kind in next(iter(speeds.values()))]
-    return table(["method", "beside a busy program", *kinds, "sleeping ÷ spinning"], body)
-
-
-def _masked_pixels(report: Report) -> str:
-    rows = [
-        [
-            row["method"],
-            row["masked_pixels"],
-            *quality(row),
-            f"{row['fog']:.3f}",
-        ]
-        for row in report["rows"]
-    ]
-    return table(["method", "masked-pixels", "PSNR", "SSIM", "LPIPS", "fog"], rows)
-
-
-def _kept_pixels(stride: int) -> str:
-    return f"1 of {stride**2} pixels" if stride > 1 else "all"
-
-
-def _big_capture(report: Report) -> str:
-    rows = [
-        [
-            row["method"],
-            f"{row['photos']:,}" + (" with masks" if row["masks"] else ""),
-            f"{row['window']} for {row['repeat']} steps" if row["repeat"] else _kept_pixels(row["pixel_stride"]),
-            f"{row['first_step_s']:.0f}",
-            f"{row['steps_per_s']:.2f}",
-            f"{row['peak_mib']:,}",
-            f"{row['planned_mib']:,}",
-            f"{row['all_images_mib']:,}",
-        ]
-        for row in report["runs"]
-    ]
-    head = ["method", "photos", "in memory", "first step, s", "steps/s", "peak, MiB", "planned, MiB"]
-    return table([*head, "all pixels alone, MiB"], rows)
-
-
-def _viewer_time(report: Report) -> str:
-    times = ["first_s", *(f"rows_{share}_s" for share in ("0.125", "0.25", "0.5", "1"))]
-    rows = [
-        [row["run"], row["way"], str(row["rows"]), *(f"{row[name]:.1f}" for name in times)] for row in report["rows"]
-    ]
-    head = ["run", "pictures", "rows", "first, s", "⅛ of the rows, s", "¼, s", "½, s", "whole, s"]
-    return table(head, rows)
-
-
-def _image_parts(report: Report) -> str:
-    rows = [
-        [
-            row["method"],
-            f"{row['windows']} windows of {row['window']} images" if row["window"] > 0 else _kept_pixels(row["stride"]),
-            f"{row['images_seen']}",
-            *quality(row)[:2],
-        ]
-        for row in report["rows"]
-    ]
-    return table(["method", "in memory", "images used", "PSNR", "SSIM"], rows)
-
-
-def _exposure(report: Report) -> str:
-    """Medians of the seeds; the spread is that of PSNR by fit."""
-    cases: dict[tuple[str, ...], list[Report]] = {}
-    for row in report["rows"]:
-        cases.setdefault(tuple(row[name] for name in ("data", "method", "capture", "exposure")), []).append(row)
-    body = []
-    for case, rows in cases.items():
-        names = ("psnr", "ssim", "lpips", "psnr_fitted")
-        known = {name: [row[name] for row in rows if name in row] for name in names}
-        middle = {name: statistics.median(values) for name, values in known.items() if values}
-        fitted = sorted(row["psnr_fitted"] for row in rows)
-        judged = {1.0: "EXIF", 0.0: "fit", None: "as rendered"}[rows[0].get("exposure_from_exif")]
-        spread = f" ({fitted[0]:.2f}–{fitted[-1]:.2f})" if len(rows) > 1 else ""
-        body.append([*case, f"{middle['psnr_fitted']:.2f}{spread}", *quality(middle), judged])
-    head = ["capture", "method", "photos", "exposure", "PSNR by fit", "PSNR", "SSIM", "LPIPS", "judged"]
-    return table(head, body)
-
-
 def _defaults(report: Report) -> str:
     def score(row: Report) -> str:
         inner = f" (inside {row['inner_psnr']:.2f})" if "inner_psnr" in row else ""
@@ -461,89 +314,6 @@ def _step_operators(report: Report) -> str:
     return table(["method", "stage", "kernels", "host waits"], rows)
 
 
-def _splat_budget(report: Report) -> str:
-    body = [
-        [
-            f"{row['capture']}: {row['gaussians']:,} Gaussians, {row['mb']:.2f} MB",
-            f"{row['whole_psnr']:.2f}",
-            f"{row['share']:.0%}",
-            f"{row['kept']:,}, SH {row['kept_degree']}",
-            f"{row['kept_mb'] / row['mb']:.0%}",
-            f"**{row['psnr']:.2f}**",
-            f"{row['opacity_psnr']:.2f}",
-        ]
-        for row in report["rows"]
-    ]
-    head = ["capture", "whole, dB", "limit", "kept", "size", "pruned in rounds, dB", "by opacity, dB"]
-    pages = [
-        [
-            f"{row['gaussians']:,}",
-            str(row["questions"]),
-            f"`--max-mb {row['max_mb']:g}`",
-            f"{row['mb']:.1f}",
-            f"{row['cpu_s']:.0f}",
-            f"{row['peak_mb'] / 1000:.1f}",
-        ]
-        for row in report.get("pages", ())
-    ]
-    costs = table(["Gaussians", "questions", "limit", "MB", "CPU s", "peak, GB"], pages)
-    return f"{table(head, body)}\n\n{costs}"
-
-
-def _splat_cleaning(report: Report) -> str:
-    """Plantings of all seeds in one row: counts are added, PSNR are medians."""
-    cases: dict[tuple[str, bool], list[Report]] = {}
-    for row in report["rows"]:
-        cases.setdefault((row["capture"], row["planted"]), []).append(row)
-    body = []
-    for (capture, planted), rows in cases.items():
-        gone = ["–"] * 3
-        if planted:
-            counts = [[sum(row[kind][i] for row in rows) for i in range(2)] for kind in ("near", "haze", "far")]
-            gone = [f"{removed} of {given} ({removed / given:.0%})" for removed, given in counts]
-        after = sorted(row["psnr_after"] for row in rows)
-        spread = f" ({after[0]:.2f}–{after[-1]:.2f})" if planted else ""
-        before, by_opacity, other = (
-            statistics.median(row[name] for row in rows) for name in ("psnr_before", "psnr_by_opacity", "other_share")
-        )
-        name = f"{capture}, {len(rows)} plantings" if planted else f"{capture}: {rows[0]['gaussians']:,} Gaussians"
-        psnr = [f"{before:.2f}", f"**{statistics.median(after):.2f}**{spread}", f"{by_opacity:.2f}"]
-        body.append([name, *gone, f"{other:.1%}", *psnr])
-    head = ["run", "near gone", "haze gone", "far gone", "others gone", "before, dB", "after, dB", "by opacity, dB"]
-    return table(head, body)
-
-
-def _confidence(report: Report) -> str:
-    measures = ("confidence", "views", "surface_views", "smallness", "opacity")
-    rank = [
-        [
-            row["capture"],
-            f"{row['points']}: {row['count']:,}",
-            f"{100 * row['median_error_m']:.1f}",
-            *(f"{row[name]:.2f}" if name in row else "–" for name in measures),
-        ]
-        for row in report["rank"]
-    ]
-    head = ["room", "points", "median error, cm", "confidence", "views", "agreeing views", "smallness", "opacity"]
-
-    def spread(values: list[float]) -> str:
-        return ", ".join(f"{value:.1f}" for value in values)
-
-    kinds = ("advised", "random", "around")
-    advise = [
-        [
-            f"{row['capture']}: {row['hidden']}",
-            f"{row['training_photos']} + {row['photos']}",
-            f"{row['psnr_without']:.1f}",
-            *(spread(row[f"psnr_{kind}"]) for kind in kinds),
-            " / ".join(f"{statistics.mean(row[f'share_{kind}']):.0%}" for kind in kinds),
-        ]
-        for row in report["advise"]
-    ]
-    photos = ["hidden", "photos", "without, dB", "advised, dB", "random aims, dB", "random, dB", "shown by them"]
-    return f"{table(head, rank)}\n\n{table(photos, advise)}"
-
-
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "cpu_speed": _speed,
@@ -551,34 +321,20 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "step_operators": _step_operators,
     "import_time": _starts,
     "query_quality": _answers,
-    "query_levers": _levers,
-    "query_time": _query_times,
     "rasterize_cpu": _splats,
     "splat_steps": _splat_steps,
     "opensplat": _opensplat,
-    "splat_surfaces": mesh_tables.surfaces,
     "mesh_extraction": mesh_tables.meshes,
     "refinement": mesh_tables.refinement,
     "mesh_queries": mesh_tables.mesh_queries,
-    "masked_pixels": _masked_pixels,
-    "exposure": _exposure,
-    "big_capture": _big_capture,
-    "image_parts": _image_parts,
-    "viewer_time": _viewer_time,
     "defaults": _defaults,
-    "query_memory": _memory,
     "plan_memory": _plan_memory,
     "plan_process": _plan_process,
     "plan_time": _plan_time,
-    "code_queries": _codes,
     "splat_memory": _splat_memory,
     "splat_sizes": _splat_sizes,
     "splat_formats": _splat_formats,
     "splat_precision": _splat_precision,
-    "splat_budget": _splat_budget,
-    "splat_cleaning": _splat_cleaning,
-    "confidence": _confidence,
-    "shared_cores": _shared,
     "gpu_day": _gpu_day,
     "poses": learning_tables.poses,
     "pose_verdicts": learning_tables.pose_verdicts,

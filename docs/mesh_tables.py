@@ -1,8 +1,6 @@
 """Tables of meshes: how near to the truth, refined, textured and asked."""
 
-import statistics
-
-from markdown_table import Report, quality, table
+from markdown_table import Report, table
 
 
 def meshes(report: Report) -> str:
@@ -102,33 +100,3 @@ def mesh_queries(report: Report) -> str:
         for row in rows
     ]
     return table([*head, "lifting, s", "peak MiB", "file, MiB"], body)
-
-
-def surfaces(report: Report) -> str:
-    """Quality and distances of Gaussians from true surfaces, then PSNR at other sizes."""
-    rows = [(capture, row) for capture, part in report["captures"].items() for row in part["rows"]]
-    body = [
-        [
-            capture,
-            row["run"],
-            f"{statistics.mean(row['psnrs']):.2f}"
-            + (f" (mean of {len(row['psnrs'])})" if len(row["psnrs"]) > 1 else ""),
-            *quality(row)[1:],
-            f"{row['gaussian_count']:,.0f}",
-            *(f"{row[key]:.4f}" for key in ("accuracy", "median")),
-        ]
-        for capture, row in rows
-    ]
-    head = ["capture", "regularisation", "PSNR", "SSIM", "LPIPS", "Gaussians", "centres → surface", "median"]
-    scaled = [
-        (capture, row["run"], {entry["scale"]: entry["psnr"] for entry in row["scales"]})
-        for capture, row in rows
-        if "scales" in row
-    ]
-    sizes = sorted({size for *_, psnr in scaled for size in psnr})
-    zoom = [
-        [capture, run, *(f"{psnr[size]:.2f}" if size in psnr else "–" for size in sizes)]
-        for capture, run, psnr in scaled
-    ]
-    zoom_head = ["PSNR at × size", "", *(f"{size:g}" for size in sizes)]
-    return f"{table(head, body)}\n\n{table(zoom_head, zoom)}"

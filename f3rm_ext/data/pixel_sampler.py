@@ -17,7 +17,7 @@ CHANNELS = 3
 """Bytes per pixel: images are kept as RGB bytes. Alpha, which sizes do not tell, would add to them."""
 EMPTY_SHARE = 0.25
 """Largest share of a batch's rays for masked pixels that are trained as empty: the object needs the others. After 600
-steps the chair of benchmarks/masked_pixels.py has 21.6 dB with it, and 18.0 dB with rays in proportion to areas."""
+steps a chair before white, with masks, has 21.6 dB with it, and 18.0 dB with rays in proportion to areas."""
 
 
 def batch_seed(*parts: int | str) -> int:
