@@ -24,10 +24,9 @@ from typing import Any
 
 import numpy as np
 import tyro
-from commands import call
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from PIL import Image
-from processes import write_report
+from processes import call, write_report
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 import trimesh
 import tyro
-from commands import call
-from processes import write_report
+from processes import call, write_report
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.mesh.cleaning import clean, simplify

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import pycolmap
 import tyro
-from commands import call
-from processes import write_report
+from processes import call, write_report
 
 from f3rm_ext.capture.checks import read_transforms
 from f3rm_ext.sfm.metrics import align, compare_poses

@@ -1,4 +1,4 @@
-"""Measurements in processes of their own, which may fail or be ended without harm to the rest."""
+"""Commands and measurements in processes of their own, which may fail or be ended without harm to the rest."""
 
 import datetime
 import json
@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,6 +47,12 @@ def write_report(report: Mapping[str, Any], path: Path, machine: Mapping[str, An
 def report_result(result: Mapping[str, Any]) -> None:
     """Hands a result over to the process that waits for it."""
     print(MARK + json.dumps(result), flush=True)
+
+
+def call(command: Sequence[object]) -> None:
+    """Runs a command beside this Python; what it says goes to standard error, and a failure is raised."""
+    program, *arguments = map(str, command)
+    subprocess.run([str(Path(sys.executable).parent / program), *arguments], check=True, stdout=sys.stderr)
 
 
 def run(command: Sequence[object], timeout_s: float | None, environment: Mapping[str, str]) -> tuple[int, str]:

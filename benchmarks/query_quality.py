@@ -14,19 +14,15 @@ runs that are not asked stay.
 """
 
 import json
-import os
 import platform
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tyro
-from processes import write_report
+from processes import call, write_report
 
 HERE = Path(__file__).parent
-BIN = Path(sys.executable).parent
 
 
 @dataclass
@@ -72,7 +68,7 @@ class QueryQuality:
         self.work.mkdir(parents=True, exist_ok=True)
         for name, config, steps, options in made:
             answers = self.work / f"{name}.json"
-            self._call(["f3rm-ext", "eval", "query", "--load-config", str(config), "--out", str(answers), *options])
+            call(["f3rm-ext", "eval", "query", "--load-config", config, "--out", answers, *options])
             record = json.loads(answers.read_text())
             classes = len(record["queries"])
             for protocol, figures in record["protocols"].items():
@@ -98,11 +94,8 @@ class QueryQuality:
             command += ["--timestamp", name, "--vis", "tensorboard", "--max-num-iterations", steps]
             command += [f"{manager}train-num-rays-per-batch", self.rays]
             command += [f"{manager}camera-res-scale-factor", self.scale, f"{manager}features.extractors", extractor]
-            self._call([str(part) for part in command])
+            call(command)
         return config
-
-    def _call(self, command: list[str]) -> None:
-        subprocess.run([str(BIN / command[0]), *command[1:]], check=True, env=dict(os.environ), stdout=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from commands import call
-from processes import write_report
+from processes import call, write_report
 
 from f3rm_ext.mesh.mesh_files import read_provenance
 
