@@ -314,8 +314,7 @@ def plan(name: str, folder: Path, about: dict[str, Any], warm: bool = True) -> d
         warm: make a plan before, so that the time is without imports.
     """
     from f3rm_ext.memory.estimate import PROCESS_BYTES
-    from f3rm_ext.planning.estimator import estimate_memory
-    from f3rm_ext.planning.splats import estimate_splats
+    from f3rm_ext.planning.estimator import estimate_memory, estimate_splats
 
     request = request_of(name, make_config(name, folder), about, "cpu", 8 << 30)
     if warm:

@@ -22,8 +22,8 @@ from torch.nn import Parameter, functional
 
 from f3rm_ext.memory.devices import Device
 from f3rm_ext.method_configs.splat_presets import make_splat_config
+from f3rm_ext.planning.estimator import estimate_splats
 from f3rm_ext.planning.request import CaptureSizes, PlanRequest
-from f3rm_ext.planning.splats import estimate_splats
 from f3rm_ext.splat.gaussians import sh_rest_count
 from f3rm_ext.splat.memory.adam import PackedAdam
 from f3rm_ext.splat.memory.packed import packed_sh_colors

@@ -110,42 +110,25 @@ def refinement_start(request: PlanRequest) -> RefinementStart:
 
 
 def final_gaussians(request: PlanRequest) -> int:
-    """Returns how many Gaussians there are when growth ends: those of the request, or what the options suggest."""
+    """Returns how many Gaussians there are when growth ends: those of the request, or what the options suggest.
+
+    mcmc grows by a fixed share in each round, up to its limit. The number of the default strategy cannot be known: it
+    is taken to be the limit.
+    """
     if request.gaussians is not None:
         return request.gaussians
-    begin, model = starting_gaussians(request), request.config.pipeline.model
+    count, model = starting_gaussians(request), request.config.pipeline.model
     if not isinstance(model, SplatModelConfig) or model.densify.strategy == "none":
-        return begin
-    densify = model.densify
-    if densify.strategy == "default":
-        return max(begin, densify.cap or ASSUMED_GAUSSIANS)
-    return predict_gaussians(request, make_schedule(request).last_growth())
-
-
-def predict_gaussians(request: PlanRequest, step: int) -> int:
-    """Returns how many Gaussians there are at a step of the run.
-
-    mcmc grows by a fixed share in each round, up to its limit. The number of the default strategy cannot be known; it
-    is assumed to grow evenly from the first round to the last.
-    """
-    model, begin = request.config.pipeline.model, starting_gaussians(request)
-    if not isinstance(model, SplatModelConfig) or model.densify.strategy == "none":
-        return request.gaussians or begin
+        return count
+    if model.densify.strategy == "default":
+        return max(count, model.densify.cap or ASSUMED_GAUSSIANS)
     schedule = make_schedule(request)
     densify = schedule.densify(model.densify)
-    at, last = schedule.position(step), schedule.last_growth()
-    if densify.strategy == "mcmc":
-        end = request.gaussians or densify.cap or begin
-        rounds = max(0, min(at, last, densify.mcmc_stop) - 1) // densify.every - densify.start // densify.every
-        count = begin
-        for _ in range(max(0, rounds)):
-            count = min(end, int((1 + densify.mcmc_growth) * count))
-            if count == end:
-                break
-        return count
-    end, last = final_gaussians(request), min(last, densify.stop)
-    share = (at - densify.start) / max(1, last - densify.start)
-    return round(begin + (end - begin) * min(1.0, max(0.0, share)))
+    most = densify.cap or count
+    rounds = (min(schedule.last_growth(), densify.mcmc_stop) - 1) // densify.every - densify.start // densify.every
+    for _ in range(rounds):
+        count = min(most, int((1 + densify.mcmc_growth) * count))
+    return count
 
 
 def make_schedule(request: PlanRequest) -> Schedule:

@@ -16,9 +16,8 @@ from f3rm_ext.mesh.bound.layout import barycentric_weights
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.planning import estimator
-from f3rm_ext.planning.estimator import estimate_memory, register_planner
+from f3rm_ext.planning.estimator import estimate_memory, estimate_splats, register_planner
 from f3rm_ext.planning.request import CaptureSizes, PlanRequest, RefinementStart
-from f3rm_ext.planning.splats import estimate_splats
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.regularization.kernels import GRADIENT_BYTES, table_count
 from f3rm_ext.splat.regularization.table import WIDTH

@@ -19,7 +19,6 @@ from f3rm_ext.planning.gaussians import (
     final_gaussians,
     make_schedule,
     plan_growth,
-    predict_gaussians,
     starting_gaussians,
 )
 from f3rm_ext.planning.request import CaptureSizes, PlanRequest, RefinementStart
@@ -42,26 +41,21 @@ def test_a_run_starts_with_the_points_or_with_random_ones() -> None:
 
 
 def test_nothing_grows_without_a_strategy() -> None:
-    request = request_of(strategy="none")
-    assert final_gaussians(request) == predict_gaussians(request, 14_999) == 10_000
+    assert final_gaussians(request_of(strategy="none")) == 10_000
 
 
 def test_the_default_strategy_ends_at_its_limit_or_at_what_is_usual() -> None:
     assert final_gaussians(request_of()) == ASSUMED_GAUSSIANS
     assert final_gaussians(request_of(max_gaussians=200_000)) == 200_000
     assert final_gaussians(request_of(gaussians=6_000_000)) == 6_000_000
-    counts = [predict_gaussians(request_of(max_gaussians=200_000), step) for step in range(0, 15_000, 500)]
-    assert counts == sorted(counts) and counts[0] == 10_000 and counts[-1] == 200_000
 
 
 def test_mcmc_grows_by_a_share_in_each_round() -> None:
     """The first round is at step 600 of a run of 15 000 steps: gsplat's strategy asks for a step above 500."""
-    request = request_of(strategy="mcmc", max_gaussians=0)
-    assert predict_gaussians(request, 600) == 10_000
-    assert predict_gaussians(request, 601) == 10_500
-    assert predict_gaussians(request, 701) == 11_025
+    for stop, count in ((500, 10_000), (600, 10_000), (601, 10_500), (701, 11_025)):
+        assert final_gaussians(request_of(strategy="mcmc", max_gaussians=0, mcmc_stop=stop)) == count
     assert final_gaussians(request_of(strategy="mcmc", max_gaussians=12_000)) == 12_000
-    assert final_gaussians(request) == predict_gaussians(request, 14_999) < 1_000_000
+    assert 11_025 < final_gaussians(request_of(strategy="mcmc", max_gaussians=0)) < 1_000_000
 
 
 def test_a_run_that_starts_from_a_file_needs_its_number() -> None:
