@@ -45,7 +45,7 @@ def make_capture(folder: Path) -> dict[str, Any]:
 
 def probed(method: str, arguments: list[str]) -> dict[str, Any]:
     """Returns the time that a plan tells, seconds, and the time that it takes to find out."""
-    from f3rm_ext.planning.arguments import parse
+    from f3rm_ext.planning.question import parse
     from f3rm_ext.planning.throughput import probe
 
     config, begin = parse(method, arguments), time.perf_counter()
@@ -55,7 +55,7 @@ def probed(method: str, arguments: list[str]) -> dict[str, Any]:
 
 def trained(method: str, arguments: list[str], folder: Path) -> dict[str, Any]:
     """Trains and returns the time of the training loop, seconds."""
-    from f3rm_ext.planning.arguments import parse
+    from f3rm_ext.planning.question import parse
 
     config = parse(method, [*arguments, "--output-dir", str(folder), "--timestamp", "now"])
     torch.manual_seed(config.machine.seed)

@@ -17,7 +17,7 @@ from f3rm_ext.moco.options import Architecture, TrainConfig
 from f3rm_ext.moco.plan import memory_line
 from f3rm_ext.planning.advice import Advice, advise
 from f3rm_ext.planning.estimator import cached, estimate_memory
-from f3rm_ext.planning.plan import Question
+from f3rm_ext.planning.question import Question
 from f3rm_ext.planning.request import PlanRequest
 
 DOCS = Path(__file__).parent

@@ -154,10 +154,8 @@ def choose_device(device_type: str, gpu: str | None = None, vram_gib: float | in
         vram_gib: memory of a card, GiB; goes before that of a named card.
 
     Raises:
-        ConfigError: the card is unknown, or its memory is not a positive number.
+        ConfigError: the card is unknown.
     """
-    if vram_gib is not None and not 0 < vram_gib < 1 << 20:
-        raise ConfigError(f"--vram-gib is {vram_gib}, but it must be above 0: give the card's memory in GiB.")
     if gpu is not None:
         card = find_card(gpu)
         memory_gib = card.memory_gib if vram_gib is None else vram_gib

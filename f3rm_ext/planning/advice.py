@@ -10,10 +10,8 @@ from f3rm_ext.memory.estimate import MemoryEstimate
 from f3rm_ext.memory.options import HasMemoryOptions, MemoryOption, QualityImpact, RunState
 from f3rm_ext.planning.estimator import Estimator
 from f3rm_ext.planning.gaussians import plan_growth
-from f3rm_ext.planning.request import PlanRequest
+from f3rm_ext.planning.request import Options, PlanRequest
 
-Options = tuple[tuple[str, str], ...]
-"""Names without dashes, and values."""
 Requester = Callable[[Options], PlanRequest]
 """Makes the request of the run with other values for some options."""
 

@@ -4,127 +4,22 @@ import copy
 import dataclasses
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
-from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
-from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
-from f3rm_ext.errors import ConfigError
-from f3rm_ext.memory.devices import Device, choose_device
 from f3rm_ext.memory.estimate import MemoryEstimate
-from f3rm_ext.mesh.bound.model import BoundModelConfig
-from f3rm_ext.planning.advice import Advice, Options, Peak, advise, largest, sum_peak
-from f3rm_ext.planning.arguments import has_capture, parse, replace_options
+from f3rm_ext.planning.advice import Advice, Peak, advise, largest, sum_peak
 from f3rm_ext.planning.coverage import PlannedCoverage, plan_coverage
 from f3rm_ext.planning.estimator import Estimator
 from f3rm_ext.planning.gaussians import Growth, final_gaussians, plan_growth
-from f3rm_ext.planning.request import ImageSizes, PlanRequest, RefinementStart
+from f3rm_ext.planning.question import Question
+from f3rm_ext.planning.request import ImageSizes, PlanRequest
 from f3rm_ext.planning.throughput import Throughput
-from f3rm_ext.splat.model import SplatModelConfig
-from f3rm_ext.utils.ranges import Range, check_ranges
 
 RAYS_OPTION = "pipeline.datamanager.train-num-rays-per-batch"
 RAYS_UNIT, GAUSSIANS_UNIT = 256, 10_000
 """The largest numbers that fit are rounded down to multiples of these."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """What to plan: a command of ``ns-train``, a card, and sizes."""
-
-    method: str
-    arguments: tuple[str, ...]
-    """Arguments of ns-train, after the method."""
-    gpu: str | None = None
-    """Name of the card; None for that of this machine."""
-    vram_gib: Annotated[float | int, Range(0, 100_000, above=True)] | None = None
-    """Memory of the card, GiB."""
-    gaussians: Annotated[int, Range(1, 10**9)] | None = None
-    """Number of Gaussians at the end of training, if it is known."""
-    images: Annotated[int, Range(1, 100_000)] | None = None
-    """Number of training images; None for those of the capture."""
-    width_px: Annotated[int, Range(1, 100_000)] | None = None
-    """Width of the image files."""
-    height_px: Annotated[int, Range(1, 100_000)] | None = None
-    """Height of the image files."""
-    points: Annotated[int, Range(0, 10**9)] = 0
-    """Number of initial points for splats."""
-    _read: dict[str, ImageSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _starts: dict[str, RefinementStart] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        by_hand = (self.images, self.width_px, self.height_px)
-        if any(value is not None for value in by_hand) and None in by_hand:
-            raise ConfigError("--images, --width-px and --height-px must be given together.")
-        check_ranges(self)
-
-    @property
-    def device_is_given(self) -> bool:
-        """Whether the plan is for a given card, which this machine need not have."""
-        return self.gpu is not None or self.vram_gib is not None
-
-    def config(self, options: Options = ()) -> F3rmTrainerConfig:
-        """Returns the options of the run, with other values for some."""
-        config = parse(self.method, replace_options(self.method, self.arguments, options))
-        config.machine.device_type = self.device(config).type  # type: ignore[assignment]
-        manager = config.pipeline.datamanager
-        if isinstance(manager, ImageDataManagerConfig):
-            manager.fit(schedule_length(config))
-        return config
-
-    def device(self, config: F3rmTrainerConfig) -> Device:
-        """Returns the device to plan for."""
-        return choose_device(config.machine.device_type, self.gpu, self.vram_gib)
-
-    def sizes(self, config: F3rmTrainerConfig) -> ImageSizes:
-        """Returns the sizes of the images: as given, those of the capture, or assumed ones.
-
-        Raises:
-            UserError: the capture cannot be used.
-        """
-        if self.images is not None and self.width_px is not None and self.height_px is not None:
-            return ImageSizes.from_numbers(config, self.images, self.width_px, self.height_px, self.points)
-        if has_capture(config):
-            manager = config.pipeline.datamanager
-            key = f"{manager.data} {manager.dataparser} {manager.camera_res_scale_factor}"  # type: ignore[attr-defined]
-            if key not in self._read:
-                self._read[key] = ImageSizes.from_capture(config)
-            return self._read[key]
-        return ImageSizes.from_assumption(config)
-
-    def request(self, options: Options = ()) -> PlanRequest:
-        """Returns the run to estimate, with other values for some options."""
-        config = self.config(options)
-        sizes = self.sizes(config)
-        config.pipeline.datamanager.camera_res_scale_factor = sizes.scale  # type: ignore[attr-defined]
-        model, gaussians = config.pipeline.model, self.gaussians
-        if gaussians is not None and isinstance(model, SplatModelConfig) and model.densify.cap is not None:
-            gaussians = min(gaussians, model.densify.cap)
-        return PlanRequest(
-            config=config,
-            capture=sizes.summary(),
-            device=self.device(config),
-            processes=config.machine.num_devices * config.machine.num_machines,
-            gaussians=gaussians,
-            start=None if gaussians is not None else self._start(config, sizes),
-        )
-
-    def _start(self, config: F3rmTrainerConfig, sizes: ImageSizes) -> RefinementStart | None:
-        """Returns what a refinement starts from, if its splats and the capture are given."""
-        model: Any = config.pipeline.model
-        if not isinstance(model, BoundModelConfig) or None in (model.mesh, model.start_from, sizes.parsed):
-            return None
-        files = (model.mesh, model.mesh_frame, model.start_from, model.start_iteration, model.start_frame)
-        key = repr((*files, model.free_beyond, model.gaussians_per_triangle))
-        if key not in self._starts:
-            assert sizes.parsed is not None
-            self._starts[key] = RefinementStart.from_options(model, *sizes.parsed)
-        return self._starts[key]
-
-    def command(self, options: Options = ()) -> list[str]:
-        """Returns the words of the command, with other values for some options."""
-        return ["ns-train", self.method, *replace_options(self.method, self.arguments, options)]
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,15 @@ from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.points import missing_points
 from f3rm_ext.data.undistort import shrunk_size
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
-from f3rm_ext.errors import CaptureError, ConfigError, reason_of
+from f3rm_ext.errors import CaptureError, reason_of
 from f3rm_ext.memory.devices import Device
 from f3rm_ext.mesh.bound.start import read_start_mesh
 from f3rm_ext.mesh.bound.subdivision import add_detail
 from f3rm_ext.splat.start_from import read_start
 from f3rm_ext.utils.console import messages_to_stderr
 
+Options = tuple[tuple[str, str], ...]
+"""Options of ns-train: names without dashes, and values."""
 ASSUMED_IMAGES, ASSUMED_SIDE_PX = 100, 1024
 """What is planned with where neither a capture nor sizes are given."""
 
@@ -134,14 +136,7 @@ class ImageSizes:
     def from_numbers(
         cls, config: TrainerConfig, images: int, width_px: int, height_px: int, points: int = 0, source: str = ""
     ) -> "ImageSizes":
-        """Makes equal sizes, scaled as the options say.
-
-        Raises:
-            ConfigError: a number is below 1.
-        """
-        for name, value in (("images", images), ("width-px", width_px), ("height-px", height_px)):
-            if value < 1:
-                raise ConfigError(f"--{name} is {value}, but it must be at least 1.")
+        """Makes equal sizes, scaled as the options say."""
         manager: Any = config.pipeline.datamanager
         scale = (
             manager.resolve_scale(*map(torch.tensor, (width_px, height_px)))

@@ -11,8 +11,8 @@ from f3rm_ext.html.page import duration
 from f3rm_ext.memory.devices import GIB
 from f3rm_ext.memory.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.advice import sum_peak
-from f3rm_ext.planning.arguments import methods
 from f3rm_ext.planning.plan import RAYS_OPTION, Plan
+from f3rm_ext.planning.question import methods
 from f3rm_ext.profiling.memory import MIB
 
 NAMES: dict[Category, tuple[str, str]] = {

@@ -155,7 +155,7 @@ def main(words: Sequence[str]) -> None:
     Raises:
         UserError: the training cannot begin.
     """
-    from f3rm_ext.planning.arguments import parse
+    from f3rm_ext.planning.question import parse
 
     config = parse(words[0], words[1:])
     events.progress(events.STEPS, 0, 1)

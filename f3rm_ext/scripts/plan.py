@@ -13,7 +13,8 @@ import tyro
 
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError, MemoryShortageError
-from f3rm_ext.utils.ranges import Range, check_ranges
+from f3rm_ext.planning.options import PlanOptions
+from f3rm_ext.utils.ranges import Range
 
 if TYPE_CHECKING:
     from f3rm_ext.engine.trainer import F3rmTrainerConfig
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Plan:
+class Plan(PlanOptions):
     """Predicts whether a run fits into memory, how often it sees its images and how long it takes.
 
     Type the arguments of ns-train, the method first; the options below may stand anywhere among them. The memory is
@@ -39,20 +40,6 @@ class Plan:
 
     words: tyro.conf.Suppress[tuple[str, ...]] = ()
     """Words for ns-train: the method and its arguments."""
-    gpu: str | None = None
-    """Part of the name of the card to plan for, such as 4090; by default the device of this machine."""
-    vram_gib: float | None = None
-    """Memory of the card, GiB, above 0."""
-    gaussians: int | None = None
-    """Number of Gaussians at the end of a splat run, 1 or more; by default its limit."""
-    images: int | None = None
-    """Number of training images, 1 or more; together with --width-px and --height-px in place of a capture."""
-    width_px: int | None = None
-    """Width of the image files, px."""
-    height_px: int | None = None
-    """Height of the image files, px."""
-    points: int = 0
-    """Number of initial points for splats, with --images."""
     epochs: Annotated[float, Range(0, 10**9, above=True)] | None = None
     """Also print the number of steps for this many epochs, above 0."""
     probe: bool = False
@@ -75,7 +62,7 @@ class Plan:
         """
         compat.shorten_imports()
         gc.disable()  # modules stay, so looking for garbage among them takes a tenth of the time and finds none
-        from f3rm_ext.planning.arguments import split_arguments
+        from f3rm_ext.planning.question import split_arguments
         from f3rm_ext.scripts.switches import plain_switches
 
         gc.freeze()
@@ -94,23 +81,14 @@ class Plan:
     def main(self) -> int:
         """Prints the plan and starts the run, if that is wanted. Returns the exit code."""
         from f3rm_ext.planning.estimator import cached, estimate_memory
-        from f3rm_ext.planning.plan import Question, make_plan
+        from f3rm_ext.planning.plan import make_plan
+        from f3rm_ext.planning.question import Question
         from f3rm_ext.planning.table import show
         from f3rm_ext.planning.throughput import probe, read_throughput
         from f3rm_ext.utils.console import console
 
-        check_ranges(self)
-        question = Question(
-            self.words[0],
-            tuple(self.words[1:]),
-            gpu=self.gpu,
-            vram_gib=self.vram_gib,
-            gaussians=self.gaussians,
-            images=self.images,
-            width_px=self.width_px,
-            height_px=self.height_px,
-            points=self.points,
-        )
+        options = {option.name: getattr(self, option.name) for option in fields(PlanOptions)}
+        question = Question(self.words[0], self.words[1:], **options)
         if self.probe and question.device_is_given:
             raise ConfigError("--probe measures this machine, not another card: leave out --gpu and --vram-gib.")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from f3rm_ext.planning.arguments import parse
+from f3rm_ext.planning.question import parse
 
 WINDOWS = (
     "--pipeline.datamanager.train-num-images-to-sample-from=4",

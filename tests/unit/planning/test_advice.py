@@ -7,7 +7,7 @@ import pytest
 from f3rm_ext.memory.estimate import Category, MemoryEstimate
 from f3rm_ext.memory.options import QualityImpact
 from f3rm_ext.planning.advice import Advice, advise, largest, list_options
-from f3rm_ext.planning.plan import Question
+from f3rm_ext.planning.question import Question
 from f3rm_ext.planning.request import PlanRequest
 
 Estimate = Callable[[PlanRequest], MemoryEstimate]

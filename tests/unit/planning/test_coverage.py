@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from f3rm_ext.planning.arguments import parse
 from f3rm_ext.planning.coverage import plan_coverage
+from f3rm_ext.planning.question import parse
 from f3rm_ext.planning.request import ImageSizes
 
 WINDOW = (

@@ -14,7 +14,8 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.devices import Device
 from f3rm_ext.memory.estimate import MemoryEstimate
 from f3rm_ext.planning.estimator import cached
-from f3rm_ext.planning.plan import Plan, Question, make_plan
+from f3rm_ext.planning.plan import Plan, make_plan
+from f3rm_ext.planning.question import Question
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.planning.table import bar, show
 from f3rm_ext.planning.throughput import Throughput
@@ -130,6 +131,7 @@ def test_the_limit_of_growth_holds(estimate: Estimate) -> None:
         ({"gaussians": 0}, "--gaussians is 0"),
         ({"images": 0, "width_px": 1, "height_px": 1}, "--images is 0"),
         ({"gpu": "voodoo"}, "voodoo"),
+        ({"vram_gib": 0}, "--vram-gib is 0"),
     ],
 )
 def test_bad_questions(estimate: Estimate, question: dict[str, Any], word: str) -> None:

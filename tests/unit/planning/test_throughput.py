@@ -11,7 +11,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.ledger.conditions import hardware
 from f3rm_ext.ledger.ledger import Ledger
 from f3rm_ext.planning import throughput
-from f3rm_ext.planning.arguments import parse
+from f3rm_ext.planning.question import parse
 from f3rm_ext.planning.request import ImageSizes
 from f3rm_ext.planning.throughput import Throughput, probe, read_throughput, stage_starts
 

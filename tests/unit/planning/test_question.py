@@ -4,7 +4,7 @@ import pytest
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.presets import make_config
-from f3rm_ext.planning.arguments import has_capture, methods, option_names, parse, replace_options, split_arguments
+from f3rm_ext.planning.question import has_capture, methods, option_names, parse, replace_options, split_arguments
 
 OWN = {"gpu": True, "vram-gib": True, "json": False}
 

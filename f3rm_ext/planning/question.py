@@ -1,23 +1,103 @@
-"""The arguments of ``ns-train``: the methods, parsing as ``ns-train`` does, and replacing single options."""
+"""What to plan: a command of ``ns-train``, parsed as ``ns-train`` does, with other values for single options."""
 
 import copy
 import dataclasses
 import functools
 import typing
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nerfstudio.plugins.registry import discover_methods
 
+from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.engine.arguments import parse_arguments, remove_options
+from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.memory.devices import Device, choose_device
 from f3rm_ext.mesh.bound.model import BoundModelConfig
 from f3rm_ext.planning.estimator import PLANNERS
+from f3rm_ext.planning.options import PlanOptions
+from f3rm_ext.planning.request import ImageSizes, Options, PlanRequest, RefinementStart
+from f3rm_ext.splat.model import SplatModelConfig
 
 MAX_DEVICES = 4096
 """Most devices of a planned run."""
+
+
+@dataclass
+class Question(PlanOptions):
+    """What to plan: a command of ``ns-train``, a card, and sizes."""
+
+    method: str
+    arguments: tuple[str, ...]
+    """Arguments of ns-train, after the method."""
+    _read: dict[str, ImageSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _starts: dict[str, RefinementStart] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def config(self, options: Options = ()) -> F3rmTrainerConfig:
+        """Returns the options of the run, with other values for some."""
+        config = parse(self.method, replace_options(self.method, self.arguments, options))
+        config.machine.device_type = self.device(config).type  # type: ignore[assignment]
+        manager = config.pipeline.datamanager
+        if isinstance(manager, ImageDataManagerConfig):
+            manager.fit(schedule_length(config))
+        return config
+
+    def device(self, config: F3rmTrainerConfig) -> Device:
+        """Returns the device to plan for."""
+        return choose_device(config.machine.device_type, self.gpu, self.vram_gib)
+
+    def sizes(self, config: F3rmTrainerConfig) -> ImageSizes:
+        """Returns the sizes of the images: as given, those of the capture, or assumed ones.
+
+        Raises:
+            UserError: the capture cannot be used.
+        """
+        if self.images is not None and self.width_px is not None and self.height_px is not None:
+            return ImageSizes.from_numbers(config, self.images, self.width_px, self.height_px, self.points)
+        manager: Any = config.pipeline.datamanager
+        if has_capture(config):
+            key = f"{manager.data} {manager.dataparser} {manager.camera_res_scale_factor}"  # type: ignore[attr-defined]
+            if key not in self._read:
+                self._read[key] = ImageSizes.from_capture(config)
+            return self._read[key]
+        return ImageSizes.from_assumption(config)
+
+    def request(self, options: Options = ()) -> PlanRequest:
+        """Returns the run to estimate, with other values for some options."""
+        config = self.config(options)
+        sizes = self.sizes(config)
+        config.pipeline.datamanager.camera_res_scale_factor = sizes.scale  # type: ignore[attr-defined]
+        model, gaussians = config.pipeline.model, self.gaussians
+        if gaussians is not None and isinstance(model, SplatModelConfig) and model.densify.cap is not None:
+            gaussians = min(gaussians, model.densify.cap)
+        return PlanRequest(
+            config=config,
+            capture=sizes.summary(),
+            device=self.device(config),
+            processes=config.machine.num_devices * config.machine.num_machines,
+            gaussians=gaussians,
+            start=None if gaussians is not None else self._start(config, sizes),
+        )
+
+    def _start(self, config: F3rmTrainerConfig, sizes: ImageSizes) -> RefinementStart | None:
+        """Returns what a refinement starts from, if its splats and the capture are given."""
+        model: Any = config.pipeline.model
+        if not isinstance(model, BoundModelConfig) or None in (model.mesh, model.start_from, sizes.parsed):
+            return None
+        files = (model.mesh, model.mesh_frame, model.start_from, model.start_iteration, model.start_frame)
+        key = repr((*files, model.free_beyond, model.gaussians_per_triangle))
+        if key not in self._starts:
+            assert sizes.parsed is not None
+            self._starts[key] = RefinementStart.from_options(model, *sizes.parsed)
+        return self._starts[key]
+
+    def command(self, options: Options = ()) -> list[str]:
+        """Returns the words of the command, with other values for some options."""
+        return ["ns-train", self.method, *replace_options(self.method, self.arguments, options)]
 
 
 @functools.cache
