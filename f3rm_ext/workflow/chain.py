@@ -14,8 +14,7 @@ from f3rm_ext.workflow.defaults import apply_defaults, choose_defaults, describe
 from f3rm_ext.workflow.manifest import identify, identify_photos
 from f3rm_ext.workflow.options import STAGES, ChainOptions, Words, option_words
 from f3rm_ext.workflow.page import write_page
-from f3rm_ext.workflow.requirements import check_requirements
-from f3rm_ext.workflow.runner import StageRunner
+from f3rm_ext.workflow.runner import StageRunner, check_requirements
 from f3rm_ext.workflow.stages import Stage
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from f3rm_ext.workflow.manifest import Record, identify
 from f3rm_ext.workflow.options import StageOptions
 from f3rm_ext.workflow.page import shorten
 from f3rm_ext.workflow.records import newest_checkpoint, read_json, read_scalars, steps_of
-from f3rm_ext.workflow.requirements import check_requirements
-from f3rm_ext.workflow.runner import StageRunner
+from f3rm_ext.workflow.runner import StageRunner, check_requirements
 from f3rm_ext.workflow.stages import Stage, pose_stage, view_stage
 
 if TYPE_CHECKING:

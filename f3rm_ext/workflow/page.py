@@ -1,24 +1,27 @@
 """The report of `f3rm-ext sugar run`: the mesh to turn, held-out views, figures, stages and commands."""
 
+import base64
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from f3rm_ext.errors import MeshError
+from f3rm_ext.errors import CaptureError, MeshError
 from f3rm_ext.html.content import capture_name, machine_facts
 from f3rm_ext.html.page import Picture, duration, plural, render_page
 from f3rm_ext.html.tables import Table
 from f3rm_ext.utils.pictures import read_picture
 from f3rm_ext.workflow.chain_stages import MESH, PAGE, REFINED_MESH, TEXTURED
 from f3rm_ext.workflow.manifest import Record
-from f3rm_ext.workflow.mesh_viewer import first_photo_view, page_mesh
 from f3rm_ext.workflow.options import ChainOptions
 from f3rm_ext.workflow.records import read_json
 from f3rm_ext.workflow.stages import PICTURES, scores_file
 
+MAX_TEXTURE_PX = 2048
+"""Side of the texture in the page; larger ones are reduced."""
+MAX_MIB = 64
+"""Largest mesh that is put into a page."""
 _MAX_VIEWS = 6
 _SPLATS = {"eval-coarse": "coarse splats", "eval-refined": "refined splats"}
 _SHOWN = (("eval-texture", TEXTURED), ("texture", TEXTURED), ("refined-mesh", REFINED_MESH), ("mesh", MESH))
@@ -87,11 +90,57 @@ def _mesh(options: ChainOptions, folder: Path, records: Mapping[str, Record]) ->
     path = next((folder / file for stage, file in _SHOWN if stage in records), None)
     if path is None:
         return None
-    view = first_photo_view(options.capture)
     try:
-        return {"file": path.name, "data": page_mesh(path), "view": {} if view is None else asdict(view)}
+        return {"file": path.name, "data": page_mesh(path), "view": first_photo_view(options.capture)}
     except MeshError as error:
         return {"error": str(error)}
+
+
+def page_mesh(path: Path) -> str:
+    """Returns a mesh for a page: GLB as base64, y up, with a texture of at most :data:`MAX_TEXTURE_PX` as JPEG.
+
+    Args:
+        path: .glb, .ply or .obj, as `f3rm-ext export` writes them.
+
+    Raises:
+        MeshError: it cannot be read, or is too large for a page.
+    """
+    from f3rm_ext.capture.frame import Y_UP
+    from f3rm_ext.mesh.mesh_files import read_mesh
+    from f3rm_ext.mesh.glb_file import encode_glb
+
+    content = encode_glb(read_mesh(path), MAX_TEXTURE_PX, rotation=Y_UP)
+    if len(content) > MAX_MIB * 2**20:
+        raise MeshError(f"{path.name} is too large for a page ({len(content) / 2**20:.0f} MiB): open the file itself.")
+    return base64.b64encode(content).decode("ascii")
+
+
+def first_photo_view(data: Path) -> dict[str, Any]:
+    """Returns the view of the first photo of a capture, in the coordinates of the mesh's file (y up).
+
+    Args:
+        data: the capture: its folder or file. The mesh is in the frame of the capture, with y up.
+
+    Returns:
+        ``position``, ``ahead`` (viewing direction), ``up`` (axis about which dragging turns) and ``fov_deg`` (vertical
+        field of view); empty where poses or intrinsics of the capture do not tell.
+    """
+    from f3rm_ext.capture.checks import read_transforms
+
+    try:
+        meta, _ = read_transforms(data)
+        poses = np.array([frame["transform_matrix"] for frame in meta["frames"]], dtype=float)
+        lens: dict[str, Any] = {**meta, **meta["frames"][0]}
+        focal_px = lens["fl_y"] if "fl_y" in lens else lens["fl_x"]
+        fov_deg = float(np.degrees(2 * np.arctan2(lens["h"] / 2, focal_px)))
+        up = poses[:, :3, 1].mean(axis=0)
+        up /= max(float(np.linalg.norm(up)), 1e-9)
+    except (CaptureError, KeyError, IndexError, ValueError, TypeError):
+        return {}
+    up = np.array([0.0, 0.0, 1.0]) if up[2] > 0.8 else up  # photos are seldom taken quite level
+    vectors = {"position": poses[0, :3, 3], "ahead": -poses[0, :3, 2], "up": up}
+    turned = {name: np.round([x, z, -y], 6).tolist() for name, (x, y, z) in vectors.items()}
+    return {**turned, "fov_deg": fov_deg}
 
 
 def _views(folder: Path, scores: Mapping[str, Any]) -> list[list[tuple[str, Picture]]]:

@@ -1,13 +1,15 @@
 """Runs the stages of a workflow: skips what is finished, resumes what was interrupted, repeats what has changed."""
 
+import shutil
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.atomic_files import FolderLock, remove_temporaries
 from f3rm_ext.utils.output_file import replace_file
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"
 EXIT_INTERRUPTED = 130
+LEAST_FREE_GIB, SMALL_GIB, LARGE_GIB = 0.25, 1.0, 8.0
+"""Disk space: the minimum of a small training, the maximum of a run on a CPU, and that of two trainings of 3 million
+Gaussians, whose checkpoints have 2 GiB; the old one stays until the new one is complete."""
 _SAVE_EVERY_S = 10.0
 
 
@@ -196,3 +201,42 @@ class StageRunner(ABC):
             if note not in self._notes:
                 self.say(f"  {note}")
         self._notes.update(record.notes)
+
+
+def check_requirements(
+    folder: Path, *, training: Literal["fields", "splats"] | None, meshes: bool, scores: bool
+) -> list[str]:
+    """Checks that later stages will find what they need.
+
+    Returns:
+        Sentences on what is missing but dispensable.
+
+    Raises:
+        ConfigError: a stage would fail.
+    """
+    notes: list[str] = []
+    if meshes:
+        from f3rm_ext.utils.open3d_library import open3d
+
+        open3d()
+    on_gpu = training == "splats" and compat.has_cuda()
+    if on_gpu:
+        works, state, advice = compat.describe_gsplat()
+        if not works:
+            raise ConfigError(f"Splats cannot be trained on this GPU: gsplat is {state}. {advice}")
+    free_gib = shutil.disk_usage(folder).free / (1 << 30)
+    if training and free_gib < LEAST_FREE_GIB:
+        raise ConfigError(
+            f"Only {free_gib:.2f} GiB are free where {folder} is, and a training needs {LEAST_FREE_GIB:g}: make room, "
+            "or choose a folder elsewhere."
+        )
+    wanted_gib = LARGE_GIB if on_gpu else SMALL_GIB
+    if free_gib < wanted_gib:
+        notes.append(f"{free_gib:.2f} GiB are free where {folder} is; up to {wanted_gib:g} may be needed.")
+    if scores:
+        from f3rm_ext.model_components.image_metrics import find_alexnet
+
+        path = find_alexnet()
+        if not path.is_file():
+            notes.append(f"LPIPS needs AlexNet's weights, which are not at {path}: off-line it is left out.")
+    return notes

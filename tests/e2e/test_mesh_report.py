@@ -2,7 +2,6 @@
 
 import base64
 import io
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from PIL import Image
 from f3rm_ext.html.page import render_page
 from f3rm_ext.html.tables import Table
 from f3rm_ext.mesh.mesh_files import write_mesh
-from f3rm_ext.workflow.mesh_viewer import StartView, page_mesh
+from f3rm_ext.workflow.page import page_mesh
 
 LEFT, RIGHT = (210, 40, 60), (30, 90, 200)
-VIEW = StartView((0.5, 0.5, 3.0), (0.0, 0.0, -1.0), (0.0, 1.0, 0.0), 40.0)
+VIEW = {"position": [0.5, 0.5, 3.0], "ahead": [0.0, 0.0, -1.0], "up": [0.0, 1.0, 0.0], "fov_deg": 40.0}
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def report(tmp_path: Path) -> Path:
     glb = tmp_path / "textured.glb"
     write_mesh(glb, mesh, {"made_by": "f3rm-ext export texture"}, "y")
     page = tmp_path / "report.html"
-    mesh = {"file": glb.name, "data": page_mesh(glb), "view": asdict(VIEW)}
+    mesh = {"file": glb.name, "data": page_mesh(glb), "view": VIEW}
     empty: dict[str, Any] = dict.fromkeys(("keys", "views", "commands", "facts", "splats_page"), ())
     tables = dict.fromkeys(("figures", "stages"), Table([], []))
     page.write_text(render_page("sugar_run.html", title="A mesh", mesh=mesh, config="", **empty, **tables))

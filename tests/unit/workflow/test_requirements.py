@@ -10,7 +10,7 @@ import pytest
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.model_components import image_metrics
-from f3rm_ext.workflow.requirements import check_requirements
+from f3rm_ext.workflow.runner import check_requirements
 
 GIB = 1 << 30
 
