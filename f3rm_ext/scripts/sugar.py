@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.scripts.switches import parse_command
-from f3rm_ext.workflow.options import ChainOptions, option_words, split_stage_options
+from f3rm_ext.workflow.options import ChainOptions, StageName, option_words, split_stage_options
 
 _QUESTIONS = ("text", "exemplar", "vector", "saved")
 _FEATURES = "pipeline.model.features"
@@ -77,21 +77,18 @@ class Run(ChainOptions):
         if self.images is None and "sfm" in self.passed_on:
             raise ConfigError("--sfm.OPTION is for photos without poses: give them with --images instead of --data.")
         if self.images is not None:
-            words = ("--images", str(self.images), "--output", str(self.capture))
-            options = option_words(self.stage_options("sfm", {}))
-            config = parse_command(Process, "f3rm-ext sfm process", [*words, *options]).config
+            words = ["--images", str(self.images), "--output", str(self.capture)]
+            words += option_words(self.stage_options("sfm"))
+            config = parse_command(Process, "f3rm-ext sfm process", words).config
             config.check()
             build_estimator(config.method)
-        size = {"texture-size": (str(self.texture_size),)} if self.texture_size is not None else {}
-        mesh = ("--load-config", "config.yml", "--out", "mesh.ply")
-        texture = ("--data", "data", "--mesh", "mesh.ply", "--out", "mesh.glb")
-        page = ("--load-config", "config.yml", "--out", "page.html")
-        for kind, words, options in (
-            (Mesh, mesh, self.stage_options("mesh", {})),
-            (Texture, texture, self.stage_options("texture", size)),
-            (Page, page, self.stage_options("page", {})),
-        ):
-            parse_command(kind, f"f3rm-ext export {kind.__name__.lower()}", [*words, *option_words(options)])
+        needed: dict[StageName, tuple[type, str]] = {
+            "mesh": (Mesh, "--load-config config.yml --out mesh.ply"),
+            "texture": (Texture, "--data data --mesh mesh.ply --out mesh.glb"),
+            "page": (Page, "--load-config config.yml --out page.html"),
+        }
+        for stage, (kind, words) in needed.items():
+            parse_command(kind, f"f3rm-ext export {stage}", [*words.split(), *option_words(self.stage_options(stage))])
         self._check_questions()
 
     def _check_questions(self) -> None:

@@ -109,11 +109,7 @@ class ChainRun(StageRunner):
         first = self.options.from_stage
         if first is None:
             return
-        omitted = {"page"}  # nothing is made of it
-        omitted |= {"sfm"} if self.options.images is None else set()
-        omitted |= set() if self.options.clean else {"clean"}
-        omitted |= {"coarse", "eval-coarse"} if self.options.skip_coarse else set()
-        omitted |= {"refine", "refined-mesh", "eval-refined"} if self.options.skip_refine else set()
+        omitted = self.options.left_out() | {"page"}  # nothing is made of it
         records = self.manifest.stages
         for name in STAGES[: STAGES.index(first)]:
             if name.startswith("eval-") or name in omitted:
@@ -126,9 +122,8 @@ class ChainRun(StageRunner):
     def _check_texture(self) -> None:
         """Raises ConfigError where the texture is too small for the mesh, which its command would find out last."""
         options = self.options
-        value = options.stage_options("texture", {"texture-size": (str(options.texture_size or 0),)})["texture-size"]
-        size = int(" ".join(value))
-        vertices = int(" ".join(options.stage_options("mesh", {"vertices": (str(options.vertices or 0),)})["vertices"]))
+        size = int(" ".join(options.stage_options("texture").get("texture-size", ("0",))))
+        vertices = int(" ".join(options.stage_options("mesh").get("vertices", ("0",))))
         if 0 < size**2 < vertices:
             least = 1 << math.ceil(math.log2(vertices) / 2)
             raise ConfigError(
@@ -139,13 +134,10 @@ class ChainRun(StageRunner):
     def _check_trainings(self) -> None:
         """Checks the options of trainings that do not begin at once."""
         options, checks = self.options, list[Words]()
-        time_given = {"refinement-time": (options.refinement_time,)} if options.refinement_time else {}
         if options.images is not None and "coarse" in options.passed_on and not options.skip_coarse:
-            words = option_words(options.stage_options("coarse", options.training_options()))
-            checks.append((str(options.coarse_method), *words))
+            checks.append((str(options.coarse_method), *option_words(options.stage_options("coarse"))))
         if "refine" in options.passed_on and not options.skip_refine:
-            words = option_words(options.stage_options("refine", options.training_options() | time_given))
-            checks.append(("sugar-ext-refine", *words))
+            checks.append(("sugar-ext-refine", *option_words(options.stage_options("refine"))))
         checked = "; ".join(map(shlex.join, checks))
         if not checks or self.manifest.checked == checked:
             return

@@ -6,7 +6,6 @@ from functools import cached_property
 from pathlib import Path
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.html.content import capture_name
 from f3rm_ext.utils.atomic_files import hash_file
 from f3rm_ext.workflow.manifest import Record, identify
 from f3rm_ext.workflow.options import STAGES, ChainOptions, StageName, StageOptions, Words
@@ -45,7 +44,7 @@ class ChainStages:
 
     def build(self) -> Iterator[Stage]:
         """Yields the stages in order up to --until-stage; each is built after those before it have finished."""
-        makers: tuple[Callable[[], Stage | None], ...] = (
+        makers: tuple[Callable[[], Stage], ...] = (
             self._sfm,
             self._coarse,
             self._clean,
@@ -60,135 +59,91 @@ class ChainStages:
             self._eval_texture,
         )
         for name, make in zip(STAGES, makers, strict=True):
-            stage = make()
-            if stage is not None:
-                yield stage
+            if name not in self.options.left_out():
+                yield make()
             if name == self.options.until_stage:  # also where it is left out
                 return
 
+    def _stage(
+        self,
+        name: StageName,
+        program: str,
+        options: StageOptions,
+        inputs: dict[str, str],
+        words: Words,
+        outputs: dict[str, Path] | None = None,
+        pictures: Path | None = None,
+    ) -> Stage:
+        return Stage(name, TITLES[name], tuple(program.split()), options, inputs, words, outputs or {}, pictures)
+
     # --- making ------------------------------------------------------------------------------------------------------
 
-    def _sfm(self) -> Stage | None:
-        images, options = self.options.images, self.options.stage_options("sfm", {})
-        if images is None:
-            return None
-        return pose_stage(images, self.options.capture.absolute(), options, self.options.from_stage == "sfm")
+    def _sfm(self) -> Stage:
+        assert self.options.images is not None
+        options, start_over = self.options.stage_options("sfm"), self.options.from_stage == "sfm"
+        return pose_stage(self.options.images, self.options.capture.absolute(), options, start_over)
 
-    def _coarse(self) -> Stage | None:
-        if self.options.skip_coarse:
-            return None
-        own: StageOptions = {}
-        if self.options.regularization:
-            own["regularization"] = (self.options.regularization,)
-        if self.options.dense_points:
-            own["dense-points"] = (self.options.dense_points,)
-        options = self.options.stage_options("coarse", self.options.training_options() | own)
-        program = ("ns-train", str(self.options.coarse_method))
-        return Stage("coarse", TITLES["coarse"], program, options, self._photos, self._data())
+    def _coarse(self) -> Stage:
+        options, program = self.options.stage_options("coarse"), f"ns-train {self.options.coarse_method}"
+        return self._stage("coarse", program, options, self._photos, self._data())
 
-    def _clean(self) -> Stage | None:
-        if not self.options.clean:
-            return None
+    def _clean(self) -> Stage:
         checkpoint = Path(self.records["coarse"].outputs["checkpoint"].path)
         run = self.folder / "clean" / checkpoint.stem  # a run of splats has one step
-        outputs = {"config": run / "config.yml", "checkpoint": run / "nerfstudio_models" / checkpoint.name}
-        return Stage(
+        return self._stage(
             "clean",
-            TITLES["clean"],
-            ("f3rm-ext", "splats", "clean"),
+            "f3rm-ext splats clean",
             {},
             self._photos | {"coarse splats": self._digest("coarse", "checkpoint")},
             ("--load-config", self._config("coarse"), "--out", str(run)),
-            outputs,
+            {"config": run / "config.yml", "checkpoint": run / "nerfstudio_models" / checkpoint.name},
         )
 
     def _mesh(self) -> Stage:
         words, inputs = self._splats()
-        own: StageOptions = {"method": (self.options.mesh_method,), "vertices": (str(self.options.vertices),)}
-        if words[0] == "--splats":
-            own["splats-frame"] = (self.options.splats_frame,)
-        return Stage(
-            "mesh",
-            TITLES["mesh"],
-            ("f3rm-ext", "export", "mesh"),
-            self.options.stage_options("mesh", own),
-            self._photos | inputs,
-            (*words, "--out", str(self.folder / MESH)),
-            {"mesh": self.folder / MESH},
-        )
+        options, path = self.options.stage_options("mesh"), self.folder / MESH
+        words = (*words, "--out", str(path))
+        return self._stage("mesh", "f3rm-ext export mesh", options, self._photos | inputs, words, {"mesh": path})
 
-    def _refine(self) -> Stage | None:
-        if self.options.skip_refine:
-            return None
-        time = {"refinement-time": (self.options.refinement_time,)} if self.options.refinement_time else {}
-        options = self.options.stage_options("refine", self.options.training_options() | time)
+    def _refine(self) -> Stage:
+        options = self.options.stage_options("refine")
         inputs = self._photos | {"mesh": self._digest("mesh", "mesh")}
         words = (*self._data(), "--mesh", str(self.folder / MESH))
         if not self.options.skip_coarse:  # those far from the mesh are kept
             inputs["coarse splats"] = self._digest(self._last_coarse, "checkpoint")
             coarse = self.folder / self.records[self._last_coarse].outputs["checkpoint"].path
             words = (*words, "--pipeline.model.start-from", str(coarse))
-        return Stage("refine", TITLES["refine"], ("ns-train", "sugar-ext-refine"), options, inputs, words)
+        return self._stage("refine", "ns-train sugar-ext-refine", options, inputs, words)
 
-    def _refined_mesh(self) -> Stage | None:
-        if self.options.skip_refine:
-            return None
-        path, program = self.folder / REFINED_MESH, ("f3rm-ext", "export", "refined-mesh")
-        words = ("--load-config", self._config("refine"), "--out", str(path))
-        inputs = {"refined splats": self._digest("refine", "checkpoint")}
-        return Stage("refined-mesh", TITLES["refined-mesh"], program, {}, inputs, words, {"mesh": path})
+    def _refined_mesh(self) -> Stage:
+        path, program = self.folder / REFINED_MESH, "f3rm-ext export refined-mesh"
+        words, inputs = self._refined_splats()
+        return self._stage("refined-mesh", program, {}, inputs, (*words, "--out", str(path)), {"mesh": path})
 
     def _texture(self) -> Stage:
-        size = {"texture-size": (str(self.options.texture_size),)} if self.options.texture_size else {}
+        options, path = self.options.stage_options("texture"), self.folder / TEXTURED
         mesh, inputs = self._final_mesh()
-        return Stage(
-            "texture",
-            TITLES["texture"],
-            ("f3rm-ext", "export", "texture"),
-            self.options.stage_options("texture", size),
-            self._photos | inputs,
-            (*self._data(), "--mesh", str(mesh), "--out", str(self.folder / TEXTURED)),
-            {"mesh": self.folder / TEXTURED},
-        )
+        words = (*self._data(), "--mesh", str(mesh), "--out", str(path))
+        return self._stage("texture", "f3rm-ext export texture", options, self._photos | inputs, words, {"mesh": path})
 
-    def _page(self) -> Stage | None:
-        """The page of the refined splats, or of the coarse ones without a refinement; splats of a file get none."""
-        if self.options.skip_page:
-            return None
-        if self.options.skip_refine:
-            words, inputs = self._splats()
-            if words[0] == "--splats":
-                return None
-        else:
-            words = ("--load-config", self._config("refine"))
-            inputs = {"refined splats": self._digest("refine", "checkpoint")}
-        title = {"title": (capture_name(self.options.images or self.options.capture),)}
-        options, program = self.options.stage_options("page", title), ("f3rm-ext", "export", "page")
-        path = self.folder / PAGE
+    def _page(self) -> Stage:
+        """The page of the refined splats, or of the coarse ones without a refinement."""
+        words, inputs = self._splats() if self.options.skip_refine else self._refined_splats()
+        options, path = self.options.stage_options("page"), self.folder / PAGE
         words = (*words, "--out", str(path))
-        return Stage("page", TITLES["page"], program, options, self._photos | inputs, words, {"page": path})
+        return self._stage("page", "f3rm-ext export page", options, self._photos | inputs, words, {"page": path})
 
     # --- measuring ---------------------------------------------------------------------------------------------------
 
-    def _eval_splats(self, name: StageName, training: StageName) -> Stage | None:
-        if self.options.skip_eval:
-            return None
+    def _eval_splats(self, name: StageName, training: StageName) -> Stage:
         if name == "eval-coarse" and self.options.skip_coarse:
-            splats = self.options.coarse_checkpoint
-            if splats is None or splats.name != "config.yml":
-                return None  # splats of a file have no run to evaluate
-            config, inputs = str(splats.absolute()), self._splats()[1]
-        elif training == "refine" and self.options.skip_refine:
-            return None
+            (_, config), inputs = self._splats()
         else:
-            config = self._config(training)
-            inputs = {TITLES[training].lower(): self._digest(training, "checkpoint")}
+            config, inputs = self._config(training), {TITLES[training].lower(): self._digest(training, "checkpoint")}
         return view_stage(name, TITLES[name], self.folder, config, inputs)
 
-    def _eval_mesh(self) -> Stage | None:
-        truth = self.options.truth or self.options.capture / "gt_mesh.npz"
-        if self.options.skip_eval or (self.options.truth is None and not truth.is_file()):
-            return None
+    def _eval_mesh(self) -> Stage:
+        truth = self.options.truth_file
         if not truth.is_file():
             raise ConfigError(f"There is no ground truth {truth}: check --truth.")
         mesh, inputs = self._final_mesh()
@@ -197,17 +152,14 @@ class ChainStages:
         words = (str(mesh), "--truth", str(truth.absolute()), "--out", str(scores))
         # Only parts that cameras see can be reconstructed. Occlusion is known for the capture's own mesh alone.
         seen = ("--seen-from", str(self.options.capture.absolute())) if self.options.truth is None else ()
-        program, outputs = ("f3rm-ext", "eval", "mesh"), {"scores": scores}
-        return Stage("eval-mesh", TITLES["eval-mesh"], program, {}, inputs, (*words, *seen), outputs)
+        return self._stage("eval-mesh", "f3rm-ext eval mesh", {}, inputs, (*words, *seen), {"scores": scores})
 
-    def _eval_texture(self) -> Stage | None:
-        if self.options.skip_eval:
-            return None
-        scores, program = scores_file(self.folder, "eval-texture"), ("f3rm-ext", "eval", "texture")
+    def _eval_texture(self) -> Stage:
+        scores = scores_file(self.folder, "eval-texture")
         pictures = scores.parent / PICTURES
         words = (str(self.folder / TEXTURED), *self._data(), "--out", str(scores), "--pictures", str(pictures))
         inputs = self._photos | {"textured mesh": self._digest("texture", "mesh")}
-        return Stage("eval-texture", TITLES["eval-texture"], program, {}, inputs, words, {"scores": scores}, pictures)
+        return self._stage("eval-texture", "f3rm-ext eval texture", {}, inputs, words, {"scores": scores}, pictures)
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
@@ -235,6 +187,10 @@ class ChainStages:
             return self.folder / MESH, {"mesh": self._digest("mesh", "mesh")}
         return self.folder / REFINED_MESH, {"refined mesh": self._digest("refined-mesh", "mesh")}
 
+    def _refined_splats(self) -> tuple[Words, dict[str, str]]:
+        """The refined splats as options of a command, and their hash."""
+        return ("--load-config", self._config("refine")), {"refined splats": self._digest("refine", "checkpoint")}
+
     def _splats(self) -> tuple[Words, dict[str, str]]:
         """The coarse splats as options of a command, and their hash."""
         splats = self.options.coarse_checkpoint
@@ -243,7 +199,7 @@ class ChainStages:
             return ("--load-config", self._config(stage)), {"coarse splats": self._digest(stage, "checkpoint")}
         if not splats.exists():
             raise ConfigError(f"There is no {splats}: check --coarse-checkpoint.")
-        if splats.suffix in (".yml", ".yaml"):
+        if not self.options.splats_are_a_file:
             checkpoint = newest_checkpoint(splats.parent)
             if checkpoint is None:
                 raise ConfigError(f"The run of {splats} has no checkpoint: give one that was saved at least once.")

@@ -9,6 +9,7 @@ import tyro
 
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.html.content import capture_name
 
 StageName = Literal[
     "sfm",
@@ -140,20 +141,58 @@ class ChainOptions:
         """The capture with poses: the one given, or the one that the first stage makes of the photos."""
         return self.data if self.data is not None else self.output / CAPTURE
 
-    def stage_options(self, stage: str, own: StageOptions) -> StageOptions:
-        """Returns the options of a stage's command: its own, overridden by those passed on."""
-        return own | self.passed_on.get(stage, {})
+    @property
+    def truth_file(self) -> Path:
+        """The ground truth of the mesh: the one given, or where that of the capture would be."""
+        return self.truth or self.capture / "gt_mesh.npz"
 
-    def training_options(self) -> StageOptions:
-        """Returns the options that both trainings get."""
-        given: dict[str, object | None] = {
-            "sh-degree": self.sh_degree,
-            "optimize-memory": self.optimize_memory or None,
-            "fragmentation": self.fragmentation,
-            "resolution-scale": self.resolution_scale,
-            "profile-tensors": self.profile_tensors or None,
+    @property
+    def splats_are_a_file(self) -> bool:
+        """Whether the coarse splats are given, and not as a run."""
+        return self.coarse_checkpoint is not None and self.coarse_checkpoint.suffix not in (".yml", ".yaml")
+
+    def left_out(self) -> set[StageName]:
+        """Returns the stages that the options leave out; before poses are found, the truth may be missing, too."""
+        splats = self.coarse_checkpoint
+        omitted: dict[StageName, bool] = {
+            "sfm": self.images is None,
+            "coarse": self.skip_coarse,
+            "clean": not self.clean,
+            "refine": self.skip_refine,
+            "refined-mesh": self.skip_refine,
+            "page": self.skip_page or (self.skip_refine and self.splats_are_a_file),
+            "eval-coarse": self.skip_eval or (splats is not None and splats.name != "config.yml"),
+            "eval-refined": self.skip_eval or self.skip_refine,
+            "eval-mesh": self.skip_eval or (self.truth is None and not self.truth_file.is_file()),
+            "eval-texture": self.skip_eval,
         }
-        return {name: (str(value),) for name, value in given.items() if value is not None}
+        return {name for name, is_omitted in omitted.items() if is_omitted}
+
+    def stage_options(self, stage: StageName) -> StageOptions:
+        """Returns the options of a stage's command: those that are given for it here, overridden by those passed on."""
+        own: dict[str, object | None] = {}
+        if stage in _TRAININGS:
+            own = {
+                "sh-degree": self.sh_degree,
+                "optimize-memory": self.optimize_memory or None,
+                "fragmentation": self.fragmentation,
+                "resolution-scale": self.resolution_scale,
+                "profile-tensors": self.profile_tensors or None,
+            }
+        match stage:
+            case "coarse":
+                own |= {"regularization": self.regularization, "dense-points": self.dense_points}
+            case "mesh":
+                frame = self.splats_frame if self.splats_are_a_file else None
+                own = {"method": self.mesh_method, "vertices": self.vertices, "splats-frame": frame}
+            case "refine":
+                own |= {"refinement-time": self.refinement_time}
+            case "texture":
+                own = {"texture-size": self.texture_size}
+            case "page":
+                own = {"title": capture_name(self.images or self.capture)}
+        given = {name: (str(value),) for name, value in own.items() if value is not None}
+        return given | self.passed_on.get(stage, {})
 
 
 def split_stage_options(arguments: Sequence[str]) -> tuple[list[str], dict[str, StageOptions]]:

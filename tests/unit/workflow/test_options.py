@@ -39,7 +39,9 @@ def test_another_config_in_place_of_a_trainings_options_is_refused(word: str) ->
 def test_the_spellings_of_the_guides() -> None:
     run = parse("--refinement_time", "short", "-r", "dn_consistency", "--optimize_memory", "True", "--sh_degree", 2)
     assert run.refinement_time == "short" and run.regularization == "dn_consistency"
-    assert run.training_options() == {"sh-degree": ("2",), "optimize-memory": ("True",)}
+    both = {"sh-degree": ("2",), "optimize-memory": ("True",)}
+    assert run.stage_options("coarse") == both | {"regularization": ("dn_consistency",)}
+    assert run.stage_options("refine") == both | {"refinement-time": ("short",)}
     run = parse("--skip_coarse", "True", "--coarse_checkpoint", "a.ply", "-r", "refinement")
     assert run.skip_coarse and run.coarse_checkpoint == Path("a.ply") and run.regularization is None
 
@@ -114,8 +116,8 @@ def test_only_run_is_a_command() -> None:
 
 def test_what_is_passed_on_wins() -> None:
     options = ChainOptions(data=Path("d"), output=Path("o"), sh_degree=2, passed_on={"coarse": {"sh-degree": ("1",)}})
-    assert options.stage_options("coarse", options.training_options()) == {"sh-degree": ("1",)}
-    assert options.stage_options("refine", options.training_options()) == {"sh-degree": ("2",)}
+    assert options.stage_options("coarse") == {"sh-degree": ("1",)}
+    assert options.stage_options("refine") == {"sh-degree": ("2",)}
 
 
 def test_ctrl_c_between_two_commands_says_how_to_go_on(
