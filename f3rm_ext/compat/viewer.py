@@ -25,6 +25,8 @@ LOCAL_HOST = "127.0.0.1"
 _ANY_HOST = "0.0.0.0"
 _VISER_START = (3.0, 3.0, 3.0)
 """Position of the camera at which viser 0.2.7 opens a page, in viser's frame."""
+_PATIENCE_S = 10.0
+"""How long each thread is given to drop the picture at which it is when the process ends."""
 _VIEWER_MODULES = ("nerfstudio.viewer.render_state_machine", "nerfstudio.viewer_legacy.server.render_state_machine")
 
 
@@ -88,13 +90,10 @@ def interrupt_at_calls() -> None:
     machine.check_interrupt = check_interrupt
 
 
-def end_viewer_threads_at_exit(viewer: "Viewer", patience_s: float = 10.0) -> None:
+def end_viewer_threads_at_exit(viewer: "Viewer") -> None:
     """Ends the threads that render for a viewer when the process is about to end.
 
     They are daemons. Python would stop them amid torch's C++ code, which aborts the process.
-
-    Args:
-        patience_s: how long each thread is given to drop the picture at which it is.
     """
 
     def end() -> None:
@@ -103,7 +102,7 @@ def end_viewer_threads_at_exit(viewer: "Viewer", patience_s: float = 10.0) -> No
             thread.running = False
             thread.interrupt_render_flag = True
         for thread in threads:
-            thread.join(patience_s)
+            thread.join(_PATIENCE_S)
 
     atexit.register(end)
 

@@ -121,9 +121,7 @@ def bar_chart(values: Sequence[float], names: Sequence[str], *, label: str, unit
     return svg_chart(draw, text, height_px=160, tooltips=tooltips)
 
 
-def range_chart(
-    ranges: Sequence[tuple[float, float, float]], names: Sequence[str], *, label: str, unit: str = ""
-) -> Markup:
+def range_chart(ranges: Sequence[tuple[float, float, float]], names: Sequence[str], *, label: str) -> Markup:
     """Draws a line for each item from its lower to its upper quartile, with a dot at the median.
 
     Args:
@@ -151,10 +149,9 @@ def range_chart(
         axes.grid(axis="x", visible=True)
 
     tooltips = [
-        f"{name}: {median:.4g} ({low:.4g}–{high:.4g}) {unit}"
-        for name, (low, median, high) in zip(names, ranges, strict=True)
+        f"{name}: {median:.4g} ({low:.4g}–{high:.4g})" for name, (low, median, high) in zip(names, ranges, strict=True)
     ]
-    text = f"{label}: medians from {medians.min():.4g} to {medians.max():.4g} {unit}".strip()
+    text = f"{label}: medians from {medians.min():.4g} to {medians.max():.4g}"
     return svg_chart(draw, text, height_px=60 + 26 * len(names), tooltips=tooltips)
 
 

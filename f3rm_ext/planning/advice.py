@@ -180,14 +180,14 @@ class _Search:
         return Advice(tuple(savings), *self.at(before))
 
 
-def largest(bytes_at: Callable[[int], int], memory_bytes: int, now: int, *, unit: int = 1, most: int = 1 << 40) -> int:
+def largest(bytes_at: Callable[[int], int], memory_bytes: int, now: int, *, unit: int = 1) -> int:
     """Returns the largest number with which a run fits, if memory grows in proportion to it above a constant part.
 
     Args:
         now: first number to try, ≥ unit.
         unit: the result is a multiple of it; 0 if not even one unit fits.
-        most: upper limit of the result.
     """
+    most = 1 << 40
     at_now = bytes_at(now)
     other = max(unit, min(most, now * memory_bytes // max(1, at_now))) or 1  # near the result, so few estimates follow
     other += other == now

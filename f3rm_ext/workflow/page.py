@@ -106,8 +106,8 @@ def page_mesh(path: Path) -> str:
         MeshError: it cannot be read, or is too large for a page.
     """
     from f3rm_ext.capture.frame import Y_UP
-    from f3rm_ext.mesh.mesh_files import read_mesh
     from f3rm_ext.mesh.glb_file import encode_glb
+    from f3rm_ext.mesh.mesh_files import read_mesh
 
     content = encode_glb(read_mesh(path), MAX_TEXTURE_PX, rotation=Y_UP)
     if len(content) > MAX_MIB * 2**20:
