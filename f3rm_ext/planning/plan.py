@@ -12,7 +12,7 @@ from f3rm_ext.memory.estimate import MemoryEstimate
 from f3rm_ext.planning.advice import Advice, Peak, advise, largest, sum_peak
 from f3rm_ext.planning.coverage import PlannedCoverage, plan_coverage
 from f3rm_ext.planning.estimator import Estimator
-from f3rm_ext.planning.gaussians import Growth, final_gaussians, plan_growth
+from f3rm_ext.planning.gaussians import Growth, plan_growth
 from f3rm_ext.planning.question import Question
 from f3rm_ext.planning.request import ImageSizes, PlanRequest
 from f3rm_ext.planning.throughput import Throughput
@@ -118,7 +118,7 @@ def make_plan(
         UserError: an option, the card or the capture cannot be used.
     """
     request = question.request()
-    sizes = question.sizes(request.config)
+    sizes, growth = question.sizes(request.config), plan_growth(request)
     speed = None if measure is None else measure(request.config, sizes)
     return Plan(
         question=question,
@@ -126,22 +126,21 @@ def make_plan(
         sizes=sizes,
         estimate=estimate(request),
         coverage=plan_coverage(request.config, sizes, request.processes),
-        growth=plan_growth(request),
+        growth=growth,
         advice=advise(lambda options: question.request(options) if options else request, estimate),
-        most=most_that_fits(request, estimate),
+        most=most_that_fits(request, growth, estimate),
         throughput=speed,
         wanted_epochs=wanted_epochs,
     )
 
 
-def most_that_fits(request: PlanRequest, estimate: Estimator) -> tuple[str, int] | None:
+def most_that_fits(request: PlanRequest, growth: Growth | None, estimate: Estimator) -> tuple[str, int] | None:
     """Returns the option with the largest effect on memory, and its largest value that fits with the others unchanged.
 
     That is the number of Gaussians or of rays per step; None where a run has neither.
     """
-    splats = plan_growth(request) is not None
-    manager: Any = request.config.pipeline.datamanager
-    now = final_gaussians(request) if splats else getattr(manager, "train_num_rays_per_batch", None)
+    splats, manager = growth is not None, request.config.pipeline.datamanager
+    now = getattr(manager, "train_num_rays_per_batch", None) if growth is None else growth.last
     if not isinstance(now, int):
         return None
 
