@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import learning_tables
 import mesh_tables
 from markdown_table import Report, quality, table
 
@@ -314,6 +313,45 @@ def _step_operators(report: Report) -> str:
     return table(["method", "stage", "kernels", "host waits"], rows)
 
 
+def _poses(report: Report) -> str:
+    """Poses beside the given ones."""
+    head = ["photos", "mapper", "with a pose", "RRA@5", "RTA@5", "AUC@30", "centres", "reprojection px", "s"]
+    rows = [
+        [name, row["mapper"], f"{row['registered']} of {row['photos']}",
+         *(f"{value:.3f}" for value in (row["rra"]["5"], row["rta"]["5"], row["auc_30"])),
+         f"{row['center_error']:.2%} ({row['center_worst']:.2%})", f"{row['reprojection_error_px']:.2f}",
+         f"{row['seconds']:.0f}" + " (matches kept)" * row["features_reused"]]
+        for name, some in report["captures"].items() for row in some
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _beside_plan(row: Report) -> list[str]:
+    return [f"{row['planned_mib']:,}", f"{row['peak_mib']:,}", f"{row['peak_to_plan']:.2f}"]
+
+
+def _pose_training(report: Report) -> str:
+    """Memory and time of DiffusionSfM's training."""
+    head = ["stage", "device", "scenes × images", "planned, MiB", "allocated, MiB", "allocated ÷ planned", "s/step"]
+    rows = [
+        [row["label"], f"{report['device']}, {row['precision']}", f"{row['batch']} × {row['images']}",
+         *_beside_plan(row), f"{row['full_step_ms'] / 1e3:.2f}"]
+        for row in report["rows"]
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _moco_training(report: Report) -> str:
+    """Memory and time of MoCo's training."""
+    head = ["preset", "device", "batch", "queue", "planned, MiB", "allocated, MiB", "allocated ÷ planned", "s/step"]
+    rows = [
+        [row["label"], f"{report['device']}, {row['precision']}", f"{row['batch']} × {row['accumulation']}",
+         f"{row['queue']:,}", *_beside_plan(row), f"{row['step_ms'] / 1e3:.2f}"]
+        for row in report["rows"]
+    ]  # fmt: skip
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "cpu_speed": _speed,
@@ -336,10 +374,9 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "splat_formats": _splat_formats,
     "splat_precision": _splat_precision,
     "gpu_day": _gpu_day,
-    "poses": learning_tables.poses,
-    "pose_verdicts": learning_tables.pose_verdicts,
-    "pose_training": learning_tables.pose_training,
-    "moco_training": learning_tables.moco_training,
+    "poses": _poses,
+    "pose_training": _pose_training,
+    "moco_training": _moco_training,
 }
 MISSING = {"gpu_day": "Not measured yet ([Status](status.md))."}
 """What stands in place of a table whose results are missing."""
