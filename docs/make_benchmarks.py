@@ -352,6 +352,53 @@ def _moco_training(report: Report) -> str:
     return table(head, rows)
 
 
+def _query_times(report: Report) -> str:
+    names = ("lift", "group", "clusters", "first_example", "example", "answer")
+    rows = [[row["code"], *(f"{row[name]:.2f}" for name in names)] for row in report["rows"]]
+    head = ["code", "features", "groups", "what the scene shows", "first example", "next example", "one view's answer"]
+    return table(head, rows)
+
+
+def _big_capture(report: Report) -> str:
+    rows = [
+        [
+            row["method"],
+            f"{row['photos']:,}" + (" with masks" if row["masks"] else ""),
+            f"{row['window']} for {row['repeat']} steps" if row["repeat"] else _kept_pixels(row["pixel_stride"]),
+            f"{row['first_step_s']:.0f}",
+            f"{row['steps_per_s']:.2f}",
+            f"{row['peak_mib']:,}",
+            f"{row['planned_mib']:,}",
+            f"{row['all_images_mib']:,}",
+        ]
+        for row in report["runs"]
+    ]
+    head = ["method", "photos", "in memory", "first step, s", "steps/s", "peak, MiB", "planned, MiB"]
+    return table([*head, "all pixels alone, MiB"], rows)
+
+
+def _kept_pixels(stride: int) -> str:
+    return f"1 of {stride**2} pixels" if stride > 1 else "all"
+
+
+def _viewer_time(report: Report) -> str:
+    times = ["first_s", *(f"rows_{share}_s" for share in ("0.125", "0.25", "0.5", "1"))]
+    rows = [
+        [row["run"], row["way"], str(row["rows"]), *(f"{row[name]:.1f}" for name in times)] for row in report["rows"]
+    ]
+    head = ["run", "pictures", "rows", "first, s", "⅛ of the rows, s", "¼, s", "½, s", "whole, s"]
+    return table(head, rows)
+
+
+def _memory(report: Report) -> str:
+    ways = {"chunked": "`f3rm-ext`", "naive": "features of the whole image"}
+    rows = [
+        [ways[r["way"]], str(r["dim"]), f"{report['width']} × {r['rows']}", f"{r['peak_mib']:,.0f}", f"{r['s']:.0f}"]
+        for r in report["rows"]
+    ]
+    return table(["", "dimensions", "pixels", "peak MiB", "s"], rows)
+
+
 TABLES: dict[str, Callable[[Report], str]] = {
     "cpu_training": _training,
     "cpu_speed": _speed,
@@ -359,6 +406,10 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "step_operators": _step_operators,
     "import_time": _starts,
     "query_quality": _answers,
+    "query_time": _query_times,
+    "query_memory": _memory,
+    "big_capture": _big_capture,
+    "viewer_time": _viewer_time,
     "rasterize_cpu": _splats,
     "splat_steps": _splat_steps,
     "opensplat": _opensplat,
