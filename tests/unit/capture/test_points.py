@@ -1,6 +1,7 @@
 """The points of a capture: they stay where they are relative to the cameras, and bad ones stop nothing."""
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
