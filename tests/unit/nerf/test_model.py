@@ -243,7 +243,7 @@ def test_only_the_viewer_gets_a_black_image(
     make_model: MakeModel, camera: Cameras, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model().eval()
-    model.field.grid.table = torch.nn.Parameter(torch.zeros(1, 7))
+    model.field.grid.table = torch.nn.Parameter(torch.zeros(len(model.field.grid.table), 7))
     with pytest.raises(RuntimeError, match="mat1"):
         model.get_outputs_for_camera(camera)
     monkeypatch.setattr("f3rm_ext.compat.is_viewer_thread", lambda: True)
