@@ -27,6 +27,8 @@ FAR_SPREADS = 1000.0
 """Distance of the cameras from the origin, in lengths of what they span, from which float32 is too coarse for them."""
 ORIGIN_KEY = "capture_origin"
 """Key of transforms, as they are read, for the point of the file's frame to which poses are relative."""
+LEAST_SPAN = 1e-9
+"""Largest distance between cameras that are at one place, units of the capture."""
 LEAST_PX = 1e-3
 """Smallest focal length or size that is believed."""
 Meta = dict[str, Any]
@@ -205,6 +207,17 @@ def check_frame_poses(frames: Sequence[Mapping[str, Any]]) -> None:
         return  # one by one, a hundred thousand take ten seconds
     for frame in frames:
         check_pose(frame.get("transform_matrix"), frame["file_path"], ((4, 4),))
+
+
+def check_places(frames: Sequence[Mapping[str, Any]]) -> None:
+    """Raises CaptureError if all cameras are at one place: nothing tells distances, and nothing a scale."""
+    centers = np.array([frame["transform_matrix"] for frame in frames], dtype=np.float64)[:, :3, 3]
+    if np.ptp(centers, axis=0).max() <= LEAST_SPAN:
+        raise CaptureError(
+            "All cameras are at one place, so their photos do not tell how far things are: add photos from other "
+            "places, or train a field that only turns, with `f3rm-ext-data --auto-scale-poses False` at the end of "
+            "`ns-train`."
+        )
 
 
 def _are_rigid(matrices: list[object]) -> bool:

@@ -107,6 +107,8 @@ class CaptureDataParser(Nerfstudio):
         if self._opens_images or self.config.drop_missing_frames:
             meta = self._drop_missing(meta, folder)
         checks.check_frame_poses(meta["frames"])
+        if self.config.auto_scale_poses:
+            checks.check_places(meta["frames"])
         if checks.ORIGIN_KEY in meta:
             origin = ", ".join(f"{value:.10g}" for value in meta[checks.ORIGIN_KEY])
             CONSOLE.log(

@@ -98,6 +98,15 @@ def test_mistakes_in_transforms_are_named(capture, frame, key, value, message):
     refused(capture.save(), message)
 
 
+def test_cameras_at_one_place_tell_no_scale(capture):
+    for frame in capture.frames:
+        for row, value in zip(frame["transform_matrix"], (3.0, -1.0, 0.5), strict=False):
+            row[3] = value
+    refused(capture.save(), "All cameras are at one place.*--auto-scale-poses False")
+    outputs = parse(capture, auto_scale_poses=False)
+    assert torch.equal(outputs.cameras.camera_to_worlds[:, :, 3], torch.zeros(len(outputs.cameras), 3))
+
+
 def test_json_file_given_directly(capture):
     path = capture.folder / "transforms.json"
     other = path.rename(path.with_name("other.json"))
