@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from msgspec import Meta as Limits
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
@@ -110,12 +110,9 @@ def read_transforms(data: Path) -> tuple[Meta, Path]:
 def _move_near(meta: Meta) -> Meta:
     """Returns the transforms with poses relative to a point amid them if float32 would not tell them apart."""
     meta.pop(ORIGIN_KEY, None)
-    try:
-        poses = np.array([frame["transform_matrix"] for frame in meta["frames"]], dtype=np.float64)
-    except (KeyError, TypeError, ValueError, OverflowError):
+    poses = _read_poses(meta["frames"])
+    if poses is None:
         return meta  # which is refused later, in a sentence
-    if not len(poses) or poses.shape[1:] != (4, 4) or not np.isfinite(poses).all():
-        return meta
     centers = poses[:, :3, 3]
     middle = centers.mean(axis=0)
     spread = float(np.abs(centers - middle).max())
@@ -203,7 +200,7 @@ def check_pose(matrix: object, name: object, shapes: Sequence[tuple[int, int]] =
 
 def check_frame_poses(frames: Sequence[Mapping[str, Any]]) -> None:
     """Checks the poses of all frames, which must be 4 x 4, with :func:`check_pose`."""
-    if _are_rigid([frame.get("transform_matrix") for frame in frames]):
+    if _are_rigid(_read_poses(frames)):
         return  # one by one, a hundred thousand take ten seconds
     for frame in frames:
         check_pose(frame.get("transform_matrix"), frame["file_path"], ((4, 4),))
@@ -220,13 +217,18 @@ def check_places(frames: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _are_rigid(matrices: list[object]) -> bool:
-    """Returns whether :func:`check_pose` passes all of these."""
+def _read_poses(frames: Sequence[Mapping[str, Any]]) -> Float64[np.ndarray, "frames 4 4"] | None:
+    """Returns the poses of all frames; None if one is missing or no 4 x 4 matrix of finite numbers."""
     try:
-        poses = np.array(matrices, dtype=np.float64)
+        poses = np.array([frame.get("transform_matrix") for frame in frames], dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        return False
-    if poses.shape[1:] != (4, 4) or not (np.abs(poses) <= FARTHEST).all():
+        return None
+    return poses if poses.shape[1:] == (4, 4) and np.isfinite(poses).all() else None
+
+
+def _are_rigid(poses: Float64[np.ndarray, "frames 4 4"] | None) -> bool:
+    """Returns whether :func:`check_pose` passes all of these."""
+    if poses is None or not (np.abs(poses) <= FARTHEST).all():
         return False
     rotations = poses[:, :3, :3]
     off = np.abs(rotations.transpose(0, 2, 1) @ rotations - np.eye(3)).max(initial=0.0)

@@ -84,6 +84,14 @@ class PinholeDataset(PhotoDataset):
         draft = max(draft for draft in (1, 2, 4, 8) if draft == 1 or (known and longest >= 2 * draft * side_px))
         return cls(dataparser_outputs, min(1.0, side_px * draft / longest), draft=draft)
 
+    @classmethod
+    def find_views(cls, dataparser_outputs: DataparserOutputs, side_px: int) -> "PinholeDataset | None":
+        """Returns :meth:`scale_to_side`; None if the cameras have no pinhole view, such as those of panoramas."""
+        try:
+            return cls.scale_to_side(dataparser_outputs, side_px)
+        except CaptureError:
+            return None
+
     def picture(self, image_idx: int, masked: MaskedPixels = "ignore") -> ImagePixels:
         """Reads, undistorts and scales one image; alpha and mask are kept, and transparent pixels blend.
 

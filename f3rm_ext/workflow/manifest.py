@@ -39,12 +39,12 @@ class Record:
     title: str = ""
     """Title of the stage in messages and reports."""
     options: dict[str, str] = field(default_factory=dict)
-    """What the user decided: names and values."""
+    """Values of the options that the user decided, by name."""
     inputs: dict[str, str] = field(default_factory=dict)
     """Hashes of what it was made of, by name."""
     outputs: dict[str, Output] = field(default_factory=dict)
     command: str = ""
-    """As it was typed."""
+    """The command line that ran the stage."""
     seconds: float = 0.0
     """Wall time of all its runs."""
     working_s: float = 0.0
@@ -94,7 +94,7 @@ class Manifest:
     """Options that were chosen for the machine on which the work began."""
     format: int = FORMAT
     version: str = ""
-    """Of f3rm_ext; not read."""
+    """Version of f3rm_ext that wrote the manifest, for people; nothing reads it."""
     folder: Path = Path()
     """Output of the workflow; not in the file."""
 

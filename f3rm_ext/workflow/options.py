@@ -26,7 +26,7 @@ StageName = Literal[
     "eval-texture",
 ]
 STAGES: tuple[StageName, ...] = get_args(StageName)
-"""In the order in which they run."""
+"""All stages, in the order in which they run."""
 PASSED_ON = ("sfm", "coarse", "mesh", "refine", "texture", "page")
 """Stages with options of their own, written ``--STAGE.OPTION``."""
 _TRAININGS = {"coarse", "refine"}

@@ -35,7 +35,7 @@ class StageRunner(ABC):
     command = ""
     """The command that the user types, such as ``f3rm-ext demo``."""
     option = "--output"
-    """Its option for the folder."""
+    """Option of that command for the output folder."""
 
     def __init__(self, output: Path, console: "Console") -> None:
         self.output, self.console = output, console

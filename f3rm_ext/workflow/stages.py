@@ -20,7 +20,7 @@ class Stage:
 
     name: str
     title: str
-    """For people."""
+    """Title of the stage in messages and reports."""
     program: Words
     """The command without options."""
     options: StageOptions

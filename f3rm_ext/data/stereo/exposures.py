@@ -23,7 +23,6 @@ from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.data.stereo.agreement import DepthMaps, neighbours, project
 from f3rm_ext.data.stereo.cache import capture_key, read_or_make
 from f3rm_ext.data.stereo.sweep import AGREEING, PhotoStereo, StereoOptions, nearby_views
-from f3rm_ext.errors import CaptureError
 from f3rm_ext.utils import threads
 from f3rm_ext.utils.console import image_progress
 from f3rm_ext.utils.pictures import pick_evenly, to_linear
@@ -62,9 +61,8 @@ def read_or_measure_stops(outputs: DataparserOutputs, cache: Path) -> MeasuredSt
     Raises:
         CaptureError: a photo cannot be read.
     """
-    try:
-        dataset = PinholeDataset.scale_to_side(outputs, SIDE_PX)
-    except CaptureError:
+    dataset = PinholeDataset.find_views(outputs, SIDE_PX)
+    if dataset is None:
         return None
     path = cache / f"{capture_key(outputs, [VERSION, SIDE_PX, MOST_VIEWS, asdict(OPTIONS)])}.npz"
     return read_or_make(path, lambda: measure_stops(dataset), read=_read, encode=_encode)[0]

@@ -16,7 +16,6 @@ from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth
 from f3rm_ext.data.stereo.points import MIN_VIEWS
 from f3rm_ext.data.stereo.sweep import AGREEING, PhotoStereo, StereoOptions, nearby_views
-from f3rm_ext.errors import CaptureError
 from f3rm_ext.utils import threads
 from f3rm_ext.utils.console import image_progress
 from f3rm_ext.utils.pictures import pick_evenly
@@ -87,11 +86,8 @@ def measure_ray_depths(outputs: DataparserOutputs) -> RayDepths | None:
         CaptureError: a photo cannot be read.
     """
     threads.settle(numba=True)
-    try:
-        stereo = PhotoStereo.from_dataset(PinholeDataset.scale_to_side(outputs, _SIDE_PX), _OPTIONS)
-    except CaptureError:
-        return None
-    return ray_depths(stereo)
+    dataset = PinholeDataset.find_views(outputs, _SIDE_PX)
+    return None if dataset is None else ray_depths(PhotoStereo.from_dataset(dataset, _OPTIONS))
 
 
 def ray_depths(stereo: PhotoStereo, most_views: int = _MOST_VIEWS) -> RayDepths:

@@ -171,6 +171,8 @@ def test_far_from_all_gaussians(backend: str, random_gaussians: Callable[..., Ga
     field = neighbour_field(points, owners, table, neighbours)
     assert not field.density.any()
     assert torch.equal(field.direction, table[owners][:, NORMAL:])
+    (of_direction,) = torch.autograd.grad(field.direction.sum(), table, retain_graph=True)
+    assert of_direction[:, NORMAL:].sum() == 3 * len(points) and not of_direction[:, :NORMAL].any()
     grads = torch.autograd.grad(sum(value.sum() for value in field), (points, table))
     assert all(torch.isfinite(grad).all() for grad in grads)
     assert torch.equal(grads[1][[1, 4], NORMAL:], torch.full((2, 3), 2.0))  # of direction and of normal
