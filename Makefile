@@ -8,10 +8,11 @@ STAMP := $(VENV)/.installed
 EXTRAS ?= dev,docs,e2e
 JOBS ?= 2
 OUT ?= demo
+SYSTEM = build-essential python3-dev python3-venv libegl1 libgl1 libopengl0
 PYTEST = OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install same-python demo check test release lint format docs bench clean
+.PHONY: help install same-python system demo check test release lint format docs bench clean
 
 help:  ## Show this help
 	@echo "usage: make TARGET"
@@ -28,7 +29,19 @@ same-python:
 	  echo "Error: $(VENV) is of $$($(BIN)/python --version), not of $(PYTHON): run make clean first." >&2; exit 2; \
 	fi
 
-$(STAMP): pyproject.toml $(PLUGINS:%=%/pyproject.toml)
+# What no wheel brings, all of it at once and before minutes of installing. The libraries are Open3D's and MeshLab's.
+system:
+	@test "$$(uname)" = Linux && test ! -e $(STAMP) && test -n "$(PYTHON)" || exit 0; missing=; \
+	command -v c++ >/dev/null || missing="$$missing c++"; \
+	$(PYTHON) -c "import ensurepip" 2>/dev/null || missing="$$missing ensurepip"; \
+	$(PYTHON) -c "import os, sysconfig; os.stat(sysconfig.get_path('include') + '/Python.h')" 2>/dev/null || \
+	  missing="$$missing Python.h"; \
+	for library in libEGL.so.1 libGL.so.1 libOpenGL.so.0 libX11.so.6; do \
+	  $(PYTHON) -c "import ctypes; ctypes.CDLL('$$library')" 2>/dev/null || missing="$$missing $$library"; \
+	done; \
+	test -z "$$missing" || { echo "Error: this machine lacks$$missing: on Debian or Ubuntu, apt install $(SYSTEM)." >&2; exit 2; }
+
+$(STAMP): pyproject.toml $(PLUGINS:%=%/pyproject.toml) | system
 	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10, 3.11 or 3.12 was found: install one, or say make PYTHON=/path/to/python." >&2; exit 2; }
 	@echo "Installing into $(VENV) (a few minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -86,8 +86,10 @@ class Mesh(FrameOption, MeshOutput):
         from f3rm_ext.mesh.extraction import extract_mesh
         from f3rm_ext.mesh.mesh_files import require_output
         from f3rm_ext.utils.console import image_progress, note, show_stages
+        from f3rm_ext.utils.open3d_library import open3d
 
         require_output(self.out)
+        open3d()  # before minutes of rendering
         scene = self._open()
         unit = scene.frame.scale if self.frame == "capture" else 1.0
         lengths = {name: getattr(self.extraction, name) * unit for name in ("voxel", "close_holes")}

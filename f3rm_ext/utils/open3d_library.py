@@ -1,4 +1,4 @@
-"""Open3D, imported where it is used: it takes a second, and needs a library that bare machines lack."""
+"""Open3D, imported where it is used: it takes a second, and needs libraries that bare machines lack."""
 
 from typing import Any
 
@@ -7,6 +7,9 @@ from jaxtyping import Bool, Float, Int, Integer
 
 from f3rm_ext.errors import ConfigError, reason_of
 from f3rm_ext.utils.libusb import provide_libusb
+
+INSTALL_LIBRARIES = "apt install libegl1 libgl1 libopengl0"
+"""Brings what Open3D and MeshLab link to, and servers and containers lack."""
 
 
 def open3d() -> Any:
@@ -19,9 +22,11 @@ def open3d() -> Any:
     try:
         import open3d as module
     except (ImportError, OSError) as error:
+        reason = reason_of(error)
+        packaged = isinstance(error, ModuleNotFoundError) or "libusb" in reason
+        advice = "`pip install open3d libusb-package`" if packaged else f"on Debian or Ubuntu, `{INSTALL_LIBRARIES}`"
         raise ConfigError(
-            f"Open3D cannot be imported ({reason_of(error)}), and meshes need it: `pip install open3d libusb-package`, "
-            "or install the library that is named here with the system's package manager."
+            f"Open3D, which meshes and the synthetic room need, cannot be imported ({reason}): {advice}."
         ) from error
     module.utility.set_verbosity_level(module.utility.VerbosityLevel.Error)
     return module

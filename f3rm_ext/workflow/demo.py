@@ -117,7 +117,7 @@ class DemoRun(StageRunner):
     def check_requirements(self) -> list[str]:
         """See :meth:`StageRunner.check_requirements`."""
         training = "splats" if self.options.method == SPLATS else "fields"
-        return check_requirements(self.folder, training=training, meshes=False, scores=True)
+        return check_requirements(self.folder, training=training, meshes=self.is_synthetic, scores=True)
 
     def _make_capture(self) -> Path:
         """Makes the synthetic room or finds poses, if needed. Returns the capture."""

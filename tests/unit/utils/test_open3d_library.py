@@ -1,10 +1,14 @@
-"""Rays at a box whose hits are known."""
+"""Rays at a box whose hits are known, and what is said where Open3D cannot be imported."""
+
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import trimesh
 
-from f3rm_ext.utils.open3d_library import RayCaster
+from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.open3d_library import RayCaster, open3d
 
 
 @pytest.mark.usefixtures("open3d")
@@ -24,3 +28,21 @@ def test_rays_at_a_box() -> None:
     corners = np.column_stack([1 - weights.sum(axis=1), weights])
     places = np.einsum("nc,ncd->nd", corners, box.triangles[faces])
     np.testing.assert_allclose(places, [[0.3, 0.2, 1.0], [0.0, 0.1, -1.0]], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("failure", "remedy"),
+    [
+        ("ImportError('libEGL.so.1: cannot open shared object file')", "libEGL.so.1.*apt install .*libegl1"),
+        ("ImportError('libusb-1.0.so.0: cannot open shared object file')", "pip install .*libusb-package"),
+        ("ModuleNotFoundError('No module named open3d')", "pip install open3d"),
+    ],
+)
+def test_the_remedy_is_for_what_is_missing(
+    failure: str, remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "open3d.py").write_text(f"raise {failure}")
+    monkeypatch.delitem(sys.modules, "open3d", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=remedy):
+        open3d()

@@ -6,10 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.model_components import image_metrics
+from f3rm_ext.workflow.demo import DemoOptions, DemoRun
 from f3rm_ext.workflow.runner import check_requirements
 
 GIB = 1 << 30
@@ -31,6 +33,13 @@ def test_open3d(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not check(tmp_path, "splats")
     with pytest.raises(ConfigError):
         check(tmp_path, "meshes")
+
+
+def test_the_demos_room_needs_open3d_and_photos_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "open3d", None)  # type: ignore[arg-type]
+    DemoRun(DemoOptions(out=tmp_path, images=tmp_path), Console()).check_requirements()
+    with pytest.raises(ConfigError, match="Open3D"):
+        DemoRun(DemoOptions(out=tmp_path), Console()).check_requirements()
 
 
 def test_gsplats_kernels_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
