@@ -1,16 +1,19 @@
-"""Checks of image files: present, readable and complete; and their sizes."""
+"""Checks of image files: present, readable and complete; their sizes; and what masks keep."""
 
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import Bool
 from PIL import Image
 
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.utils.pictures import UNREADABLE
 
 USABLE_MODES = ("L", "RGB", "RGBA")
+_GREY_MODES = ("1", "L", "I", "I;16", "F")
 _TAIL_BYTES = 1 << 16
 _END_MARKS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 _THREADS = 8
@@ -61,6 +64,19 @@ def image_sizes(paths: Sequence[Path], *, masks: bool = False) -> list[tuple[int
     """Returns :func:`image_size` of many files, read in threads."""
     with ThreadPoolExecutor(max_workers=min(_THREADS, 2 * (os.cpu_count() or 1))) as pool:
         return list(pool.map(lambda path: image_size(path, mask=masks), paths))
+
+
+def read_mask(path: Path) -> Bool[np.ndarray, "h w"]:
+    """Returns the pixels that a mask keeps: those that are not black and, where it has alpha, not transparent.
+
+    Raises:
+        OSError, SyntaxError, ValueError: the file cannot be read.
+    """
+    with Image.open(path) as image:
+        if image.mode in _GREY_MODES:
+            return np.asarray(image) != 0
+        colors = np.asarray(image.convert("RGBA")) != 0
+    return colors[..., :3].any(axis=-1) & colors[..., 3]
 
 
 def ends_whole(path: Path, image_format: str | None) -> bool:

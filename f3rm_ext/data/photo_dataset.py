@@ -1,14 +1,17 @@
 """nerfstudio's data set, which decodes photos with fewer copies."""
 
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from jaxtyping import UInt8
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.data.datasets.base_dataset import InputDataset
 from PIL import Image
 
-from f3rm_ext.capture.images import ends_whole
+from f3rm_ext.capture.ground_truth import nearest
+from f3rm_ext.capture.images import ends_whole, read_mask
 
 
 class PhotoDataset(InputDataset):
@@ -37,6 +40,26 @@ class PhotoDataset(InputDataset):
             if image is not None:
                 return image
         return super().get_numpy_image(image_idx)
+
+    def get_data(self, image_idx: int, image_type: Literal["uint8", "float32"] = "float32") -> dict[str, Any]:
+        """nerfstudio's batch: ``image_idx``, ``image``, and ``mask`` Bool[h w 1] if there is one, also in colour.
+
+        Raises:
+            OSError, SyntaxError, ValueError: a file cannot be read, or the mask has another size than the image.
+        """
+        image = self.get_image_uint8(image_idx) if image_type == "uint8" else self.get_image_float32(image_idx)
+        data: dict[str, Any] = {"image_idx": image_idx, "image": image}
+        files = self._dataparser_outputs.mask_filenames
+        if files is not None:
+            mask = read_mask(Path(files[image_idx]))
+            mask = nearest(mask, *(int(side * self.scale_factor) for side in mask.shape))
+            if mask.shape != image.shape[:2]:
+                raise ValueError(f"the mask has {mask.shape} pixels and the image {tuple(image.shape[:2])}")
+            data["mask"] = torch.from_numpy(mask[..., None])
+            if self.mask_color:
+                data["image"] = torch.where(data["mask"], image, torch.ones_like(image) * torch.tensor(self.mask_color))
+        data.update(self.get_metadata(data))
+        return data
 
 
 def _decode_jpeg(path: Path, draft: int) -> UInt8[np.ndarray, "h w 3"] | None:

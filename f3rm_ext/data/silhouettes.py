@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float64
 from nerfstudio.cameras.cameras import Cameras
-from PIL import Image
 
+from f3rm_ext.capture.ground_truth import nearest
+from f3rm_ext.capture.images import read_mask
 from f3rm_ext.data.undistort import MAX_HALF_ANGLE_RAD, DistortedCamera
 from f3rm_ext.errors import CaptureError
-from f3rm_ext.utils.pictures import pick_evenly
+from f3rm_ext.utils.pictures import UNREADABLE, pick_evenly
 
 MAX_RATIO, RATIO_PER_DISAGREEMENT = 0.5, 4.0
 """Masks are silhouettes up to this ratio of the disagreement on rays of kept pixels to that on rays of masked ones; up
@@ -46,9 +47,9 @@ def are_silhouettes(cameras: Cameras, mask_files: Sequence[Path]) -> bool:
     """
     chosen = pick_evenly(len(mask_files), _VIEWS)
     try:
-        masks = [_small_mask(Path(mask_files[index])) for index in chosen]
+        masks = [nearest(read_mask(Path(mask_files[index])), _SIDE_PX, _SIDE_PX) for index in chosen]
         lenses = [DistortedCamera.of(cameras, index, mask_files[index]) for index in chosen]
-    except (OSError, CaptureError):  # A mask that cannot be read is reported where training reads it.
+    except (*UNREADABLE, CaptureError):  # A mask that cannot be read is reported where training reads it.
         return False
     if len(chosen) < 3:
         return False
@@ -126,8 +127,3 @@ class View:
         columns = np.where(inside, column / width * self.mask.shape[1], 0).astype(int)
         inside &= self.frame[rows, columns]
         return inside, inside & self.mask[rows, columns]
-
-
-def _small_mask(path: Path) -> Mask:
-    with Image.open(path) as image:
-        return np.asarray(image.resize((_SIDE_PX, _SIDE_PX), Image.Resampling.NEAREST)).astype(bool)

@@ -8,6 +8,7 @@ from PIL import Image
 from f3rm_ext.data import photo_dataset
 from f3rm_ext.data.image_reader import read_pixels
 from f3rm_ext.data.photo_dataset import PhotoDataset
+from f3rm_ext.data.silhouettes import are_silhouettes
 from f3rm_ext.errors import CaptureError
 
 TURNED = Image.Exif()
@@ -41,4 +42,35 @@ def test_a_photo_that_is_cut_short_is_not_filled_with_grey(make_outputs, tmp_pat
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)).save(path)
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(CaptureError, match=r"photo\.jpg"):
+        read_pixels(PhotoDataset(outputs), 0)
+
+
+@pytest.mark.parametrize("kind", ["1", "L", "I;16", "P", "LA", "RGB", "RGBA", "alpha"])
+def test_masks_of_all_kinds_of_images_keep_the_same(make_outputs, kind):
+    outputs = make_outputs(5, masks=6)
+    assert outputs.mask_filenames is not None
+    for path in outputs.mask_filenames:
+        mask = Image.open(path)
+        if kind == "I;16":
+            mask = Image.fromarray(np.asarray(mask).astype(np.uint16))
+        elif kind == "P":  # white has number 0
+            mask = mask.point([1] + [0] * 255)
+            mask.putpalette([255, 255, 255, 0, 0, 0])
+        elif kind == "alpha":
+            mask = Image.merge("LA", (Image.new("L", mask.size, 255), mask))
+        else:
+            mask = mask.convert(kind)
+        mask.save(path)
+    part = read_pixels(PhotoDataset(outputs), 1)
+    assert part.valid is not None and part.valid[3].tolist() == [x >= 6 for x in range(16)]
+    half = read_pixels(PhotoDataset(outputs, 0.5), 1)
+    assert half.valid is not None and half.valid[3].tolist() == [x >= 3 for x in range(8)]
+    assert not are_silhouettes(outputs.cameras, outputs.mask_filenames)
+
+
+def test_masks_of_another_size_are_refused(make_outputs):
+    outputs = make_outputs(2, masks=6)
+    assert outputs.mask_filenames is not None
+    Image.new("L", (8, 6)).save(outputs.mask_filenames[0])
+    with pytest.raises(CaptureError, match=r"000\.png or its mask"):
         read_pixels(PhotoDataset(outputs), 0)
