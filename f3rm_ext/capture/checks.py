@@ -40,6 +40,7 @@ Matrix = list[list[Number]]
 class _Lens(TypedDict, total=False):
     """What may stand at the top or in a frame; sizes and focal lengths are checked when all are there."""
 
+    camera_model: str
     k1: Number
     k2: Number
     k3: Number
@@ -54,7 +55,6 @@ class _Transforms(_Lens, total=False):
     """What is read of transforms.json beside poses, paths and intrinsics, which have checks of their own."""
 
     frames: list[_Lens]
-    camera_model: str
     applied_transform: Annotated[Matrix, Limits(min_length=3, max_length=4)]
     applied_scale: Factor
     orientation_override: Literal["pca", "up", "vertical", "none"]
@@ -258,15 +258,36 @@ def per_frame_intrinsics(meta: Meta) -> Meta:
     return {**shared, "frames": frames}
 
 
-def check_intrinsics(meta: Meta, camera_models: Sequence[str]) -> None:
+def share_camera_model(meta: Meta, kinds: Mapping[str, object]) -> Meta:
+    """Returns the transforms with the camera model of the frames at the top, where alone nerfstudio reads it.
+
+    nerfstudio writes it into the frames if they have several cameras.
+
+    Args:
+        kinds: the kind of camera that each model is treated as.
+
+    Raises:
+        CaptureError: a model is unknown, or the frames have cameras of several kinds.
+    """
+    shared = meta.get("camera_model", "OPENCV")
+    models = dict.fromkeys(frame.get("camera_model", shared) for frame in meta["frames"])
+    for model in models:
+        if model not in kinds:
+            raise CaptureError(f"The camera_model {model} is not known: use one of {', '.join(sorted(kinds))}.")
+    if len({kinds[model] for model in models}) > 1:
+        raise CaptureError(
+            f"The frames mix kinds of cameras ({', '.join(sorted(models))}), but a run has cameras of one kind: make a "
+            "capture of each, or undistort the photos beforehand, for instance by `colmap image_undistorter`."
+        )
+    return {**meta, "camera_model": next(iter(models), shared)}
+
+
+def check_intrinsics(meta: Meta) -> None:
     """Checks that every frame has a focal length, a principal point and a size.
 
     Raises:
-        CaptureError: a value is missing or impossible, or the camera model is unknown.
+        CaptureError: a value is missing or impossible.
     """
-    model = meta.get("camera_model")
-    if model is not None and model not in camera_models:
-        raise CaptureError(f"The camera_model {model} is not known: use one of {', '.join(sorted(camera_models))}.")
     for frame in meta["frames"]:
         values = {**{key: meta[key] for key in INTRINSICS if key in meta}, **frame}
         missing = [key for key in INTRINSICS if key not in values]

@@ -117,7 +117,8 @@ class CaptureDataParser(Nerfstudio):
                 markup=False,
             )
         meta = checks.per_frame_intrinsics(meta)
-        checks.check_intrinsics(meta, list(CAMERA_MODEL_TO_TYPE))
+        checks.check_intrinsics(meta)
+        meta = checks.share_camera_model(meta, CAMERA_MODEL_TO_TYPE)
         for key in ("mask_path", "depth_file_path"):
             checks.check_same_keys(meta["frames"], key)
         return meta

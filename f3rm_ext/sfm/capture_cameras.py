@@ -52,7 +52,7 @@ def read_capture_cameras(data: Path) -> CaptureCameras:
     checks.check_frame_poses(meta["frames"])
     if len(meta["frames"]) < 2:
         raise CaptureError(f"{data} has fewer than two cameras: give a capture with more.")
-    checks.check_intrinsics({key: value for key, value in meta.items() if key != "camera_model"}, ())
+    checks.check_intrinsics(meta)
     shared = {key: value for key, value in meta.items() if key != "frames"}
     frames = [{**shared, **frame} for frame in meta["frames"]]
 

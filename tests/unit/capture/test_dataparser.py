@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from nerfstudio.cameras.cameras import CameraType
 from nerfstudio.data.dataparsers import nerfstudio_dataparser
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataParserConfig
 from PIL import Image
@@ -187,6 +188,22 @@ def test_images_of_different_sizes_with_their_own_intrinsics(capture):
     assert cameras.height[:, 0].tolist() == [12, 12, 12, 10, 12, 12]
     assert cameras.fx[:, 0].tolist() == [18.0, 18.0, 18.0, 22.0, 18.0, 18.0]
     assert cameras.cx[3, 0] == 10.0 and cameras.cy[3, 0] == 6.0
+
+
+def test_camera_models_of_frames(capture):
+    """nerfstudio writes the model into the frames where there are several cameras, and reads it at the top."""
+    del capture.meta["camera_model"]
+    for frame in capture.frames:
+        frame["camera_model"] = "OPENCV_FISHEYE"
+    assert set(parse(capture.save()).cameras.camera_type.flatten().tolist()) == {CameraType.FISHEYE.value}
+    capture.frames[1]["camera_model"] = "PINHOLE"
+    refused(capture.save(), r"mix kinds of cameras \(OPENCV_FISHEYE, PINHOLE\)")
+    for frame in capture.frames[2:]:
+        frame["camera_model"] = "SIMPLE_RADIAL"
+    capture.frames[0]["camera_model"] = "OPENCV"
+    assert set(parse(capture.save()).cameras.camera_type.flatten().tolist()) == {CameraType.PERSPECTIVE.value}
+    capture.frames[3]["camera_model"] = "PINHOLEY"
+    refused(capture.save(), "PINHOLEY .*OPENCV")
 
 
 def test_downscaled_images(make_capture):
