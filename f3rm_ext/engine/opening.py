@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from f3rm_ext.engine.config_file import HINT, read_config
-from f3rm_ext.errors import CheckpointError, ConfigError
+from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from nerfstudio.engine.trainer import TrainerConfig
@@ -47,6 +47,7 @@ def open_run(
     Raises:
         ConfigError: the file does not exist or cannot be understood, or the run is not usable.
         CheckpointError: the run has no checkpoint yet, or all are damaged.
+        CaptureError: the capture is not where the options say.
     """
     from nerfstudio.utils.rich_utils import CONSOLE
 
@@ -68,12 +69,15 @@ def open_run(
     try:
         _take_registered_datamanager(config, load_config)
         fits = usable(config)
+        manager: Any = config.pipeline.datamanager
+        data = Path(manager.data or manager.dataparser.data)
         if base.parts[-3:] == (config.experiment_name, config.method_name, config.timestamp):
             config.output_dir = base.parent.parent.parent
     except (AttributeError, TypeError) as error:
         raise ConfigError(f"{load_config} is not understood ({type(error).__name__}): {HINT}.") from error
     if not fits:
         raise ConfigError(f"The run {load_config} is of the method {config.method_name}, {lacking}.")
+    _require_capture(data, load_config)
     config.relative_model_dir = config.load_dir = folder.resolve()
     config.load_step = step = checkpoint.parse_step(newest)
     assert step is not None, "newest_first only lists checkpoint names"
@@ -82,6 +86,14 @@ def open_run(
     pipeline = _set_up(config, path)
     CONSOLE.print(f":white_check_mark: Done loading checkpoint from {path}")
     return OpenedRun(config, pipeline, path, step)
+
+
+def _require_capture(data: Path, load_config: Path) -> None:
+    if not data.exists():
+        raise CaptureError(
+            f"The capture {data} of this run is not there: a path in config.yml is relative to the folder in which "
+            f"training was started, so run the command there, or correct `data` in {load_config} if the capture moved."
+        )
 
 
 def _take_registered_datamanager(config: "TrainerConfig", load_config: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from f3rm_ext.export import surface_groups
@@ -310,3 +311,12 @@ class TestRefusals:
             before = remember(folder)
             said = f3rm_ext("query", "--load-config", untrained.config, "--out", folder, "--text", "mug").refuses()
             assert str(folder / name) in said and "--out" in said and before.is_as_it_was()
+
+    def test_a_capture_that_is_elsewhere(self, untrained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+        run = tmp_path / "run"
+        shutil.copytree(untrained.folder, run)
+        options = yaml.load((run / "config.yml").read_text(), Loader=yaml.Loader)
+        options.data = options.pipeline.datamanager.data = Path("capture of another folder")
+        (run / "config.yml").write_text(yaml.dump(options))
+        said = f3rm_ext("query", "--load-config", run / "config.yml", "--exemplar", f"{EXAMPLE}:20,20").refuses()
+        assert "capture of another folder" in said and str(run / "config.yml") in said
