@@ -3,12 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from f3rm_ext.utils.kernel_cache import ensure_kernel_cache
+
 if TYPE_CHECKING:
     from f3rm_ext.api import EstimatedPoses, Match, Scene, estimate_poses, extract_features, load
 
 __version__ = "0.1.0"
 
 __all__ = ["EstimatedPoses", "Match", "Scene", "__version__", "estimate_poses", "extract_features", "load"]
+
+ensure_kernel_cache()  # before any kernel is imported
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from f3rm_ext import __version__, compat
 from f3rm_ext.errors import ConfigError, reason_of
-from f3rm_ext.utils import threads
+from f3rm_ext.utils import kernel_cache, threads
 from f3rm_ext.utils.ffmpeg import provide_ffmpeg
 from f3rm_ext.utils.libusb import LIBUSB, provide_libusb
 
@@ -224,7 +224,10 @@ def check_weights() -> Iterator[Finding]:
 
 
 def check_storage() -> Iterator[Finding]:
-    """Checks the feature store's folder and its disk."""
+    """Checks the feature store's folder and its disk, and that compiled kernels can be kept."""
+    if kernel_cache.is_temporary():
+        advice = "Every command compiles its kernels anew: set F3RM_EXT_CACHE to a folder that you can write to."
+        yield Finding("storage", "compiled kernels", Verdict.ABSENT, "nowhere to keep them", advice)
     folder = Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser()
     existing = next((each for each in (folder, *folder.parents) if each.exists()), Path(folder.anchor))
     free = shutil.disk_usage(existing).free / _GIB

@@ -1,0 +1,45 @@
+"""Where numba keeps compiled kernels."""
+
+import atexit
+import os
+import sys
+from collections.abc import MutableMapping
+from pathlib import Path
+
+VARIABLE = "NUMBA_CACHE_DIR"
+PREFIX = "f3rm_ext-kernels-"
+
+
+def ensure_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Gives numba a folder for compiled kernels where it has none, for this process and those it starts.
+
+    numba keeps them beside the code or in the user's cache folder, and its kernels cannot even be imported where
+    neither can be written, as by a user without a home in a container. They are kept in $F3RM_EXT_CACHE then; where
+    that is not set or cannot be written, in a folder that goes with this process.
+    """
+    if sys.platform != "linux" or environment.get(VARIABLE):
+        return
+    cache = Path(environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".cache")
+    if any(_is_writable(folder) for folder in (Path(__file__).parents[1], cache)):
+        return
+    chosen = environment.get("F3RM_EXT_CACHE")
+    if chosen and _is_writable(Path(chosen)):
+        environment[VARIABLE] = str(Path(chosen).absolute() / "numba")
+        return
+    import shutil
+    import tempfile
+
+    # Not a name that others can guess: what numba reads there runs.
+    folder = environment[VARIABLE] = tempfile.mkdtemp(prefix=PREFIX)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def is_temporary() -> bool:
+    """Returns whether every command has to compile its kernels anew."""
+    return Path(os.environ.get(VARIABLE, "")).name.startswith(PREFIX)
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be written into a folder, which is made if need be."""
+    existing = next((each for each in (folder, *folder.parents) if each.exists()), Path(folder.anchor))
+    return os.access(existing, os.W_OK | os.X_OK)

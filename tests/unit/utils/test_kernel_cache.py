@@ -1,0 +1,50 @@
+"""Compiled kernels find a place, whoever runs them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from f3rm_ext.utils import kernel_cache
+from f3rm_ext.utils.kernel_cache import VARIABLE, ensure_kernel_cache
+
+
+@pytest.fixture
+def _written_by_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing but the test's folder can be written; root may write everywhere."""
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).is_relative_to(tmp_path))
+
+
+@pytest.mark.usefixtures("_written_by_others")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other folders")
+def test_kernels_go_where_the_user_can_write(tmp_path: Path) -> None:
+    kept = {"HOME": str(tmp_path)}, {"HOME": "/", "XDG_CACHE_HOME": str(tmp_path / "new")}, {VARIABLE: "elsewhere"}
+    for environment in kept:
+        before = dict(environment)
+        ensure_kernel_cache(environment)
+        assert environment == before
+    environment = {"HOME": "/", "F3RM_EXT_CACHE": str(tmp_path / "cache")}
+    ensure_kernel_cache(environment)
+    assert environment[VARIABLE] == str(tmp_path / "cache" / "numba")
+
+
+@pytest.mark.usefixtures("_written_by_others")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other folders")
+def test_kernels_of_one_process_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/")
+    for name in (VARIABLE, "XDG_CACHE_HOME", "F3RM_EXT_CACHE"):
+        monkeypatch.setenv(name, "")
+    assert not kernel_cache.is_temporary()
+    ensure_kernel_cache()
+    folder = Path(os.environ[VARIABLE])
+    assert kernel_cache.is_temporary() and folder.stat().st_mode & 0o777 == 0o700
+    folder.rmdir()
+
+
+def test_every_program_of_the_package_has_a_place() -> None:
+    script = "import os; os.access = lambda *_: False; import f3rm_ext; print(os.environ['NUMBA_CACHE_DIR'])"
+    environment = {"PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert not Path(done.stdout.strip()).exists()  # gone with its process
