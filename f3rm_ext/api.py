@@ -79,7 +79,7 @@ class Scene:
         negatives: Iterable[str] = (),
         feature: str = "",
         temperature: float = 0.1,
-        views: Path | str = "test",
+        views: Path | str = "auto",
         scale: float = 1.0,
     ) -> list[Match]:
         """Scores every pixel of some views: the relevancy of LERF (Kerr et al. 2023), or the cosine.
@@ -94,7 +94,8 @@ class Scene:
                 ``object``, ``things``, ``stuff`` and ``texture``, an example with the rest of its image.
             feature: Which feature to ask; by default the first of :attr:`features`.
             temperature: Temperature of the relevancy, above 0.
-            views: ``test``, ``train`` or ``all`` photos, the name of one photo, or a camera path of the viewer (.json).
+            views: ``test``, ``train`` or ``all`` photos, the name of one photo, or a camera path of the viewer (.json);
+                ``auto`` takes the test photos, or those of training where none is held out.
             scale: Factor of the image size.
 
         Returns:

@@ -16,6 +16,7 @@ from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttrib
 from nerfstudio.utils import comms, writer
 from nerfstudio.utils.rich_utils import CONSOLE
 
+from f3rm_ext import events
 from f3rm_ext.capture.checks import check_dataparser_outputs
 from f3rm_ext.capture.exposures import exposure_stops
 from f3rm_ext.data.background import measure_background
@@ -211,8 +212,11 @@ class CyclingDataManager(ABC):
                 raise
             CONSOLE.log(f"No evaluation images: {error}", markup=False)
             return None
+        events.result(eval_images=len(outputs.image_filenames))
         if not outputs.image_filenames:
-            CONSOLE.log(f"The capture has no {self.test_split} images: going on without evaluation.", markup=False)
+            sentence = "No photo is held out, so none is measured; test_filenames in transforms.json can name some."
+            CONSOLE.log(sentence)
+            events.note(sentence)
             return None
         check_dataparser_outputs(outputs, check_files=self.test_mode != "inference", min_images=1)
         return outputs

@@ -65,10 +65,11 @@ def lead(content: ReportContent) -> str:
     scene = "a synthetic, ray-traced room" if content.synthetic else content.data_name
     extractors = ", ".join(measured.get("heads", {}).values())
     trained = "A radiance field was" if content.is_field else "Gaussian splats were"
-    text = (
-        f"{trained} trained on {plural(train, 'photo')} of {scene} in {measured.get('steps', 0)} steps; "
-        f"{plural(held, 'other photo')} {'was' if held == 1 else 'were'} held out to evaluate it."
-    )
+    text = f"{trained} trained on {plural(train, 'photo')} of {scene} in {measured.get('steps', 0)} steps"
+    if held:
+        text += f"; {plural(held, 'other photo')} {'was' if held == 1 else 'were'} held out to evaluate it."
+    else:
+        text += ", all there are: without a held-out photo, its quality is not measured."
     if extractors:
         learned = "it has learned the" if content.is_field else "they carry the"
         text += (
@@ -170,7 +171,7 @@ def _metrics(content: ReportContent) -> Table:
     for key, (name, form, meaning) in _QUALITY.items():
         if key in metrics:
             rows.append([name, value(key, form), meaning])
-        elif key == "lpips":
+        elif key == "lpips" and metrics:
             rows.append([name, "none", content.lpips_note or "LPIPS was not measured."])
     for head in _heads(metrics):
         meaning = "Similarity of rendered features and those of the photo, at its patches; 1 is the same direction."

@@ -279,11 +279,14 @@ def read_camera_path(path: Path) -> CameraPath:
 
 
 def photo_views(photos: Photos, which: str, scale: float = 1.0) -> list[View]:
-    """Returns views of photos: ``train``, ``test``, ``all``, or one by its name.
+    """Returns views of photos: ``train``, ``test``, ``all``, or one by its name; ``auto`` takes those that are held out,
+    or those of training where none is.
 
     Raises:
         ConfigError: there are no such views.
     """
+    if which == "auto":
+        which = "train" if photos.manager.eval_dataset is None else "test"
     if which in ("train", "test"):
         places = [(which, index) for index in range(len(photos.files(which)))]
     elif which == "all":

@@ -42,9 +42,9 @@ class Query(QueryOptions):
     """List the groups that the Gaussians of a run, the vertices of a mesh or the surfaces of a field form, things and
     parts of things, instead of a query: a table, groups.png, and groups.ply for a mesh. --text gives texts to name them
     after, if the feature understands text."""
-    views: str = "test"
+    views: str = "auto"
     """Views to score: the test, train or all photos, the name of one photo, or a camera path of the viewer (.json),
-    which also gives videos."""
+    which also gives videos; auto takes the test photos, or those of training where none is held out."""
     out: Path | None = None
     """Folder for the results; by default query, beside the config or the mesh. Files of other programs in it are left
     alone."""

@@ -26,6 +26,8 @@ TITLES: dict[StageName, str] = {
     "eval-mesh": "Evaluation of the mesh",
     "eval-texture": "Evaluation of the texture",
 }
+_BY_PHOTOS = ("eval-coarse", "eval-refined", "eval-texture")
+"""Evaluations that compare with held-out photos."""
 MESH, REFINED_MESH, TEXTURED, PAGE = "mesh.ply", "refined-mesh.ply", "textured.glb", "page.html"
 
 
@@ -59,7 +61,7 @@ class ChainStages:
             self._eval_texture,
         )
         for name, make in zip(STAGES, makers, strict=True):
-            if name not in self.options.left_out():
+            if name not in self.options.left_out() and not (name in _BY_PHOTOS and self._holds_out_nothing()):
                 yield make()
             if name == self.options.until_stage:  # also where it is left out
                 return
@@ -160,6 +162,9 @@ class ChainStages:
         words = (str(self.folder / TEXTURED), *self._data(), "--out", str(scores), "--pictures", str(pictures))
         inputs = self._photos | {"textured mesh": self._digest("texture", "mesh")}
         return self._stage("eval-texture", "f3rm-ext eval texture", {}, inputs, words, {"scores": scores}, pictures)
+
+    def _holds_out_nothing(self) -> bool:
+        return any(record.holds_out_nothing for record in self.records.values())
 
     # --- parts -------------------------------------------------------------------------------------------------------
 

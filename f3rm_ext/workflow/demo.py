@@ -18,13 +18,14 @@ from f3rm_ext.workflow.options import StageOptions
 from f3rm_ext.workflow.page import shorten
 from f3rm_ext.workflow.records import newest_checkpoint, read_json, read_scalars, steps_of
 from f3rm_ext.workflow.runner import StageRunner, check_requirements
-from f3rm_ext.workflow.stages import Stage, pose_stage, view_stage
+from f3rm_ext.workflow.stages import Stage, pose_stage, scores_file, view_stage
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 FIELD, SPLATS = "f3rm-ext-lite", "sugar-ext-lite"
 PAGE = "page.html"
+_VIEWS = "eval-views"
 MOST_PHOTOS_FOR_SPLATS = 20
 """Captures of at most so many photos get splats. At 20 photos of the fox both have the same quality, and splats take
 two thirds of the time (`benchmarks/defaults.py --only photos`)."""
@@ -102,9 +103,9 @@ class DemoRun(StageRunner):
                 title = "Lifting features onto the splats"
                 self.run_stage(Stage("lift", title, program, {"extractors": extractors}, inputs, words))
                 inputs = inputs | {"features": " ".join(extractors)}
-            title = "Rendering and measuring held-out views"
-            views = view_stage("eval-views", title, self.folder, config, inputs)
-            self.run_stage(views)
+            if not self.records["train"].holds_out_nothing:
+                title = "Rendering and measuring held-out views"
+                self.run_stage(view_stage(_VIEWS, title, self.folder, config, inputs))
             measured = self.folder / "query" / "measure.json"
             exemplar: StageOptions = {"exemplar": (self.options.exemplar,)} if self.options.exemplar else {}
             program = (sys.executable, "-m", "f3rm_ext.workflow.measure")
@@ -112,7 +113,7 @@ class DemoRun(StageRunner):
             self.run_stage(Stage("query", "Querying by example", program, exemplar, inputs, words, outputs))
             if method == SPLATS:
                 self._make_splats_page(config, inputs, read_json(measured))
-            return self.write_report(self._page(method, run, views.outputs["scores"], measured))
+            return self.write_report(self._page(method, run, measured))
 
     def check_requirements(self) -> list[str]:
         """See :meth:`StageRunner.check_requirements`."""
@@ -210,8 +211,9 @@ class DemoRun(StageRunner):
         given = self.options.images or self.options.data
         return "the room" if given is None else capture_name(given)
 
-    def _page(self, method: str, run: Path, scores: Path, measured: Path) -> str:
+    def _page(self, method: str, run: Path, measured: Path) -> str:
         measure: dict[str, Any] = read_json(measured)
+        views = self.records.get(_VIEWS)
         content = ReportContent(
             method=method,
             title="A room that answers" if self.is_synthetic else f"{self._name}: a scene that answers",
@@ -219,8 +221,8 @@ class DemoRun(StageRunner):
             synthetic=self.is_synthetic,
             measured=measure,
             pictures=measured.parent,
-            metrics=read_json(scores).get("results", {}),
-            lpips_note=" ".join(self.records["eval-views"].notes),
+            metrics=read_json(scores_file(self.folder, _VIEWS)).get("results", {}) if views else {},
+            lpips_note=" ".join(views.notes) if views else "",
             coverage=read_json(run / "coverage.json"),
             splats_page=PAGE if "page" in self.records else "",
             curves=read_scalars(run),

@@ -57,6 +57,13 @@ class Record:
     """Times that it was begun from nothing."""
     notes: list[str] = field(default_factory=list)
     """Sentences of the command for the user."""
+    result: dict[str, Any] = field(default_factory=dict)
+    """Values that the command told, such as ``eval_images``: how many photos a training holds out."""
+
+    @property
+    def holds_out_nothing(self) -> bool:
+        """Whether there is no photo to measure a training by: its capture has few."""
+        return self.result.get("eval_images") == 0
 
     @property
     def key(self) -> str:

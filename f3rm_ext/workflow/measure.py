@@ -92,7 +92,8 @@ class Measure:
     exemplar: str = ""
     """IMAGE:x,y or IMAGE:x,y,w,h of a training photo, or the name of a labelled object. By default one is chosen."""
     max_views: int = 5
-    """Number of held-out views to render, spread evenly over all, at least 1."""
+    """Number of views to render, spread evenly over those held out, or over those of training where none is; at least
+    1."""
 
     @torch.no_grad()
     def main(self) -> None:
@@ -100,23 +101,24 @@ class Measure:
         self.run: Run = load_run(self.load_config)
         self.truth = CaptureGroundTruth(self.run.data)
         self.out.mkdir(parents=True, exist_ok=True)
-        model, heads, count = self.run.model, self.run.model.query_heads(), len(self.run.files("test"))
+        model, heads = self.run.model, self.run.model.query_heads()
+        self.split = "train" if self.run.manager.eval_dataset is None else "test"
         record: dict[str, Any] = {
             "checkpoint": self.run.checkpoint.name,
             "steps": self.run.step + 1,
             "device": _device_name(model.device),
             "heads": {name: head.extractor for name, head in heads.items()},
             "train_images": len(self.run.files("train")),
-            "eval_images": count,
+            "eval_images": 0 if self.split == "train" else len(self.run.files("test")),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
         }
         self.head = next(iter(heads), "")
         examples = self._example_queries() if self.head else []
         if examples:
             self._show_exemplar(examples[0])
-        indices = pictures.pick_evenly(count, self.max_views)
+        indices = pictures.pick_evenly(len(self.run.files(self.split)), self.max_views)
         record["views"], views = [], []
-        masks = {index: self.run.photo_mask("test", index) for index in indices}
+        masks = {index: self.run.photo_mask(self.split, index) for index in indices}
         indices = [index for index in indices if (mask := masks[index]) is None or mask.any()]
         if not indices:
             raise CaptureError(NOTHING_KEPT)
@@ -135,11 +137,11 @@ class Measure:
     def _view(
         self, index: int, number: int, queries: list[Query], mask: Bool[np.ndarray, "h w"] | None
     ) -> tuple[View, dict[str, Any]]:
-        """Renders a held-out view with the scores of the queries and saves its pictures.
+        """Renders a view with the scores of the queries and saves its pictures.
 
         Masked pixels are grey in the pictures and do not count.
         """
-        camera, file = self.run.cameras("test")[index : index + 1], self.run.files("test")[index]
+        camera, file = self.run.cameras(self.split)[index : index + 1], self.run.files(self.split)[index]
         if queries:
             scores, outputs = score_image(self.run.model, camera, queries)
         else:
@@ -154,7 +156,7 @@ class Measure:
         low, high = np.quantile((depth_m if true_m is None else true_m)[known if known.any() else kept], (0.02, 0.98))
         low, high = 0.9 * float(low), float(high)
         shown = {
-            "true": self.run.photo("test", index),
+            "true": self.run.photo(self.split, index),
             "rendered": pictures.to_bytes(view.rgb),
             "depth": depth_colors_bytes(depth_m, low, high),
         }
@@ -166,7 +168,8 @@ class Measure:
                 entry["depth_error_m"] = {"median": float(np.median(error)), "within_5cm": float((error < 0.05).mean())}
         if "feature_pca" in outputs:
             shown["features"] = pictures.to_bytes(outputs["feature_pca"].cpu().numpy())
-            flat = display_map(self.run.model, self.head, self.run.feature_map("test", index, self.head), height, width)
+            features = self.run.feature_map(self.split, index, self.head)
+            flat = display_map(self.run.model, self.head, features, height, width)
             shown["true_features"] = pictures.to_bytes(flat.cpu().numpy())
         entry["files"] = {
             name: self._save(f"view_{number}_{name}", view.masked(image)) for name, image in shown.items()

@@ -192,6 +192,7 @@ class StageRunner(ABC):
             self.manifest.save()
         record.working_s += outcome.working_s
         record.peak_mib = max(record.peak_mib, outcome.peak_mib)
+        record.result = outcome.result
         # Reports are shared, so they must not reveal the path of the home folder.
         record.notes = [note.replace(str(Path.home()), "~") for note in outcome.notes]
         record.outputs = {name: self.manifest.output(path) for name, path in stage.files(self.folder, record).items()}

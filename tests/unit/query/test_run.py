@@ -275,12 +275,13 @@ def test_photos(capture) -> None:
     everything = photo_views(capture, "all")
     assert [view.photo for view in everything] == [("train", 0), ("train", 1), ("train", 2), ("test", 0)]
     assert [view.name for view in everything] == ["0-train-0000", "1", "0-train-0002", "7"]
+    assert photo_views(capture, "auto")[0].photo == ("test", 0)
     (one,) = photo_views(capture, "1.png")
     assert one.photo == ("train", 1) and float(one.camera.camera_to_worlds[0, 0, 3]) == 1.0
     with pytest.raises(ConfigError, match=r"'tset'.* all, train, test"):
         photo_views(capture, "tset")
     capture.manager.eval_dataset = None
-    assert len(photo_views(capture, "all")) == 3
+    assert len(photo_views(capture, "all")) == len(photo_views(capture, "auto")) == 3
     with pytest.raises(ConfigError, match="held-out"):
         photo_views(capture, "test")
 

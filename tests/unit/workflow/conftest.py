@@ -47,6 +47,8 @@ class Player:
         """Notes of the commands, by title."""
         self.reach: int | None = None
         """Steps after which a training is stopped by its time limit."""
+        self.eval_images = 3
+        """Photos that trainings hold out."""
         self.device_type = "cuda"
         self.shortages: list[str] = []
         """What stages will do without."""
@@ -70,6 +72,7 @@ class Player:
             steps = int(words[words.index("--max-num-iterations") + 1]) if "--max-num-iterations" in words else 100
             reach = steps if failure is None else steps // 2
             self._train(words, reach if self.reach is None else self.reach)
+            outcome.result = {"eval_images": self.eval_images}
             if self.reach is not None:
                 outcome.working_s, outcome.stopped_by_limit = command.limit_s + 1, True
         if failure is not None:

@@ -98,6 +98,14 @@ def test_stages_are_left_out(run_chain: RunChain, player: Any, tmp_path: Path) -
     assert player.ran[0][3:5] == ["--splats", str(splats)] and "capture" in player.ran[0]
 
 
+def test_nothing_is_compared_with_photos_where_none_is_held_out(run_chain: RunChain, player: Any) -> None:
+    player.eval_images = 0
+    run_chain()
+    assert player.names() == [*ALL[:6], "eval mesh"]
+    run_chain()
+    assert player.names() == []
+
+
 def test_all_is_made_of_the_cleaned_splats(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
     run_chain()
     assert "done before" in run_chain(clean=True)

@@ -71,6 +71,16 @@ def test_few_photos_train_splats_which_are_queried_too(
     assert value(player.ran[0], "--pipeline.datamanager.camera-res-scale-factor") == "0.1"
 
 
+def test_without_held_out_photos_the_training_views_are_shown(run: Any, player: Any, tmp_path: Path) -> None:
+    player.eval_images = player.measured["eval_images"] = 0
+    data = capture_of(tmp_path / "banana", 9)
+    page, _ = run(data=data)
+    assert player.names() == ["ns-train sugar-ext-lite", "features lift", "-m", "export page"]
+    assert "Training views" in page and "eld-out views" not in page
+    page, _ = run(data=data)
+    assert player.ran == [] and "Training views" in page
+
+
 def test_the_method_is_chosen_on_request(run: Any, player: Any, tmp_path: Path) -> None:
     run(method="sugar-ext-lite", extractors=("clip", "dinov2"))
     assert player.names()[1:3] == ["ns-train sugar-ext-lite", "features lift"]

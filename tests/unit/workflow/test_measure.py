@@ -59,6 +59,17 @@ def test_everything_is_measured(measured: QuerySpec, run: Run, tmp_path: Path) -
     assert record["depth"]["views"] == 1 and record["depth"]["median_m"] > 0
 
 
+def test_training_views_are_shown_where_no_photo_is_held_out(
+    measured: QuerySpec, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run.manager, "eval_dataset", None)
+    record = measured()
+    (view,) = record["views"]
+    assert record["eval_images"] == 0 and view["image"] == run.files("train")[0].name
+    with Image.open(tmp_path / "out" / view["files"]["true"]) as picture:
+        np.testing.assert_array_equal(np.asarray(picture), run.photo("train", 0))
+
+
 def test_a_favourite_object_is_queried_first_and_then_all(measured: QuerySpec, run: Run) -> None:
     query = measured()["query"]
     names = [entry["name"] for entry in query["objects"]]
