@@ -32,8 +32,13 @@ class _Accessor(TypedDict, total=False):
     bufferView: int
 
 
+class _Asset(TypedDict, total=False):
+    generator: str
+
+
 class _GlbTree(TypedDict, total=False):
     accessors: list[_Accessor]
+    asset: _Asset
 
 
 def encode_mesh(mesh: trimesh.Trimesh, record: Mapping[str, object]) -> bytes:
@@ -98,7 +103,7 @@ def load_scene(path: Path) -> trimesh.Scene:
         MeshError: its header cannot be true.
     """
     data = path.read_bytes()
-    _check_header(path, data)
+    _read_header(path, data)
     json_length = struct.unpack_from(_HEADER, data)[3]
     tree, body = json.loads(data[20 : 20 + json_length]), data[20 + json_length :]
     _rename(tree, _COLORS, _RAW)
@@ -113,7 +118,12 @@ def load_scene(path: Path) -> trimesh.Scene:
     return scene
 
 
-def _check_header(path: Path, data: bytes) -> None:
+def read_generator(path: Path) -> str:
+    """Returns the program that a GLB file says wrote it; empty where it says none. Raises MeshError as load_scene."""
+    return _read_header(path, path.read_bytes()).get("asset", {}).get("generator", "")
+
+
+def _read_header(path: Path, data: bytes) -> _GlbTree:
     """Raises MeshError where the header of a GLB file cannot be true; its reader would make zeros of missing data."""
     size = len(data)
     try:
@@ -127,6 +137,7 @@ def _check_header(path: Path, data: bytes) -> None:
     except (struct.error, ValueError) as error:
         reason = "it has no header" if isinstance(error, struct.error) else error
         raise MeshError(f"{path} is damaged ({reason}): copy or export it again.") from error
+    return tree
 
 
 def _rename(tree: dict[str, Any], name: str, new: str) -> None:

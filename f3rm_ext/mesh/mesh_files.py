@@ -15,7 +15,7 @@ from trimesh.visual.color import ColorVisuals
 from f3rm_ext.capture.checks import FARTHEST
 from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import MeshError, reason_of
-from f3rm_ext.mesh.glb_file import encode_mesh, load_scene
+from f3rm_ext.mesh.glb_file import encode_mesh, load_scene, read_generator
 from f3rm_ext.utils.output_file import replace_file, require_writable
 from f3rm_ext.utils.provenance import comment_lines, read_provenance, require_ours, sign_png
 
@@ -100,6 +100,16 @@ def require_output(path: Path) -> None:
 def axis_up(path: Path, up: Literal["auto", "z", "y"]) -> Up:
     """Returns the axis that points up in a file; auto is y for .glb, whose readers expect it, else z."""
     return ("y" if path.suffix.lower() == ".glb" else "z") if up == "auto" else up
+
+
+def find_up(path: Path) -> Up:
+    """Returns the axis that points up in a mesh file: what the file says of itself, else y for .glb, as glTF demands,
+    and z for others. Trimesh, which makes the meshes of :mod:`f3rm_ext.api`, writes .glb with coordinates as they are.
+    """
+    said = read_provenance(path).get("up")
+    if said is not None or path.suffix.lower() != ".glb":
+        return "y" if said == "y" else "z"
+    return "z" if "trimesh" in read_generator(path) else "y"
 
 
 def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, object], up: Up = "z") -> None:
@@ -215,7 +225,7 @@ def _load_with_trimesh(path: Path) -> trimesh.Trimesh | SurfacePoints:
         meshes = [part for part in surface.dump() if isinstance(part, trimesh.Trimesh)]
         surface = trimesh.util.concatenate(meshes) if meshes else trimesh.Trimesh()
     if isinstance(surface, trimesh.Trimesh) and len(surface.faces):
-        if read_provenance(path).get("up") == "y":
+        if find_up(path) == "y":
             surface.apply_transform(np.linalg.inv(_Y_UP))
         return surface
     normals = None

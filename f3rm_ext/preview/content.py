@@ -12,7 +12,7 @@ from f3rm_ext.capture.checks import FARTHEST
 from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import ConfigError, MeshError, SplatFileError
 from f3rm_ext.mesh.glb_file import encode_glb
-from f3rm_ext.mesh.mesh_files import find_frame, read_mesh
+from f3rm_ext.mesh.mesh_files import find_frame, find_up, read_mesh
 from f3rm_ext.splat.files.checks import BadValues
 from f3rm_ext.splat.files.formats import READABLE, read_splats
 from f3rm_ext.splat.files.packing import importance_order
@@ -183,7 +183,7 @@ def _read_mesh(path: Path) -> MeshContent:
     is_glb = path.suffix.lower() == ".glb"
     mesh, record = read_mesh(path), read_provenance(path)
     ours = str(record.get(MADE_BY, "")).startswith(_PACKAGE)
-    turned: Up = "y" if record.get("up") == "y" else "z"
+    turned: Up = find_up(path)
     up: Up = turned if ours else "y" if path.suffix.lower() in _Y_UP_SUFFIXES else "z"
     return MeshContent(
         f"{len(mesh.faces)} triangles",

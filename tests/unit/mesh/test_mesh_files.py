@@ -1,5 +1,6 @@
 """Files of meshes, opened by other readers and by ours."""
 
+import json
 import os
 from pathlib import Path
 from types import ModuleType
@@ -88,6 +89,28 @@ def test_colours_of_other_programs_become_srgb(tmp_path: Path, dtype: Any, chann
     assert colors is not None and far.sum() == 8
     np.testing.assert_allclose(colors[~far].astype(int), 127, atol=1)
     np.testing.assert_allclose(colors[far].astype(int), 29, atol=3)
+
+
+@pytest.mark.parametrize(("generator", "up"), [("Khronos glTF Blender I/O v4.2", 1), (None, 1), ("trimesh", 2)])
+def test_glb_of_another_program_has_y_up(generator: str | None, up: int, tmp_path: Path) -> None:
+    """As glTF demands, and as our own files come back from an editor; trimesh writes coordinates as they are."""
+    box = trimesh.creation.box(extents=[1, 2, 3])
+    box.apply_translation([0, 0, 1.5])  # trimesh's axes: y is up in the first two files
+    asset = {"version": "2.0"} if generator is None else {"version": "2.0", "generator": generator}
+    (tmp_path / "a.glb").write_bytes(export_glb(box, tree_postprocessor=lambda tree: tree.update(asset=asset)))
+    expected = box.vertices if up == 2 else box.vertices[:, [0, 2, 1]] * [1, -1, 1]
+    np.testing.assert_allclose(read_mesh(tmp_path / "a.glb").vertices, expected, atol=1e-6)
+
+
+def test_glb_keeps_its_place_when_an_editor_drops_the_record(box: trimesh.Trimesh, tmp_path: Path) -> None:
+    path = tmp_path / "a.glb"
+    write_mesh(path, box, OURS, "y")
+    data = path.read_bytes()
+    length = int.from_bytes(data[12:16], "little")
+    tree = json.loads(data[20 : 20 + length])
+    tree["asset"] = {"version": "2.0", "generator": "Khronos glTF Blender I/O v4.2"}
+    path.write_bytes(data[:20] + json.dumps(tree, separators=(",", ":")).encode().ljust(length) + data[20 + length :])
+    np.testing.assert_allclose(read_mesh(path).vertices, box.vertices, atol=1e-6)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
