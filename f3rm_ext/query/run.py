@@ -279,8 +279,8 @@ def read_camera_path(path: Path) -> CameraPath:
 
 
 def photo_views(photos: Photos, which: str, scale: float = 1.0) -> list[View]:
-    """Returns views of photos: ``train``, ``test``, ``all``, or one by its name; ``auto`` takes the test photos, or those
-    of training where none is held out.
+    """Returns views of photos: ``train``, ``test``, ``all``, or one by its name; ``auto`` takes the test photos, or
+    those of training where none is held out.
 
     Raises:
         ConfigError: there are no such views.

@@ -178,8 +178,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     threads.prepare_environment()
     if not sys.warnoptions:
-        # Deprecations in other packages are their developers' business, not the user's.
-        warnings.filterwarnings("ignore", category=FutureWarning, module="(?!f3rm_ext)")
+        # What other packages are warned of is their developers' business, not the user's.
+        for category in (FutureWarning, SyntaxWarning):
+            warnings.filterwarnings("ignore", category=category, module="(?!f3rm_ext)")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8

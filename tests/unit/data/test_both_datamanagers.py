@@ -78,7 +78,7 @@ def test_training_without_evaluation_images(build, kind, make_capture, options, 
     folder = make_capture(5, **options)
     manager = build(folder, dataparser=CaptureDataParserConfig(train_split_fraction=1.0))
     assert manager.eval_dataset is None and len(manager.train_dataset) == 5
-    assert any("no val images" in line for line in log)
+    assert any("held out" in line for line in log)
     manager.next_train(0)
     assert len(manager.fixed_indices_eval_dataloader) == 0 == len(list(manager.fixed_indices_eval_dataloader))
     assert manager.get_eval_rays_per_batch() == (20 if kind == "rays" else 0)

@@ -133,7 +133,7 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str) -> None:
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(6)
     inputs, compute = CASES[name](lambda *size: torch.rand(*size, generator=generator))
     results = []
     for dtype in (torch.float64, torch.float32):
