@@ -4,6 +4,8 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 
+from nerfstudio.cameras.cameras import Cameras
+
 from f3rm_ext.errors import ConfigError
 
 
@@ -86,3 +88,17 @@ def check_export(command: str, argv: Sequence[str], *, splats: bool, normals: bo
     reason = (_SPLATS if splats else _FIELDS).get(command)
     if reason is not None:
         raise ConfigError(f"ns-export {command} {reason(argv)}.")
+
+
+def check_image_sizes(argv: Sequence[str], cameras: Cameras) -> None:
+    """Checks that a running ``ns-export tsdf`` can hold its pictures, from all training cameras, in one array.
+
+    Raises:
+        ConfigError: the cameras have several sizes; the message names the command to use instead.
+    """
+    sizes = set(zip(cameras.width.flatten().tolist(), cameras.height.flatten().tolist(), strict=True))
+    if export_command(argv) == "tsdf" and len(sizes) > 1:
+        raise ConfigError(
+            f"ns-export tsdf needs photos of one size, but those of this capture have {len(sizes)} sizes: "
+            f"{_our_command(argv, 'mesh', 'tsdf_mesh.ply')} takes them as they are."
+        )

@@ -1,5 +1,6 @@
 """nerfstudio's pipeline, whose evaluation also queries the model where the capture has labels."""
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.data.datamanager import F3rmDataManager
 from f3rm_ext.data.image_datamanager import ImageDataManager
 from f3rm_ext.engine import ranks
+from f3rm_ext.engine.ns_export import check_image_sizes
 from f3rm_ext.engine.protocols import CountsLossTerms, ShardsParameters
 from f3rm_ext.errors import UserError
 from f3rm_ext.features.extractors.registry import understands_text
@@ -59,10 +61,11 @@ class FeaturePipeline(VanillaPipeline):
         """Builds datamanager and model; all processes of a run start with the parameters of rank 0, or with a part.
 
         Raises:
-            UserError: the capture, the features or an option cannot be used.
+            UserError: the capture, the features or an option cannot be used, or ns-export cannot export the run.
         """
         if world_size == 1:
             super().__init__(config, device, test_mode, world_size, local_rank, grad_scaler)  # type: ignore[arg-type]
+            check_image_sizes(sys.argv, self.datamanager.train_dataset.cameras)  # type: ignore[union-attr]
             return
         Pipeline.__init__(self)
         self.config, self.test_mode, self.world_size = config, test_mode, world_size  # type: ignore[assignment]

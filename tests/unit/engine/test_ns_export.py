@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from nerfstudio.cameras.cameras import Cameras
 
-from f3rm_ext.engine.ns_export import check_export, export_command
+from f3rm_ext.engine.ns_export import check_export, check_image_sizes, export_command
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.method_configs.presets import make_config
 
@@ -53,6 +55,19 @@ def test_a_field_without_normals_has_them_estimated(command: str) -> None:
 @pytest.mark.parametrize(("command", "splats"), [("cameras", True), ("cameras", False), ("tsdf", False)])
 def test_what_works_is_let_through(command: str, splats: bool) -> None:
     check_export(command, LINE, splats=splats)
+
+
+def test_photos_of_several_sizes_are_no_array_for_tsdf() -> None:
+    poses = torch.eye(4)[None, :3].expand(2, -1, -1)
+    mixed, same = (
+        Cameras(poses, 9.0, 9.0, 4.0, 4.0, torch.tensor([[8], [w]]), torch.tensor([[8], [8]])) for w in (6, 8)
+    )
+    check_image_sizes([LINE[0], "tsdf", *LINE[2:]], same)
+    check_image_sizes([LINE[0], "cameras", *LINE[2:]], mixed)
+    with pytest.raises(
+        ConfigError, match=r"2 sizes: `f3rm-ext export mesh --load-config 'my run/config.yml' --output out/"
+    ):
+        check_image_sizes([LINE[0], "tsdf", *LINE[2:]], mixed)
 
 
 @pytest.mark.parametrize(
