@@ -123,8 +123,9 @@ class ExampleEncoder:
             return *match, self.photos.files(match[0])[match[1]]
         folder = self.photos.data if self.photos.data.is_dir() else self.photos.data.parent
         if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
-            # The original of a photo that the run reads at another size.
-            match = self.photos.find_photo(path.name)
+            # The original of a photo that the run reads at another size, by as many of its folders as fit.
+            ends = ("/".join(path.parts[start:]) for start in range(1, len(path.parts)))
+            match = next(filter(None, map(self.photos.find_photo, ends)), None)
         return None if match is None else (*match, path)
 
     def _extract(self, head: QueryHead, region: Region) -> FeatureMap:

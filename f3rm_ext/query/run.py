@@ -15,6 +15,7 @@ from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.query.exemplar import scene_clusters
 from f3rm_ext.query.queryable import Queryable, QueryHead, get_head, render_map
+from f3rm_ext.utils.console import note
 from f3rm_ext.utils.pictures import pick_evenly
 
 if TYPE_CHECKING:
@@ -76,14 +77,18 @@ class Photos:
     def find_photo(self, name: str) -> tuple[str, int] | None:
         """Returns split and index of the photo of this name, path or end of a path (``left/001.png``), or None.
 
-        A training photo comes before a held-out one of the same name.
+        Of several photos of the same name it is the first, a training photo if there is one; a note says which.
         """
-        path = Path(name)
+        path, place = Path(name), Path(name).resolve()
+        found: dict[Path, tuple[str, int]] = {}
         for split in ("train", "test") if self.manager.eval_dataset is not None else ("train",):
             for index, file in enumerate(self.files(split)):
-                if file.parts[-len(path.parts) :] == path.parts or file.resolve() == path.resolve():
-                    return split, index
-        return None
+                if file.parts[-len(path.parts) :] == path.parts or file.resolve() == place:
+                    found.setdefault(file, (split, index))
+        if len(found) > 1:
+            first, other = list(found)[:2]
+            note(f"{len(found)} photos are called {name}: {first} is taken; name another with its folder, as {other}.")
+        return next(iter(found.values()), None)
 
     def photo(self, split: str, index: int) -> np.ndarray:
         """Decodes a photo as the run sees it, uint8, (h, w, 3)."""

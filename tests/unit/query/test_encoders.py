@@ -1,5 +1,6 @@
 """Texts and examples: whose extractor, whose weights, and what goes on working without."""
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -270,6 +271,18 @@ def test_the_original_of_a_smaller_copy_is_in_its_own_pixels(encode, photos) -> 
     wanted = take_example(photos.map, Region("a.png", 15.0, 3.0, 2.0, 2.0)).positives
     torch.testing.assert_close(found.values[:1], wanted.values[:1])
     assert found.sources[0] == f"{path}:30,6,4,4"
+
+
+def test_the_original_of_a_copy_is_told_from_others_by_its_folder(encode, photos, monkeypatch) -> None:
+    original = photos.data / "images" / "left" / "a.png"
+    original.parent.mkdir()
+    shutil.copy(photos.data / "images" / "a.png", original)
+    asked: list[str] = []
+    monkeypatch.setattr(
+        photos, "find_photo", lambda name: asked.append(name) or (("train", 0) if name == "left/a.png" else None)
+    )
+    assert encode(Region(str(original), 30.0, 6.0)).positives.sources[0] == f"{original}:30,6"
+    assert "a.png" not in asked
 
 
 def test_photos_need_no_weights(encode, photos, monkeypatch) -> None:

@@ -56,8 +56,12 @@ def test_photos_are_found(run, monkeypatch) -> None:
 def test_photos_of_the_same_name_are_told_apart_by_folder(run, monkeypatch) -> None:
     files = {"train": [Path("/c/left/1.png"), Path("/c/right/1.png")], "test": [Path("/c/top/1.png")]}
     monkeypatch.setattr(Photos, "files", lambda self, split: files[split])
+    notes: list[str] = []
+    monkeypatch.setattr("f3rm_ext.query.run.note", notes.append)
     assert run.find_photo("right/1.png") == ("train", 1) and run.find_photo("top/1.png") == ("test", 0)
+    assert not notes
     assert run.find_photo("1.png") == ("train", 0)
+    assert len(notes) == 1 and notes[0].index("left/1.png") < notes[0].index("right/1.png")
 
 
 def test_features_come_from_the_store(run, monkeypatch) -> None:
