@@ -23,6 +23,7 @@ UNCHANGED = np.eye(4)[:3]
 Transform = Float64[np.ndarray, "3 4"]
 _MODELS = ("sparse/0", "colmap/sparse/0", "sparse")
 _PHOTOS = "images"
+_MASKS = "masks"
 _SPLIT_LISTS = {"train_list.txt": "train", "val_list.txt": "val", "test_list.txt": "test"}
 _ASPECT_TOLERANCE = 0.01
 """Sizes of reduced photos are rounded."""
@@ -72,6 +73,12 @@ def read_model(data: Path, model_path: Path) -> dict[str, Any]:
         ) from error
     if not model.num_reg_images():
         raise CaptureError(f"COLMAP's model {model_path} has no photo with a pose: run COLMAP's mapper again.")
+    _name_larger_model(model_path, model.num_reg_images())
+    if (data / _MASKS).is_dir():
+        _say_once(
+            f"The masks in {data / _MASKS} are not used: nerfstudio's dataparser reads them, if a.jpg has a.png, "
+            f"by `colmap --colmap-path {model_path.relative_to(data)} --masks-path {_MASKS}` at the end of `ns-train`."
+        )
     names = {number: model.image(number).name for number in model.reg_image_ids()}
     folder = _photo_folder(data, min(names.values()))
     _fit_to_photos(model, names, data / folder)
@@ -93,6 +100,30 @@ def read_model(data: Path, model_path: Path) -> dict[str, Any]:
             names_in_list = (data / file).read_text(encoding="utf-8").split("\n")
             meta[f"{split}_filenames"] = [_join(folder, name.strip()) for name in names_in_list if name.strip()]
     return {**meta, "applied_transform": UNCHANGED.tolist(), MODEL_KEY: str(model_path.relative_to(data))}
+
+
+def _name_larger_model(model_path: Path, count: int) -> None:
+    """Says so where COLMAP made a model with more photos beside the one that is read, which has ``count``."""
+    others = {path: _count_images(path) for path in sorted(model_path.parent.iterdir()) if path != model_path}
+    largest = max(others, key=lambda path: others[path], default=model_path)
+    if others.get(largest, 0) > count:
+        _say_once(
+            f"COLMAP's model {model_path} is used, which has {count} photos, but {largest} has {others[largest]}: "
+            "exchange the names of these folders to use that one."
+        )
+
+
+def _count_images(model_path: Path) -> int:
+    """The number of photos that a model says it has; 0 if it is none."""
+    binary, text = model_path / "images.bin", model_path / "images.txt"
+    try:
+        if binary.is_file():
+            with binary.open("rb") as file:
+                return int.from_bytes(file.read(8), "little")
+        with text.open("rb") as lines:
+            return sum(not line.startswith(b"#") for line in lines) // 2  # a photo and its points
+    except OSError:
+        return 0
 
 
 def align_z_up(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """COLMAP's models as captures, against nerfstudio's own dataparser for them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,25 @@ def test_reduced_copies_stand_in_for_missing_photos(scene) -> None:
     cameras = outputs_of(scene).cameras
     assert [float(getattr(cameras, name)[0]) for name in ("fx", "cy", "width", "height")] == [4.5, 1.5, 4, 3]
     assert {path.name for path in scene.iterdir()} == before - {"images"} | {"images_4"}
+
+
+def test_a_larger_model_and_masks_that_are_not_read_are_named(make_capture, as_colmap, tmp_path, log) -> None:
+    capture = make_capture(6)
+    more = as_colmap(capture.folder, tmp_path / "more")
+    for text in (False, True):
+        scene = as_colmap(make_capture(4).folder, tmp_path / f"garden{text}", text=text)
+        read_transforms(scene)
+        assert not log
+        other = as_colmap(capture.folder, tmp_path / f"more{text}", text=text)
+        shutil.copytree(other / "sparse" / "0", scene / "sparse" / "1")
+        read_transforms(scene)
+        assert len(log) == 1 and "has 4 photos" in log[0] and "sparse/1 has 6" in log[0]
+        log.clear()
+    shutil.copytree(scene / "sparse" / "1", more / "sparse" / "1")
+    (more / "masks").mkdir()
+    read_transforms(more)
+    assert len(log) == 1 and "--masks-path masks" in log[0]
+    log.clear()
 
 
 def test_transforms_json_goes_before_a_model(scene) -> None:
