@@ -19,6 +19,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from f3rm_ext import events
 from f3rm_ext.capture.checks import check_dataparser_outputs
 from f3rm_ext.capture.exposures import exposure_stops
+from f3rm_ext.capture.images import name_some
 from f3rm_ext.data.background import measure_background
 from f3rm_ext.data.cycling_config import AUTO_PX, ImageBytes, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
@@ -219,6 +220,14 @@ class CyclingDataManager(ABC):
             events.note(sentence)
             return None
         check_dataparser_outputs(outputs, check_files=self.test_mode != "inference", min_images=1)
+        trained = set(map(Path, self.train_dataparser_outputs.image_filenames))
+        shared = [path for path in map(Path, outputs.image_filenames) if path in trained]
+        if shared and self.test_mode != "inference" and self.rank == 0:
+            CONSOLE.log(
+                f"{len(shared)} of {len(outputs.image_filenames)} evaluation images are training images too "
+                f"({name_some([path.name for path in shared])}), so figures do not tell how well new views are shown.",
+                markup=False,
+            )
         return outputs
 
     def make_cycle(

@@ -400,3 +400,14 @@ def test_images_of_which_nothing_is_kept_are_not_measured(build, make_capture, l
     nothing = build(make_capture(8, masks=[0] * 6 + [99] * 2, name="none"), mode="test")
     with pytest.raises(CaptureError, match="mask_path"):
         list(nothing.fixed_indices_eval_dataloader)
+
+
+def test_evaluation_images_that_are_trained_on_are_named(build, make_capture, log):
+    names = [f"images/{i:03d}.png" for i in range(6)]
+    lists = {"train_filenames": names[:5], "val_filenames": [f"./{name}" for name in names[3:]]}
+    folder = make_capture(6, val=None, extra=lists)
+    build(folder)
+    assert [line for line in log if "2 of 3 evaluation images" in line and "003.png, 004.png)" in line]
+    log.clear()
+    build(make_capture(name="apart"))
+    assert not any("training images too" in line for line in log)
