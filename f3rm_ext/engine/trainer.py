@@ -166,6 +166,7 @@ class F3rmTrainerConfig(TrainerConfig):
         """Checks the options, then writes ``config.yml``, so that a command that cannot work leaves no run folder.
 
         Raises:
+            ConfigError: the options cannot work, or the run's folder cannot be written to.
             SystemExit: with code 0, if the run to resume is finished already.
         """
         launch.first_only(self._save_config)
@@ -177,7 +178,13 @@ class F3rmTrainerConfig(TrainerConfig):
         if path and step is not None and step + 1 >= self.max_num_iterations:
             CONSOLE.print(self.nothing_left(step + 1, path))
             raise SystemExit(0)
-        super().save_config()
+        try:
+            super().save_config()
+        except OSError as error:
+            raise ConfigError(
+                f"The run's folder {self.get_base_dir()} cannot be written to ({error.strerror or error}): choose "
+                "another place with --output-dir."
+            ) from error
         if launch.processes(self.machine) > 1 and not launch.is_torchrun():
             launch.remember_interruption()  # nerfstudio starts the others next
 

@@ -297,6 +297,11 @@ class TestConfig:
             config.setup(local_rank=0, world_size=1)
         assert not (tmp_path / "out").exists()
 
+    def test_a_run_folder_that_cannot_be_made(self, toy: ModuleType, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigError, match=r"--output-dir"):
+            toy.make_config(tmp_path / "file", 5).save_config()
+
     @pytest.mark.parametrize("name", ["max_num_iterations", "steps_per_save", "profile_tensors_every"])
     def test_non_positive_steps(self, toy: ModuleType, tmp_path: Path, name: str) -> None:
         config = toy.make_config(tmp_path, 5)
