@@ -19,7 +19,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture import checks
 from f3rm_ext.capture.colmap_model import MODEL_KEY, align_z_up
-from f3rm_ext.capture.images import image_size, image_sizes, name_some
+from f3rm_ext.capture.images import allow_large_photos, image_size, image_sizes, name_some
 from f3rm_ext.capture.points import read_capture_points
 from f3rm_ext.errors import CaptureError, ConfigError
 
@@ -99,6 +99,7 @@ class CaptureDataParser(Nerfstudio):
 
     def _check(self) -> checks.Meta:
         """The transforms, checked, without frames that are to be dropped."""
+        allow_large_photos()
         meta, folder = checks.read_transforms(Path(self.config.data))
         self._folder = folder
         if self.config.eval_mode == "auto":

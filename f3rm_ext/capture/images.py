@@ -18,6 +18,16 @@ _TAIL_BYTES = 1 << 16
 _END_MARKS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 _THREADS = 8
 _NAMED = 5
+MOST_PIXELS = 1_000_000_000
+"""Pixels of the largest photo that is believed."""
+
+
+def allow_large_photos() -> None:
+    """Lets Pillow read pictures of up to :data:`MOST_PIXELS` from now on, such as the 200 megapixels of some phones.
+
+    Photos of a capture are read by many threads until the process ends, so there is no end to it.
+    """
+    Image.MAX_IMAGE_PIXELS = MOST_PIXELS // 2  # it refuses twice this number
 
 
 def name_some(names: Sequence[object]) -> str:

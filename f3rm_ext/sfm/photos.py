@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from PIL import Image, ImageOps
 from PIL.ExifTags import IFD, Base
 
-from f3rm_ext.capture.images import name_some
+from f3rm_ext.capture.images import MOST_PIXELS, name_some
 from f3rm_ext.errors import CaptureError, reason_of
 from f3rm_ext.utils.output_folder import file_names
 from f3rm_ext.utils.pictures import UNREADABLE
@@ -22,7 +22,6 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".avif", 
 RAW_SUFFIXES = {".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"}
 LOSSY = {"JPEG", "MPO", "WEBP", "AVIF", "HEIF"}
 _JPEG_QUALITY = 95
-MOST_PIXELS = 1_000_000_000
 THUMBNAIL_PX = 640
 """Longest side of the grey copy on which sharpness is judged."""
 

@@ -174,6 +174,11 @@ def test_a_damaged_image(capture, number):
     refused(capture, f"images/0{number}.png is damaged or not an image", train_split_fraction=1.0)
 
 
+def test_photos_of_phones_with_200_megapixels_are_read(capture, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 16 * 12 // 4)  # Pillow refuses twice this number
+    assert parse(capture).image_filenames
+
+
 def test_size_that_differs_from_what_is_stated(capture):
     capture.write_image(capture.names[3], (20, 12))
     text = refused(capture, r"03\.png has 20 x 12 pixels, but its camera has 16 x 12", train_split_fraction=1.0)
