@@ -159,7 +159,7 @@ def judge_views(
         trained: photos that were trained on, which are left out.
 
     Raises:
-        CaptureError: no photo is left to judge.
+        CaptureError: no photo is left to judge, or several with predictions have one name.
         ConfigError: a prediction cannot be understood.
     """
     result = Judgement(QueryMetrics(threshold))
@@ -171,6 +171,11 @@ def judge_views(
         view = None if size is None else truth.view(photo, *size)
         if view is None or size is None:
             continue
+        if photo.stem in labelled and photo.stem in views:
+            raise CaptureError(
+                f"Several held-out photos are called {photo.stem}, so predictions by name do not tell them apart: give "
+                "the files names of their own, in the capture and in the predictions."
+            )
         labelled.add(photo.stem)
         if photo in trained:
             result.training.append(photo.stem)

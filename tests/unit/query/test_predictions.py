@@ -91,6 +91,16 @@ def test_what_is_not_predicted_is_a_miss(labels: PolygonLabels, write: Callable[
     assert any("b" in sentence for sentence in result.notices())
 
 
+def test_photos_of_one_name_are_not_judged_by_one_prediction(
+    labels: PolygonLabels, write: Callable[..., PredictionFolder]
+) -> None:
+    predictions = write({"a": {"plate": square(*SQUARES["plate"])}})
+    photos = [*labels.images, labels.images[1]]
+    judge_views(predictions, labels, photos, TrainingPhotos([]), list(labels.classes), 0.5)  # without predictions
+    with pytest.raises(CaptureError, match="called a,"):
+        judge_views(predictions, labels, [*photos, photos[0]], TrainingPhotos([]), list(labels.classes), 0.5)
+
+
 def test_shuffled_labels_score_nothing(labels: PolygonLabels, write: Callable[..., PredictionFolder]) -> None:
     mug, plate = (square(*place) for place in SQUARES.values())
     means = judge(write({name: {"plate": mug, "blue mug": plate} for name in "ab"}), labels).rendered.summary()
