@@ -1,4 +1,4 @@
-"""Refuses ns-export commands that cannot export one of our runs, and names the command that can."""
+"""Refuses commands of ns-export and ns-render that cannot work with one of our runs, and names those that can."""
 
 import os
 import shlex
@@ -15,7 +15,12 @@ def export_command(argv: Sequence[str]) -> str | None:
     >>> export_command(["/env/bin/ns-export", "pointcloud", "--load-config", "config.yml"])
     'pointcloud'
     """
-    if not argv or os.path.splitext(os.path.basename(argv[0]))[0] != "ns-export":
+    return _command(argv, "ns-export")
+
+
+def _command(argv: Sequence[str], program: str) -> str | None:
+    """Returns the command of a program of nerfstudio that is running; None in every other program."""
+    if not argv or os.path.splitext(os.path.basename(argv[0]))[0] != program:
         return None
     return next((argument for argument in argv[1:] if not argument.startswith("-")), None)
 
@@ -102,3 +107,22 @@ def check_image_sizes(argv: Sequence[str], cameras: Cameras) -> None:
             f"ns-export tsdf needs photos of one size, but those of this capture have {len(sizes)} sizes: "
             f"{_our_command(argv, 'mesh', 'tsdf_mesh.ply')} takes them as they are."
         )
+
+
+def check_split(argv: Sequence[str], *, holds_out: bool) -> None:
+    """Checks that a running ``ns-render dataset`` has photos to render.
+
+    Args:
+        holds_out: whether the capture has evaluation images.
+
+    Raises:
+        ConfigError: it has none of the split that is asked for.
+
+    >>> check_split(["ns-render", "dataset", "--split", "train"], holds_out=False)
+    >>> check_split(["ns-render", "dataset"], holds_out=False)
+    Traceback (most recent call last):
+    f3rm_ext.errors.ConfigError: The capture holds out no photo for ns-render dataset to render: add --split train.
+    """
+    wanted = _option(argv, "--split", "test").split("+")
+    if _command(argv, "ns-render") == "dataset" and not holds_out and wanted != ["train"]:
+        raise ConfigError("The capture holds out no photo for ns-render dataset to render: add --split train.")

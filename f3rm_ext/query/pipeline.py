@@ -17,7 +17,7 @@ from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.data.datamanager import F3rmDataManager
 from f3rm_ext.data.image_datamanager import ImageDataManager
 from f3rm_ext.engine import ranks
-from f3rm_ext.engine.ns_export import check_image_sizes
+from f3rm_ext.engine.ns_export import check_image_sizes, check_split
 from f3rm_ext.engine.protocols import CountsLossTerms, ShardsParameters
 from f3rm_ext.errors import UserError
 from f3rm_ext.features.extractors.registry import understands_text
@@ -61,11 +61,13 @@ class FeaturePipeline(VanillaPipeline):
         """Builds datamanager and model; all processes of a run start with the parameters of rank 0, or with a part.
 
         Raises:
-            UserError: the capture, the features or an option cannot be used, or ns-export cannot export the run.
+            UserError: the capture, the features or an option cannot be used, or ns-export or ns-render cannot do what
+                it is asked for.
         """
         if world_size == 1:
             super().__init__(config, device, test_mode, world_size, local_rank, grad_scaler)  # type: ignore[arg-type]
             check_image_sizes(sys.argv, self.datamanager.train_dataset.cameras)  # type: ignore[union-attr]
+            check_split(sys.argv, holds_out=self.datamanager.eval_dataset is not None)
             return
         Pipeline.__init__(self)
         self.config, self.test_mode, self.world_size = config, test_mode, world_size  # type: ignore[assignment]
