@@ -62,6 +62,8 @@ release: test  ## Run all tests and those that only a release needs
 	$(PYTEST) -m release
 	# Compiled kernels do not check their indices: one that is too large writes into other data.
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CURDIR)/build/numba $(PYTEST) $(addprefix tests/unit/,data mesh nerf splat)
+	# Other tests run where more is installed than a user has.
+	.ci/fresh
 
 lint: install  ## Check style, format and types
 	$(BIN)/ruff check .

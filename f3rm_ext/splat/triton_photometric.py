@@ -48,7 +48,8 @@ def _slopes(
     aa_bb = tl.zeros([ROWS, COLUMNS], tl.float32)
     ab = tl.zeros([ROWS, COLUMNS], tl.float32)
     for r in range(ROWS + SIZE - 1):
-        there = (q < inner) & (first + r < rows + SIZE - 1)
+        # Not the conjunction of a row of booleans and one: Triton 3.9's interpreter takes the result for numbers.
+        there = q < tl.where(first + r < rows + SIZE - 1, inner, 0)
         at = (first + r) * width + q
         x = tl.zeros([COLUMNS], tl.float32)
         y = tl.zeros([COLUMNS], tl.float32)
@@ -109,10 +110,11 @@ def _gradient(
             x = tl.zeros([COLUMNS], tl.float32)
             y = tl.zeros([COLUMNS], tl.float32)
             z = tl.zeros([COLUMNS], tl.float32)
+            most = tl.where((row >= 0) & (row < rows), inner, 0)
             for k in tl.static_range(SIZE):
                 share = tl.load(window + k)
                 column = q - 3 * k
-                there = (row >= 0) & (row < rows) & (column >= 0) & (column < inner)
+                there = (column >= 0) & (column < most)
                 at = slopes + row * inner + column
                 x += share * tl.load(at, mask=there, other=0.0)
                 y += share * tl.load(at + area, mask=there, other=0.0)

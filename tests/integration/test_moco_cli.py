@@ -149,7 +149,7 @@ def test_evaluation_of_weights(f3rm_ext: Callable[..., Any], tmp_path: Path) -> 
                 tmp_path / "tiles" / name / f"{number}.png"
             )
     # The beginning of a picture that would take gigabytes.
-    parts = (struct.pack(">4sIIBBBBB", b"IHDR", 30_000, 30_000, 8, 2, 0, 0, 0), b"IDAT" + bytes(9))
+    parts = (struct.pack(">4sIIBBBBB", b"IHDR", 40_000, 40_000, 8, 2, 0, 0, 0), b"IDAT" + bytes(9))
     chunks = (struct.pack(">I", len(part) - 4) + part + struct.pack(">I", zlib.crc32(part)) for part in parts)
     huge = tmp_path / "tiles" / "dark" / "huge.png"
     huge.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
