@@ -59,6 +59,11 @@ class Photos:
         """Returns where the model comes from, as JSON; nothing while it is trained."""
         return {}
 
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The splits that have photos: ``train``, and ``test`` where some are held out."""
+        return ("train",) if self.manager.eval_dataset is None else ("train", "test")
+
     def dataset(self, split: str) -> "InputDataset":
         """Returns the photos of a split. Raises ConfigError if the capture has no held-out photos."""
         dataset = self.manager.train_dataset if split == "train" else self.manager.eval_dataset
@@ -81,7 +86,7 @@ class Photos:
         """
         path, place = Path(name), Path(name).resolve()
         found: dict[Path, tuple[str, int]] = {}
-        for split in ("train", "test") if self.manager.eval_dataset is not None else ("train",):
+        for split in self.splits:
             for index, file in enumerate(self.files(split)):
                 if file.parts[-len(path.parts) :] == path.parts or file.resolve() == place:
                     found.setdefault(file, (split, index))
@@ -150,8 +155,7 @@ class Photos:
     def _open_sources(self) -> "dict[str, FeatureSource]":
         from f3rm_ext.features.source import open_features, prepare_features
 
-        splits = ["train"] if self.manager.eval_dataset is None else ["train", "test"]
-        datasets = [self.dataset(split) for split in splits]
+        datasets = [self.dataset(split) for split in self.splits]
         options = self.manager.config.features
         specs = [head.spec for head in self.model.query_heads().values()]
         # Those of the model, which splats may have got after training.
@@ -162,7 +166,7 @@ class Photos:
         sources = open_features(datasets, specs, options.cache_dir)
         if sources is None:
             sources = prepare_features(datasets, options, device=self.model.device)
-        return dict(zip(splits, sources, strict=True))
+        return dict(zip(self.splits, sources, strict=True))
 
 
 def _require_same_space(head: QueryHead, spec: "FeatureSpec | None") -> None:
@@ -291,12 +295,11 @@ def photo_views(photos: Photos, which: str, scale: float = 1.0) -> list[View]:
         ConfigError: there are no such views.
     """
     if which == "auto":
-        which = "train" if photos.manager.eval_dataset is None else "test"
+        which = photos.splits[-1]
     if which in ("train", "test"):
         places = [(which, index) for index in range(len(photos.files(which)))]
     elif which == "all":
-        splits = ("train",) if photos.manager.eval_dataset is None else ("train", "test")
-        places = [(split, index) for split in splits for index in range(len(photos.files(split)))]
+        places = [(split, index) for split in photos.splits for index in range(len(photos.files(split)))]
     else:
         place = photos.find_photo(which)
         if place is None:

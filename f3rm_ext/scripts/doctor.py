@@ -229,7 +229,7 @@ def check_storage() -> Iterator[Finding]:
         advice = "Every command compiles its kernels anew: set F3RM_EXT_CACHE to a folder that you can write to."
         yield Finding("storage", "compiled kernels", Verdict.ABSENT, "nowhere to keep them", advice)
     folder = Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser()
-    existing = next((each for each in (folder, *folder.parents) if each.exists()), Path(folder.anchor))
+    existing = kernel_cache.nearest_existing(folder)
     free = shutil.disk_usage(existing).free / _GIB
     status = f"{folder} ({free:.1f} GiB free)"
     if not os.access(existing, os.W_OK):

@@ -1,4 +1,4 @@
-"""Where numba keeps compiled kernels."""
+"""Finds a folder in which numba can keep compiled kernels."""
 
 import atexit
 import os
@@ -19,7 +19,9 @@ def ensure_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> N
     """
     if sys.platform != "linux" or environment.get(VARIABLE):
         return
-    cache = Path(environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME") or "~").expanduser() / ".cache")
+    # Without HOME it is that of the system's list of users; who is not in it has none, and "~" stays as it is.
+    home = environment.get("HOME") or os.path.expanduser("~")  # pathlib's fails there
+    cache = Path(environment.get("XDG_CACHE_HOME") or f"{home}/.cache")
     if any(_is_writable(folder) for folder in (Path(__file__).parents[1], cache)):
         return
     chosen = environment.get("F3RM_EXT_CACHE")
@@ -41,5 +43,9 @@ def is_temporary() -> bool:
 
 def _is_writable(folder: Path) -> bool:
     """Whether files can be written into a folder, which is made if need be."""
-    existing = next((each for each in (folder, *folder.parents) if each.exists()), Path(folder.anchor))
-    return os.access(existing, os.W_OK | os.X_OK)
+    return os.access(nearest_existing(folder), os.W_OK | os.X_OK)
+
+
+def nearest_existing(path: Path) -> Path:
+    """Returns the path itself or, where it is not there, the nearest of its parents that is."""
+    return next((each for each in (path, *path.parents) if each.exists()), Path(path.anchor))

@@ -102,7 +102,7 @@ class Measure:
         self.truth = CaptureGroundTruth(self.run.data)
         self.out.mkdir(parents=True, exist_ok=True)
         model, heads = self.run.model, self.run.model.query_heads()
-        self.split = "train" if self.run.manager.eval_dataset is None else "test"
+        self.split = self.run.splits[-1]
         record: dict[str, Any] = {
             "checkpoint": self.run.checkpoint.name,
             "steps": self.run.step + 1,

@@ -1,6 +1,7 @@
 """Compiled kernels find a place, whoever runs them."""
 
 import os
+import pwd
 import subprocess
 import sys
 from pathlib import Path
@@ -19,15 +20,18 @@ def _written_by_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_written_by_others")
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other folders")
-def test_kernels_go_where_the_user_can_write(tmp_path: Path) -> None:
+def test_kernels_go_where_the_user_can_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {"HOME": str(tmp_path)}, {"HOME": "/", "XDG_CACHE_HOME": str(tmp_path / "new")}, {VARIABLE: "elsewhere"}
     for environment in kept:
         before = dict(environment)
         ensure_kernel_cache(environment)
         assert environment == before
-    environment = {"HOME": "/", "F3RM_EXT_CACHE": str(tmp_path / "cache")}
-    ensure_kernel_cache(environment)
-    assert environment[VARIABLE] == str(tmp_path / "cache" / "numba")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a user whom the system does not know
+    for home in ({"HOME": "/"}, {}):
+        environment = {**home, "F3RM_EXT_CACHE": str(tmp_path / "cache")}
+        ensure_kernel_cache(environment)
+        assert environment[VARIABLE] == str(tmp_path / "cache" / "numba")
 
 
 @pytest.mark.usefixtures("_written_by_others")
