@@ -120,6 +120,26 @@ def _grey(picture, i, j):
 
 
 @no_type_check
+@numba.njit(inline="always")
+def _centered_moments(ours, theirs):
+    """Subtracts the mean of each patch in place, and returns their variances and their covariance."""
+    size = np.float32(len(ours))
+    mean, mean_there = ZERO, ZERO
+    for s in range(len(ours)):
+        mean += ours[s]
+        mean_there += theirs[s]
+    mean, mean_there = mean / size, mean_there / size
+    power, power_there, common = ZERO, ZERO, ZERO
+    for s in range(len(ours)):
+        ours[s] -= mean
+        theirs[s] -= mean_there
+        power += ours[s] * ours[s]
+        power_there += theirs[s] * theirs[s]
+        common += ours[s] * theirs[s]
+    return power / size, power_there / size, common / size
+
+
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
 def _patch_disagreement(
     depth, normals, photo, picture, trust, places, x, y, camera, turn, shift, radius, least, most,
@@ -143,7 +163,7 @@ def _patch_disagreement(
         ours, theirs = np.empty(size, np.float32), np.empty(size, np.float32)
         slopes = np.empty(size, np.float32)  # of the other picture's grey, by depth
         slants = np.empty(size, np.float32)
-        mean, mean_there, inside = ZERO, ZERO, True
+        inside = True
         for s in range(size):
             row, column = i + s // side - radius, j + s % side - radius
             slants[s] = fx * x[column] + fy * y[row] + fz
@@ -176,19 +196,9 @@ def _patch_disagreement(
             slopes[s] = ((g01 - g00) * (ONE - v) + (g11 - g10) * v) * u_z
             slopes[s] += ((g10 - g00) * (ONE - u) + (g11 - g01) * u) * v_z
             ours[s] = _grey(photo, row, column)
-            mean += ours[s]
-            mean_there += theirs[s]
         if not inside:
             continue
-        mean, mean_there = mean / np.float32(size), mean_there / np.float32(size)
-        power, power_there, common = ZERO, ZERO, ZERO
-        for s in range(size):
-            ours[s] -= mean
-            theirs[s] -= mean_there
-            power += ours[s] * ours[s]
-            power_there += theirs[s] * theirs[s]
-            common += ours[s] * theirs[s]
-        power, power_there, common = power / np.float32(size), power_there / np.float32(size), common / np.float32(size)
+        power, power_there, common = _centered_moments(ours, theirs)
         if not (power > least and power_there > least):
             continue
         norm = math.sqrt(power * power_there)
