@@ -6,10 +6,9 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from f3rm_ext.splat.triton_kernels import choose_kernels
+from f3rm_ext.splat.triton_kernels import KernelLoss, choose_kernels
 
 KERNELS = "f3rm_ext.splat.photometric_kernels", "f3rm_ext.splat.triton_photometric"
 WINDOW_PX = 11
@@ -44,8 +43,8 @@ def photometric_loss(
     return loss
 
 
-class PhotometricLoss(torch.autograd.Function):
-    """See :func:`photometric_loss`; differentiable once in the first image, without a mask."""
+class PhotometricLoss(KernelLoss):
+    """See :func:`photometric_loss`; differentiable in the first image, without a mask."""
 
     @staticmethod
     def forward(ctx: Any, predicted: Tensor, truth: Tensor, ssim_weight: float, has_ssim: bool, kernels: Any) -> Tensor:
@@ -53,11 +52,6 @@ class PhotometricLoss(torch.autograd.Function):
         parts = kernels.compare_pictures(predicted, truth, ssim_weight, has_ssim, gradient)
         ctx.save_for_backward(gradient)
         return parts.sum().float()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return grads[0] * ctx.saved_tensors[0], None, None, None, None
 
 
 def ssim(one: Float[Tensor, "h w 3"], two: Float[Tensor, "h w 3"]) -> Float[Tensor, ""]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from f3rm_ext.memory.shapes import kernel_device, lacks_values
 from f3rm_ext.utils.kernel_trials import explain_choice, reason_against
@@ -28,6 +29,20 @@ def choose_kernels(modules: tuple[str, str], *tensors: Tensor) -> Any:
     if all(lacks_values(tensor) or kernel_device(tensor) == "cpu" for tensor in tensors):
         return importlib.import_module(modules[0])
     return find_kernels(modules[1], tensors[0].device)
+
+
+class KernelLoss(torch.autograd.Function):
+    """A loss whose kernel computes its gradients with it; differentiable once.
+
+    The forward pass saves the gradients by its first arguments, which the backward pass only multiplies; an empty one
+    stands for no gradient.
+    """
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        known = [grads[0] * saved if saved.numel() else None for saved in ctx.saved_tensors]
+        return *known, *[None] * (len(ctx.needs_input_grad) - len(known))
 
 
 def launch(kernel: Any, programs: tuple[int, ...], *arguments: Any, **constants: Any) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from f3rm_ext.memory.shapes import kernel_device, run_kernel
+from f3rm_ext.splat.triton_kernels import KernelLoss
 
 LEAST = 1e-20
 """Length below which an edge or a normal has no gradient."""
@@ -228,8 +229,8 @@ class BoundGeometry(torch.autograd.Function):
         return _sum_at_vertices(vertices, faces, by_corners), by_turns, None, None
 
 
-class NormalInconsistency(torch.autograd.Function):
-    """See :func:`f3rm_ext.mesh.bound.smoothness.normal_inconsistency`; differentiable once by the vertices."""
+class NormalInconsistency(KernelLoss):
+    """See :func:`f3rm_ext.mesh.bound.smoothness.normal_inconsistency`; differentiable by the vertices."""
 
     @staticmethod
     def forward(
@@ -242,11 +243,6 @@ class NormalInconsistency(torch.autograd.Function):
         run_kernel(_normals_backward, vertices, faces, by_normals, 1 / len(first), by_corners)
         ctx.save_for_backward(_sum_at_vertices(vertices, faces, by_corners))
         return total[0] / len(first)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0] * ctx.saved_tensors[0], None, None, None, None
 
 
 def _sum_at_vertices(vertices: Tensor, faces: Tensor, by_corners: Tensor) -> Tensor:

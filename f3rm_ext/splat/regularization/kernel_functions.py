@@ -1,7 +1,6 @@
 """Functions of autograd over the kernels of planes and of views: numba's on the CPU, Triton's on CUDA.
 
-Each is given the module of its kernels by :func:`~f3rm_ext.splat.triton_kernels.choose_kernels`. A loss comes with its
-gradient, which the backward pass only multiplies.
+Each is given the module of its kernels by :func:`~f3rm_ext.splat.triton_kernels.choose_kernels`.
 """
 
 from typing import Any
@@ -10,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from f3rm_ext.splat.triton_kernels import KernelLoss
+
 ROOM = "f3rm_ext.splat.regularization"
 PLANES = f"{ROOM}.plane_kernels", f"{ROOM}.triton_planes"
 """Modules for :class:`FacingPlanes`, :class:`PlaneDepth`, :class:`DnConsistency` and the weights of edges."""
-
-
 VIEWS = f"{ROOM}.view_kernels", f"{ROOM}.triton_views"
 """Modules for :class:`MultiviewConsistency` and :class:`PatchDisagreement`."""
 
@@ -59,7 +58,7 @@ class PlaneDepth(torch.autograd.Function):
         return grad_normals, grad_distances, None, None, None
 
 
-class DnConsistency(torch.autograd.Function):
+class DnConsistency(KernelLoss):
     """See :func:`~f3rm_ext.splat.regularization.normals.dn_consistency`, without ``rebuild_z``; pixels of weight 0 do
     not count."""
 
@@ -74,14 +73,8 @@ class DnConsistency(torch.autograd.Function):
         ctx.save_for_backward(*grads)
         return parts.sum().float()
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        depth, alpha, normals = (grads[0] * saved if saved.numel() else None for saved in ctx.saved_tensors)
-        return depth, alpha, normals, None, None, None, None, None
 
-
-class MultiviewConsistency(torch.autograd.Function):
+class MultiviewConsistency(KernelLoss):
     """See :func:`~f3rm_ext.splat.regularization.multiview.multiview_consistency`."""
 
     @staticmethod
@@ -91,11 +84,6 @@ class MultiviewConsistency(torch.autograd.Function):
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(trust)
         return parts.sum().float(), trust
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        return grads[0] * ctx.saved_tensors[0], None, None, None, None
 
 
 class PatchDisagreement(torch.autograd.Function):

@@ -3,11 +3,11 @@
 They must agree with the definition, :func:`f3rm_ext.splat.regularization.field.field_reference`.
 """
 
+from functools import partial
 from typing import no_type_check
 
 import numba
 import numpy as np
-from torch import Tensor
 
 from f3rm_ext.memory.shapes import run_kernel
 from f3rm_ext.splat.regularization.table import MIN_WEIGHT
@@ -145,18 +145,7 @@ def table_count(table_bytes: int) -> int:
     return max(1, min(numba.get_num_threads(), GRADIENT_BYTES // max(1, table_bytes)))
 
 
-def evaluate(
-    points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor,
-    density: Tensor, beta: Tensor, direction: Tensor, totals: Tensor,
-) -> None:  # fmt: skip
-    """Writes density, thickness, direction and the sum of weights of each point."""
-    run_kernel(_forward, points, owners, table, neighbours, density, beta, direction, totals)
-
-
-def differentiate(
-    points: Tensor, owners: Tensor, table: Tensor, neighbours: Tensor, totals: Tensor,
-    grad_density: Tensor, grad_beta: Tensor, grad_direction: Tensor, grad_points: Tensor, grad_tables: Tensor,
-) -> None:  # fmt: skip
-    """Writes the gradients by points, and adds those by the table to tables of zeros."""
-    given = points, owners, table, neighbours, totals
-    run_kernel(_backward, *given, grad_density, grad_beta, grad_direction, grad_points, grad_tables)
+evaluate = partial(run_kernel, _forward)
+"""Writes density, thickness, direction and the sum of weights of each point."""
+differentiate = partial(run_kernel, _backward)
+"""Writes the gradients by points, and adds those by the table to tables of zeros."""

@@ -7,6 +7,7 @@ allocate.
 """
 
 import math
+from functools import partial
 from typing import no_type_check
 
 import numba
@@ -118,16 +119,10 @@ def _facing_planes_backward(means, quats, scales, viewmat, grads, grad_means, gr
         grad_quats[i, 2], grad_quats[i, 3] = (gy - radial * y) / length, (gz - radial * z) / length
 
 
-def facing_planes(means: Tensor, quats: Tensor, scales: Tensor, viewmat: Tensor, planes: Tensor) -> None:
-    """Writes :func:`~f3rm_ext.splat.regularization.normals.facing_planes`."""
-    run_kernel(_facing_planes, means, quats, scales, viewmat, planes)
-
-
-def facing_planes_backward(
-    means: Tensor, quats: Tensor, scales: Tensor, viewmat: Tensor, grads: Tensor, grad_means: Tensor, grad_quats: Tensor
-) -> None:
-    """Writes the gradients of :func:`facing_planes` by means and quaternions."""
-    run_kernel(_facing_planes_backward, means, quats, scales, viewmat, grads, grad_means, grad_quats)
+facing_planes = partial(run_kernel, _facing_planes)
+"""Writes :func:`~f3rm_ext.splat.regularization.normals.facing_planes`."""
+facing_planes_backward = partial(run_kernel, _facing_planes_backward)
+"""Writes the gradients of :func:`facing_planes` by means and quaternions."""
 
 
 @no_type_check

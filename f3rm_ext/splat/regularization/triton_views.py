@@ -6,7 +6,7 @@ They must agree with the definitions in :mod:`~f3rm_ext.splat.regularization.mul
 
 import math
 import sys
-from typing import Any, NamedTuple, no_type_check
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from f3rm_ext.splat.regularization.kernel_functions import MultiviewConsistency, PatchDisagreement
+from f3rm_ext.splat.regularization.multiview import DepthView
 from f3rm_ext.splat.regularization.triton_pixels import (
     LEAST_SQUARED,
     find_pixel,
@@ -229,12 +230,6 @@ def patch_disagreement(
     launch(_patch_disagreement, (triton.cdiv(len(places), PATCHES),), *pictures, *cameras, *results, *settings, **sizes)
 
 
-class _View(NamedTuple):
-    depth: Tensor
-    viewmat: Tensor
-    K: Tensor
-
-
 def try_out(device: torch.device) -> None:
     """Compiles the kernels and runs them on a wall seen straight on by two cameras side by side."""
     itself, eye = sys.modules[__name__], torch.eye(4, device=device)
@@ -242,7 +237,7 @@ def try_out(device: torch.device) -> None:
     apart[0, 3], K[2, 2], K[:2, 2] = -1.0, 1.0, 8.0
     with torch.enable_grad():
         depth = torch.full((16, 16), 2.2, device=device, requires_grad=True)
-        views = _View(depth, eye, K), _View(torch.full_like(depth, 2.0), apart, K)
+        views = DepthView(depth, eye, K), DepthView(torch.full_like(depth, 2.0), apart, K)
         loss, trust = MultiviewConsistency.apply(depth, *views, 1.0, itself)
         photo = (torch.arange(768, device=device) % 7 / 7).view(16, 16, 3)
         normals, place = -eye[2, :3].expand(16, 16, 3), torch.full((1,), 8 * 17, device=device)
