@@ -398,45 +398,51 @@ def _add_weighted(count, covered, weights, grads, result):
 
 
 @no_type_check
-@numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
-def backward_colors(order, starts, ranks, geometry, columns, upstream, last, first, rows):
-    """Computes the gradients of colours alone, front to back with the exact weights of the forward pass.
+@numba.njit(inline="always")
+def _sum_values(tile, starts, ranks, geometry, left, top, through, values, first, rows):
+    """Adds up the values of a tile's pixels, (256, numbers), with the weights of each Gaussian, front to back.
 
-    Arguments are those of :func:`backward`. The result, (intersections, channels), sums ``upstream`` with each
-    Gaussian's weights.
+    Args:
+        through: 1 for pixels in the image, else 0; changed.
+        first: intersection of row 0 of the result.
+        rows: result, (intersections, numbers).
+    """
+    weights, covered = np.empty(PIXELS, np.float32), np.empty(BLOCK + 1, np.uint64)
+    final, last = np.ones(PIXELS, np.float32), np.empty(PIXELS, np.int32)
+    start = starts[tile]
+    for k in range(starts[tile + 1] - start):
+        rank = ranks[start + k]
+        x, y, a, b, c, opacity = read_gaussian(geometry, rank, left, top)
+        result = rows[start + k - first]
+        for block in range(2):
+            lo, hi = pixels_within(x, y, geometry, rank, block)
+            if lo == hi:
+                continue
+            weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, final, last, weights)
+            _add_weighted(_list_covered(lo, hi, weights, covered), covered, weights, values, result)
+        if k % PATIENCE == PATIENCE - 1 and through.sum() == ZERO:
+            break
+
+
+@no_type_check
+@numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
+def backward_colors(order, starts, ranks, geometry, columns, upstream, first, rows):
+    """Computes the gradients of colours alone: sums of ``upstream`` with each Gaussian's weights.
+
+    Arguments are those of :func:`backward`; the result is (intersections, channels).
     """
     height, width, channels = upstream.shape
     for task in numba.prange(order.size):
         tile = order[task]
         left, top = (tile % columns) * TILE_PX, (tile // columns) * TILE_PX
-        start, t_last = starts[tile], last[tile]
-        grads, through = np.zeros((PIXELS, channels), np.float32), np.ones(PIXELS, np.float32)
-        weights, covered = np.empty(PIXELS, np.float32), np.empty(BLOCK + 1, np.uint64)
+        grads, through = np.zeros((PIXELS, channels), np.float32), np.zeros(PIXELS, np.float32)
         for p in range(PIXELS):
             row, column = top + np.int64(PIXEL_Y[p]), left + np.int64(PIXEL_X[p])
             if row < height and column < width:
+                through[p] = ONE
                 for channel in range(channels):
                     grads[p, channel] = upstream[row, column, channel]
-        deepest = -1
-        for p in range(PIXELS):
-            deepest = max(deepest, t_last[p])
-        for k in range(deepest + 1):
-            rank = ranks[start + k]
-            x, y, a, b, c, opacity = read_gaussian(geometry, rank, left, top)
-            result = rows[start + k - first]
-            for block in range(2):
-                lo, hi = pixels_within(x, y, geometry, rank, block)
-                if lo == hi:
-                    continue
-                for p in range(lo, hi):
-                    dx, dy = x - PIXEL_X[p], y - PIXEL_Y[p]
-                    power = HALF * (a * dx * dx + c * dy * dy) + b * dx * dy
-                    alpha = min(TOP, opacity * decay(power))
-                    drawn = (k <= t_last[p]) & (power >= ZERO) & (alpha >= SKIP)
-                    alpha = alpha if drawn else ZERO
-                    weights[p] = alpha * through[p]
-                    through[p] *= ONE - alpha
-                _add_weighted(_list_covered(lo, hi, weights, covered), covered, weights, grads, result)
+        _sum_values(tile, starts, ranks, geometry, left, top, through, grads, first, rows)
 
 
 @no_type_check
@@ -455,9 +461,7 @@ def spread(order, starts, ranks, geometry, columns, down, across, share, first, 
     for task in numba.prange(order.size):
         tile = order[task]
         left, top = (tile % columns) * TILE_PX, (tile // columns) * TILE_PX
-        through, weights = np.zeros(PIXELS, np.float32), np.empty(PIXELS, np.float32)
-        final, last = np.ones(PIXELS, np.float32), np.empty(PIXELS, np.int32)
-        parts, covered = np.zeros((PIXELS, rows.shape[1]), np.float32), np.empty(BLOCK + 1, np.uint64)
+        parts, through = np.zeros((PIXELS, rows.shape[1]), np.float32), np.zeros(PIXELS, np.float32)
         for p in range(PIXELS):
             row, column = top + np.int64(PIXEL_Y[p]), left + np.int64(PIXEL_X[p])
             if row < height and column < width:
@@ -466,19 +470,7 @@ def spread(order, starts, ranks, geometry, columns, down, across, share, first, 
                     weight = share[row, column] * down[row, i]
                     for j in range(across.shape[1]):
                         parts[p, i * across.shape[1] + j] = weight * across[column, j]
-        start = starts[tile]
-        for k in range(starts[tile + 1] - start):
-            rank = ranks[start + k]
-            x, y, a, b, c, opacity = read_gaussian(geometry, rank, left, top)
-            result = rows[start + k - first]
-            for block in range(2):
-                lo, hi = pixels_within(x, y, geometry, rank, block)
-                if lo == hi:
-                    continue
-                weigh(lo, hi, x, y, a, b, c, opacity, np.int32(k), through, final, last, weights)
-                _add_weighted(_list_covered(lo, hi, weights, covered), covered, weights, parts, result)
-            if k % PATIENCE == PATIENCE - 1 and through.sum() == ZERO:
-                break
+        _sum_values(tile, starts, ranks, geometry, left, top, through, parts, first, rows)
 
 
 @no_type_check

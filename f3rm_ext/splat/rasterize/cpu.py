@@ -99,7 +99,7 @@ class _Composite(torch.autograd.Function):
         if needs[5]:
             g_background = torch.einsum("hwc,hw->c", g_picture, _to_image(ctx.final, *g_picture.shape[:2]))
         if not any(needs[:4]):
-            colors = backward_colors, bins.columns, as_array(g_picture), ctx.last
+            colors = backward_colors, bins.columns, as_array(g_picture)
             g_colors = _sum_over_tiles(bins, len(means2d), channels, *colors) if needs[4] else None
             return (None, None, None, None, g_colors, g_background, None, None, None)
         upstream = torch.cat([g_picture, g_depth[..., None]], dim=-1).numpy()
