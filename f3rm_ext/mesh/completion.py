@@ -50,9 +50,9 @@ def thin_parts(
         mesh: scene frame.
     """
 
-    def choose(index: int, view: "_MeshView") -> UInt8[np.ndarray, "h w"]:
+    def choose(index: int, away: np.ndarray, inside: np.ndarray) -> UInt8[np.ndarray, "h w"]:
         depth = stored.depth(index)
-        missed = (depth > 0) & (view.depth > (1 + GAP) * depth)
+        missed = (depth > 0) & (away > (1 + GAP) * depth)
         return np.where(missed, 1 + _sides(stored.cameras, index), 0).astype(np.uint8)
 
     return _fuse_selected(stored, mesh, choose, stored.depth, fuse, on_progress)
@@ -70,21 +70,12 @@ def hole_parts(
         mesh: scene frame, triangles counter-clockwise from outside.
     """
 
-    def choose(index: int, view: "_MeshView") -> UInt8[np.ndarray, "h w"]:
+    def choose(index: int, away: np.ndarray, inside: np.ndarray) -> UInt8[np.ndarray, "h w"]:
         rendered = stored.rendered_depth(index)
-        sees_past = np.isinf(view.depth) | (view.inside & (view.depth > (1 + GAP) * rendered))
+        sees_past = np.isinf(away) | (inside & (away > (1 + GAP) * rendered))
         return ((rendered > 0) & sees_past).astype(np.uint8)
 
     return _fuse_selected(stored, mesh, choose, stored.rendered_depth, fuse, on_progress)
-
-
-class _MeshView(NamedTuple):
-    """A mesh as one camera sees it."""
-
-    depth: Float32[np.ndarray, "h w"]
-    """Along the camera's axis, scene units; infinite where there is no mesh."""
-    inside: Bool[np.ndarray, "h w"]
-    """Whether it is the back of a triangle."""
 
 
 class _SelectedPixels(StoredViews):
@@ -103,12 +94,17 @@ class _SelectedPixels(StoredViews):
 def _fuse_selected(
     stored: StoredViews,
     mesh: trimesh.Trimesh,
-    choose: Callable[[int, _MeshView], UInt8[np.ndarray, "h w"]],
+    choose: Callable[[int, Float32[np.ndarray, "h w"], Bool[np.ndarray, "h w"]], UInt8[np.ndarray, "h w"]],
     depth: Callable[[int], Float32[np.ndarray, "h w"]],
     fuse: Fuse,
     on_progress: Report,
 ) -> Completion:
-    """Fuses pixels that are chosen by what is seen of the mesh, those of each number above 0 by themselves."""
+    """Fuses pixels that are chosen by what is seen of the mesh, those of each number above 0 by themselves.
+
+    Args:
+        choose: is given a view, the mesh's depth in it, infinite where there is none, and whether that is the back of a
+            triangle.
+    """
     caster = RayCaster(mesh.vertices, mesh.faces)
     counts = np.zeros(256, np.int64)
     with tempfile.TemporaryDirectory(prefix="f3rm-ext-completion-") as folder:
@@ -116,7 +112,7 @@ def _fuse_selected(
             origin, directions = Camera.of(stored.cameras, index).pixel_rays()
             hit = caster.cast(origin, directions)
             inside = (hit["primitive_normals"] * directions).sum(axis=-1) > 0
-            chosen = choose(index, _MeshView(hit["t_hit"], inside))
+            chosen = choose(index, hit["t_hit"], inside)
             counts += np.bincount(chosen.reshape(-1), minlength=256)
             np.save(_file(folder, index), chosen)
             on_progress(index + 1)

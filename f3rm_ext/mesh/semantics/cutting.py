@@ -1,10 +1,8 @@
 """Parts of a mesh: cut along a level of the score, with texture coordinates and colours, and cleaned."""
 
-from typing import NamedTuple
-
 import numpy as np
 import trimesh
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from trimesh.visual.color import ColorVisuals
 from trimesh.visual.texture import TextureVisuals
 
@@ -43,19 +41,26 @@ def cut_at_level(mesh: trimesh.Trimesh, scores: Float[np.ndarray, " verts"], lev
     edges, number = np.unique(ends, axis=1, return_inverse=True)
     numbers = np.where(scores[ends[0]] == level, ends[0], len(scores) + number.reshape(-1))
     ab, ac, ed, fd = np.split(numbers, np.cumsum([len(a), len(a), len(d)]))
-    added = _OnEdges.at(scores, edges, level)
+    begin, end = scores[edges]
+    shares = ((level - end) / (begin - end))[:, None]
+
+    def append_cuts(values: Float[np.ndarray, "verts channels"]) -> Float[np.ndarray, "more channels"]:
+        """Returns values of the vertices, followed by those where edges have the level."""
+        first, second = values[edges]
+        return np.concatenate([values, first * shares + second * (1 - shares)])
+
     tips, quads = np.stack([a, ab, ac], axis=1), np.concatenate([np.stack([e, f, fd], 1), np.stack([e, fd, ed], 1)])
     triangles = np.concatenate([faces[count == 3], tips, quads])
     # A vertex on the level is its own cut: triangles without area remain beside it.
     triangles = triangles[(triangles != np.roll(triangles, 1, axis=1)).all(axis=1)]
     if not len(triangles):
         raise MeshError(f"Only single vertices reach the score {level:g}: lower --threshold.")
-    part = trimesh.Trimesh(added.append_to(np.asarray(mesh.vertices)), triangles, process=False)
+    part = trimesh.Trimesh(append_cuts(np.asarray(mesh.vertices)), triangles, process=False)
     visual, colors = mesh.visual, vertex_colors(mesh)
     if isinstance(visual, TextureVisuals) and visual.uv is not None:
-        part.visual = TextureVisuals(uv=added.append_to(np.asarray(visual.uv)), material=visual.material)
+        part.visual = TextureVisuals(uv=append_cuts(np.asarray(visual.uv)), material=visual.material)
     elif colors is not None:
-        part.visual = ColorVisuals(part, vertex_colors=np.rint(added.append_to(colors / 1.0)).astype(np.uint8))
+        part.visual = ColorVisuals(part, vertex_colors=np.rint(append_cuts(colors / 1.0)).astype(np.uint8))
     part.remove_unreferenced_vertices()
     return part
 
@@ -69,26 +74,6 @@ def clean_part(part: trimesh.Trimesh, min_part: float, close_holes: float) -> tr
     """
     part = select_faces(part, ~small_parts(_weld(part)[0], min_part))
     return part if close_holes == 0 else _close(part, close_holes)
-
-
-class _OnEdges(NamedTuple):
-    """Places on edges."""
-
-    ends: Int[np.ndarray, "2 edges"]
-    """The vertices that each lies between."""
-    shares: Float[np.ndarray, "edges 1"]
-    """Weight of the first one."""
-
-    @classmethod
-    def at(cls, scores: Float[np.ndarray, " verts"], ends: Int[np.ndarray, "2 edges"], level: float) -> "_OnEdges":
-        """Returns the places where the score has a level, which lies between those of the ends."""
-        first, second = scores[ends]
-        return cls(ends, ((level - second) / (first - second))[:, None])
-
-    def append_to(self, values: Float[np.ndarray, "verts channels"]) -> Float[np.ndarray, "more channels"]:
-        """Returns values of the vertices, followed by those at the places."""
-        first, second = values[self.ends]
-        return np.concatenate([values, first * self.shares + second * (1 - self.shares)])
 
 
 def _rotate(faces: np.ndarray, special: np.ndarray) -> np.ndarray:
