@@ -42,12 +42,8 @@ class Camera:
     height: int
     near_plane: float = 0.01
     """Gaussians whose centres are nearer are not rendered, scene units."""
-    far_plane: float = 1e10
-    """Gaussians whose centres are farther are not rendered, scene units."""
     eps2d: float = 0.3
     """Added to the image-space variances, px²."""
-    radius_clip: float = 0.0
-    """Gaussians with a radius of at most this are not rendered, pixels."""
     antialiased: bool = False
     """Lower opacities to compensate for the area that eps2d adds (Yu et al. 2024, Mip-Splatting)."""
 

@@ -64,8 +64,7 @@ def project(shapes: Ellipsoids, camera: Camera) -> Projection:
         compat.check_gsplat_kernels()
     reaches, batched, depths, conics, compensations = kernels_for(means).fully_fused_projection(
         means, None, quats, sizes, camera.viewmat[None], camera.K[None], *camera.size, eps2d=camera.eps2d,
-        near_plane=camera.near_plane, far_plane=camera.far_plane, radius_clip=camera.radius_clip,
-        calc_compensations=camera.antialiased,
+        near_plane=camera.near_plane, calc_compensations=camera.antialiased,
     )  # fmt: skip
     # gsplat leaves the values of invisible Gaussians uninitialised.
     drawn = scalar_radii(reaches[0]) > 0

@@ -69,14 +69,13 @@ def _clamp(value, low, high):
 
 @no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
-def _forward(means, quats, sizes, view, intrinsics, limits, means2d, conics, depths, compensations, radii):
+def _forward(means, quats, sizes, view, intrinsics, near, eps2d, means2d, conics, depths, compensations, radii):
     fx, fy, cx, cy, width, height = intrinsics
-    near, far, eps2d, radius_clip = limits
     w0, w1, w2 = _load(view, 0), _load(view, 1), _load(view, 2)
     for i in numba.prange(means.shape[0]):
         mean = _load(means, i)
         x, y, z = _dot(w0, mean) + view[0, 3], _dot(w1, mean) + view[1, 3], _dot(w2, mean) + view[2, 3]
-        if not (z > near and z < far):
+        if not z > near:
             continue
         x_over_z = _clamp(x / z, -(cx + MARGIN * width) / fx, (width - cx + MARGIN * width) / fx)
         y_over_z = _clamp(y / z, -(cy + MARGIN * height) / fy, (height - cy + MARGIN * height) / fy)
@@ -91,7 +90,7 @@ def _forward(means, quats, sizes, view, intrinsics, limits, means2d, conics, dep
         det = xx * yy - xy * xy
         middle = 0.5 * (xx + yy)
         radius = math.ceil(3.0 * math.sqrt(middle + math.sqrt(max(MIN_EXTENT, middle * middle - det))))
-        if not (det > 0.0 and radius > radius_clip and radius <= MAX_RADIUS_PX):
+        if not (det > 0.0 and radius <= MAX_RADIUS_PX):
             continue
         px, py = fx * x / z + cx, fy * y / z + cy
         if not (px + radius > 0 and px - radius < width and py + radius > 0 and py - radius < height):
@@ -221,10 +220,9 @@ class _Projection(torch.autograd.Function):
         view = viewmat.detach().double().contiguous()
         means2d, conics, depths, compensations = (torch.zeros(count, *shape) for shape in ((2,), (3,), (), ()))
         radii = torch.zeros(count, dtype=torch.int32)
-        limits = tuple(map(float, (camera.near_plane, camera.far_plane, camera.eps2d, camera.radius_clip)))
         _forward(
-            means.numpy(), quats.numpy(), sizes.numpy(), view.numpy(), _intrinsics(camera), limits, means2d.numpy(),
-            conics.numpy(), depths.numpy(), compensations.numpy(), radii.numpy(),
+            means.numpy(), quats.numpy(), sizes.numpy(), view.numpy(), _intrinsics(camera), float(camera.near_plane),
+            float(camera.eps2d), means2d.numpy(), conics.numpy(), depths.numpy(), compensations.numpy(), radii.numpy(),
         )  # fmt: skip
         ctx.save_for_backward(means, quats, sizes, view, radii)
         ctx.camera = camera

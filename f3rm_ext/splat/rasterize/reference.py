@@ -66,8 +66,7 @@ def _radii(footprints: _Footprints, camera: Camera) -> Int[Tensor, " gaussians"]
     xx, xy, yy = _add_blur(footprints.covariances, camera.eps2d)
     det, middle = xx * yy - xy**2, (xx + yy) / 2
     radii = (3.0 * (middle + (middle**2 - det).clamp(min=MIN_EXTENT).sqrt()).sqrt()).ceil()
-    in_range = (footprints.depths > camera.near_plane) & (footprints.depths < camera.far_plane)
-    drawn = in_range & (det > 0) & (radii > camera.radius_clip) & (radii <= MAX_RADIUS_PX)
+    drawn = (footprints.depths > camera.near_plane) & (det > 0) & (radii <= MAX_RADIUS_PX)
     size, reach = torch.tensor([camera.width, camera.height], device=radii.device), radii[:, None]
     touches = (footprints.means2d + reach > 0) & (footprints.means2d - reach < size)
     return torch.where(drawn & touches.all(dim=-1), radii, 0.0).int()
