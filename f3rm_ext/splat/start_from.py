@@ -13,7 +13,7 @@ from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.splat.files import read_splats
 from f3rm_ext.splat.gaussians import MAX_SH_DEGREE, Gaussians, sh_rest_count
 from f3rm_ext.splat.mip import MipOptions, fuse, sampling_intervals, smoothing_filter, unfuse
-from f3rm_ext.splat.transform import Similarity
+from f3rm_ext.splat.transform import to_scene
 
 CHECKPOINTS = (".ckpt", ".pt")
 _PREFIXES = ("_model.gauss_params.", "gauss_params.")
@@ -62,7 +62,7 @@ class Start:
         """
         if (self.frame if frame == "auto" else frame) == "scene":
             return replace(self, frame="scene")
-        return replace(self, gaussians=Similarity.to_scene(outputs).gaussians(self.gaussians), frame="capture")
+        return replace(self, gaussians=to_scene(self.gaussians, outputs), frame="capture")
 
     def prepare_gaussians(self, views: PinholeCameras, options: MipOptions) -> Gaussians:
         """Returns the Gaussians for a run: checked to be in view, and without a fused 3D filter.

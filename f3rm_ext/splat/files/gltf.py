@@ -16,7 +16,7 @@ from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.splat.files import packing
 from f3rm_ext.splat.files.info import SplatInfo, find_maker, tag_comments
 from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
-from f3rm_ext.splat.transform import Similarity
+from f3rm_ext.splat.transform import transform
 from f3rm_ext.utils.pictures import to_linear
 from f3rm_ext.utils.provenance import MADE_BY
 
@@ -36,7 +36,7 @@ def write_gltf_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatI
             ``_LABEL``, with the names of the queries in the primitive's ``extras``.
     """
     made = _Buffer()
-    for name, values, component in _attributes(Similarity(Y_UP, 1.0, np.zeros(3)).gaussians(gaussians)):
+    for name, values, component in _attributes(transform(gaussians, Y_UP, 1.0, np.zeros(3))):
         made.add(name, values, component)
     primitive_extras: dict[str, object] = {}
     if info.scores is not None:

@@ -17,7 +17,8 @@ from f3rm_ext.capture.points import RGB, XYZ, applied_transform, drop_unusable_p
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.features.options import FeatureOptions
-from f3rm_ext.splat.transform import Similarity
+from f3rm_ext.splat.initialization import initial_gaussians
+from f3rm_ext.splat.transform import to_scene
 from f3rm_ext.utils.ply import write_ply
 
 SWAP = np.array([[1.0, 0, 0, 0.5], [0, 0, 1, -0.25], [0, -1, 0, 2.0]])
@@ -161,8 +162,8 @@ def test_splats_of_a_colmap_folder_begin_at_its_points(capture, as_colmap, tmp_p
     torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
     assert torch.equal(manager.train_dataset.metadata[XYZ], outputs.metadata[XYZ])
     # Splats in COLMAP's frame go the same way.
-    moved = Similarity.to_scene(outputs).points(torch.from_numpy(spots(poses)).float())
-    torch.testing.assert_close(moved, spots_of(outputs), atol=1e-5, rtol=0)
+    splats = initial_gaussians(torch.from_numpy(spots(poses)).float(), None, 0, 1.0, torch.Generator())
+    torch.testing.assert_close(to_scene(splats, outputs).means, spots_of(outputs), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "cut"])
