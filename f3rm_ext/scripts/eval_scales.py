@@ -69,9 +69,9 @@ class EvalScales:
         photos = run.photos
         if self.view >= len(photos):
             raise ConfigError(f"--view is {self.view}, but there are {len(photos)} held-out photos: use 0 and up.")
-        possible = select_scales(self.scales, photos.views, photos.scale_factor)
-        say(*possible.left_out)
-        if not possible.scales:
+        scales, left_out = select_scales(self.scales, photos.views, photos.scale_factor)
+        say(*left_out)
+        if not scales:
             raise ConfigError("None of the --scales can be compared, for the reasons above: choose others.")
         out = self.out or self.load_config.parent / self._name()
         picture = out.with_suffix(".png")
@@ -80,10 +80,8 @@ class EvalScales:
         trained = self._filters(run)
         run.set_filters(_SWITCHES[self.filter_2d], _SWITCHES[self.filter_3d])
         with image_progress("images") as progress:
-            task = progress.add_task("Scales", total=len(possible.scales) * len(photos))
-            results = evaluate_scales(
-                run.model, photos, possible.scales, self.view, lambda: progress.update(task, advance=1)
-            )
+            task = progress.add_task("Scales", total=len(scales) * len(photos))
+            results = evaluate_scales(run.model, photos, scales, self.view, lambda: progress.update(task, advance=1))
         record = {
             "made_by": COMMAND,
             **run.describe(),
@@ -93,7 +91,7 @@ class EvalScales:
             "gaussians": run.model.num_gaussians,
             "view": self.view,
             "scales": [result.record() for result in results],
-            "left_out": possible.left_out,
+            "left_out": left_out,
         }
         write_json(out, record)
         with replace_file(picture) as stream:

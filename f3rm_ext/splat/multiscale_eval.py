@@ -31,16 +31,6 @@ LABEL_PX = 18
 _INK, _PAPER = (30, 30, 30), (255, 255, 255)
 
 
-@dataclass(frozen=True)
-class ScaleSelection:
-    """The requested scales that can be compared, and why the others cannot."""
-
-    scales: tuple[float, ...]
-    """Ratios to the training resolution, ascending."""
-    left_out: tuple[str, ...]
-    """One sentence for each scale that cannot be compared."""
-
-
 @dataclass
 class ScaleResult:
     """Metrics of the images rendered at one scale."""
@@ -80,8 +70,10 @@ class ScaleResult:
         }
 
 
-def select_scales(scales: Sequence[float], views: Sequence[PinholeIntrinsics], trained: float) -> ScaleSelection:
-    """Separates the scales that can be compared with photos from those that cannot.
+def select_scales(
+    scales: Sequence[float], views: Sequence[PinholeIntrinsics], trained: float
+) -> tuple[list[float], list[str]]:
+    """Returns the scales that can be compared with photos, ascending, and a sentence on each of the others.
 
     Args:
         scales: requested ratios to the training resolution, > 0; duplicates count once.
@@ -108,7 +100,7 @@ def select_scales(scales: Sequence[float], views: Sequence[PinholeIntrinsics], t
             )
         else:
             kept.append(scale)
-    return ScaleSelection(tuple(kept), tuple(left_out))
+    return kept, left_out
 
 
 def image_size(view: PinholeIntrinsics, scale: float, trained: float) -> tuple[int, int]:

@@ -7,7 +7,6 @@ programs skip.
 
 import io
 import struct
-from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
 
@@ -29,16 +28,6 @@ _HIGHEST_RATIO, _BYTES_OF_POSITION = 1024, 9
 """zstd compresses no more than that, so that the size of a file limits the number of its positions."""
 
 
-@dataclass(frozen=True)
-class _Container:
-    """The header, the extensions and the table of the streams of a file."""
-
-    header: spz.SpzHeader
-    extensions: list[tuple[int, bytes]]
-    streams: list[tuple[int, int]]
-    """Compressed size and size of each stream."""
-
-
 def read_spz4(path: Path, axes: spz.Axes = "rub") -> tuple[Gaussians, SplatInfo]:
     """Reads splats; float32, on the CPU, values not checked, in the axes of PLY.
 
@@ -47,16 +36,16 @@ def read_spz4(path: Path, axes: spz.Axes = "rub") -> tuple[Gaussians, SplatInfo]
     """
     try:
         with path.open("rb") as stream:
-            container = _read_container(path, stream)
-            values = io.BytesIO(b"".join(_unpack_stream(stream, *sizes) for sizes in container.streams))
+            header, extensions, streams = _read_container(path, stream)
+            values = io.BytesIO(b"".join(_unpack_stream(stream, *sizes) for sizes in streams))
     except (EOFError, zstandard.ZstdError) as error:
         raise SplatFileError(f"{path} is damaged or cut short ({error}): copy or export it again.") from error
-    gaussians = spz.unpack_values(container.header, values.read, axes)
-    notices = container.header.notices(path)
-    unknown = [kind for kind, _ in container.extensions if kind != COMMENTS]
+    gaussians = spz.unpack_values(header, values.read, axes)
+    notices = header.notices(path)
+    unknown = [kind for kind, _ in extensions if kind != COMMENTS]
     if unknown:
         notices.append(f"{path.name} has extensions ({', '.join(f'0x{kind:08x}' for kind in unknown)}), left out.")
-    return gaussians, spz.describe(container.header, _comments(container.extensions), notices)
+    return gaussians, spz.describe(header, _comments(extensions), notices)
 
 
 def write_spz4(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axes: spz.Axes = "rub") -> None:
@@ -91,7 +80,7 @@ def read_comments(path: Path) -> list[str]:
     """Returns the comments of a file; an empty list if there are none, or if it is of another kind."""
     try:
         with path.open("rb") as stream:
-            return _comments(_read_container(path, stream).extensions)
+            return _comments(_read_container(path, stream)[1])
     except (EOFError, OSError, SplatFileError):
         return []
 
@@ -102,8 +91,13 @@ def _comments(extensions: list[tuple[int, bytes]]) -> list[str]:
     ]
 
 
-def _read_container(path: Path, stream: BufferedIOBase) -> _Container:
-    """Reads up to the first stream, and checks that everything adds up to the size of the file."""
+def _read_container(
+    path: Path, stream: BufferedIOBase
+) -> tuple[spz.SpzHeader, list[tuple[int, bytes]], list[tuple[int, int]]]:
+    """Returns the header, the extensions, and the compressed size and the size of each stream.
+
+    Reads up to the first stream, and checks that everything adds up to the size of the file.
+    """
     size = path.stat().st_size
     head = stream.read(HEADER.size)
     if len(head) < HEADER.size or head[:4] != spz.MAGIC:
@@ -132,7 +126,7 @@ def _read_container(path: Path, stream: BufferedIOBase) -> _Container:
     end = table_start + len(table) + sum(packed for packed, _ in streams)
     if end != size:
         raise EOFError(f"its streams end at byte {end} of {size}")
-    return _Container(header, extensions, streams)
+    return header, extensions, streams
 
 
 def _unpack_stream(stream: BufferedIOBase, packed: int, size: int) -> bytes:

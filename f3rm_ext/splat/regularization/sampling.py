@@ -1,25 +1,11 @@
 """Random points near the Gaussians, at which the surface losses are evaluated."""
 
-from typing import NamedTuple
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
 from f3rm_ext.splat.regularization.frames import rotate
-
-SPREAD = 1.5
-"""Default standard deviation of the points, in units of the standard deviation of their Gaussian."""
-
-
-class SurfaceSamples(NamedTuple):
-    """Points and the Gaussians they were sampled from."""
-
-    points: Float[Tensor, "points 3"]
-    """Scene frame; part of the graph of means, rotations and sizes."""
-    owners: Int[Tensor, " points"]
-    """Index of each point's Gaussian, int64."""
 
 
 def draw_owners(
@@ -43,14 +29,17 @@ def sample_points(
     visible: Bool[Tensor, " gaussians"],
     count: int,
     *,
-    spread: float = SPREAD,
+    spread: float = 1.5,
     generator: torch.Generator | None = None,
-) -> SurfaceSamples:
+) -> tuple[Float[Tensor, "points 3"], Int[Tensor, " points"]]:
     """Samples points p = μ + R (spread · s ⊙ ε), ε ~ N(0, I), of uniformly chosen Gaussians (SuGaR §4.1).
 
     Args:
         gaussians: all Gaussians; only means, quats and scales are read.
         count: number of points; there are none if no Gaussian is visible.
+
+    Returns:
+        The points, part of the graph of means, rotations and sizes, and the index of each one's Gaussian, int64.
     """
     owners = draw_owners(visible, count, generator)
     # index_select: its gradient is far cheaper than that of indexing.
@@ -59,4 +48,4 @@ def sample_points(
     )
     place = means.device if generator is None else generator.device
     noise = torch.randn(len(owners), 3, generator=generator, device=place, dtype=means.dtype).to(means.device)
-    return SurfaceSamples(means + rotate(spread * scales.exp() * noise, quats_to_rotations(quats)), owners)
+    return means + rotate(spread * scales.exp() * noise, quats_to_rotations(quats)), owners

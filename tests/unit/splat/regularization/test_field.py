@@ -17,7 +17,7 @@ from f3rm_ext.splat.regularization import table as table_module
 from f3rm_ext.splat.regularization.field import neighbour_field
 from f3rm_ext.splat.regularization.kernels import GRADIENT_BYTES, table_count
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
-from f3rm_ext.splat.regularization.sampling import SurfaceSamples, sample_points
+from f3rm_ext.splat.regularization.sampling import sample_points
 from f3rm_ext.splat.regularization.table import NORMAL, gaussian_table
 
 
@@ -61,7 +61,7 @@ def by_definition(
     return density, beta, direction, coefficients
 
 
-def draw(gaussians: Gaussians, count: int, spread: float = 1.5) -> SurfaceSamples:
+def draw(gaussians: Gaussians, count: int, spread: float = 1.5) -> tuple[Tensor, Tensor]:
     visible = torch.ones(len(gaussians), dtype=torch.bool)
     return sample_points(gaussians, visible, count, spread=spread, generator=torch.Generator().manual_seed(0))
 
@@ -123,11 +123,11 @@ def test_gradient_of_direction_goes_to_normals_alone(random_gaussians: Callable[
     assert not points.grad.any()
 
 
-def gradients(samples: SurfaceSamples, table: Tensor, neighbours: Tensor, dtype: torch.dtype) -> list[Tensor]:
+def gradients(samples: tuple[Tensor, Tensor], table: Tensor, neighbours: Tensor, dtype: torch.dtype) -> list[Tensor]:
     """Gradients of each output alone: a mistake in a small one does not hide behind a large one."""
-    points, table = (value.detach().to(dtype).requires_grad_() for value in (samples.points, table))
+    points, table = (value.detach().to(dtype).requires_grad_() for value in (samples[0], table))
     upstream, found = torch.Generator().manual_seed(8), []
-    field = neighbour_field(points, samples.owners, table, neighbours)
+    field = neighbour_field(points, samples[1], table, neighbours)
     for value in field:
         weights = torch.randn(value.shape, generator=upstream, dtype=torch.float64).to(dtype)
         found += torch.autograd.grad((value * weights).sum(), (points, table), retain_graph=True)
