@@ -11,7 +11,6 @@ from f3rm_ext.splat.memory.moments import MomentStorage
 from f3rm_ext.utils.ranges import Positive, check_ranges
 
 Storage = Literal["float32", "float16", "selective"]
-Fragmentation = Literal["minimal", "normal", "aggressive"]
 CLEAR_EVERY: dict[str, int] = {"minimal": 100, "normal": 50, "aggressive": 10}
 """Steps between clearings of the allocator's cache, where it is cleared at all."""
 
