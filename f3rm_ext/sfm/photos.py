@@ -20,6 +20,8 @@ from f3rm_ext.utils.pictures import UNREADABLE
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".avif", ".heic", ".heif"}
 RAW_SUFFIXES = {".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"}
+_COPIES = ("2", "4", "8", "16")
+"""Factors of reduced copies, at the end of the names of their folders."""
 LOSSY = {"JPEG", "MPO", "WEBP", "AVIF", "HEIF"}
 _JPEG_QUALITY = 95
 THUMBNAIL_PX = 640
@@ -53,18 +55,33 @@ class Photo:
 def find_photos(folder: Path) -> list[Path]:
     """Returns the photos of a folder and its subfolders, in natural order (2 before 10).
 
+    Reduced copies are none: photos in ``images_4`` beside their originals in ``images``, as captures have them.
+
     Raises:
         CaptureError: there is no folder, or no photo in it.
     """
     if not folder.is_dir():
         raise CaptureError(f"{folder} is not a folder: give a folder of photos with --images, or a file with --video.")
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    photos = [path for path in files if path.suffix.lower() in SUFFIXES]
+    photos = [path for path in files if path.suffix.lower() in SUFFIXES and not _is_reduced_copy(path, folder)]
     if not photos and any(path.suffix.lower() in RAW_SUFFIXES for path in files):
         raise CaptureError(f"The photos in {folder} are raw camera files: develop them to JPEG or PNG first.")
     if not photos:
         raise CaptureError(f"There are no photos in {folder}: formats that are read are {', '.join(sorted(SUFFIXES))}.")
     return sorted(photos, key=lambda path: _natural_key(path.relative_to(folder).as_posix()))
+
+
+def _is_reduced_copy(path: Path, folder: Path) -> bool:
+    """Returns whether a photo of ``name_4`` is a quarter of that in ``name``, both in the folder."""
+    name, _, factor = path.parent.name.rpartition("_")
+    original = path.parent.with_name(name or "_") / path.name
+    if path.parent == folder or factor not in _COPIES or not original.is_file():
+        return False
+    try:
+        with Image.open(path) as small, Image.open(original) as large:
+            return all(abs(a - b / int(factor)) < 1 for a, b in zip(small.size, large.size, strict=True))
+    except UNREADABLE:
+        return False
 
 
 def _natural_key(text: str) -> list[tuple[int, str]]:

@@ -37,6 +37,17 @@ def test_photos_come_in_natural_order_and_other_files_are_ignored(tmp_path: Path
     assert capture_names(paths, Path("in")) == ["été_1", "été_1_2", "x_été_1", "日本"]
 
 
+def test_reduced_copies_of_photos_are_none(tmp_path: Path) -> None:
+    sizes = {"images/a.jpg": (40, 21), "images_2/a.jpg": (20, 10), "images_4/a.jpg": (10, 5), "images_4/b.jpg": (10, 5),
+             "images_8/a.jpg": (40, 21), "cam_1/a.jpg": (40, 20), "cam_2/a.jpg": (20, 10)}  # fmt: skip
+    for name, size in sizes.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        picture(*size).save(tmp_path / name)
+    found = [path.relative_to(tmp_path).as_posix() for path in find_photos(tmp_path)]
+    assert found == ["cam_1/a.jpg", "cam_2/a.jpg", "images/a.jpg", "images_4/b.jpg", "images_8/a.jpg"]
+    assert len(find_photos(tmp_path / "images_2")) == 1, "unless their folder is named"
+
+
 def test_a_file_that_can_be_used_keeps_its_bytes(tmp_path: Path) -> None:
     picture().save(tmp_path / "a.jpg", quality=80)
     photo = read_photo(tmp_path / "a.jpg")
