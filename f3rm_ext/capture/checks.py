@@ -29,6 +29,8 @@ ORIGIN_KEY = "capture_origin"
 """Key of transforms, as they are read, for the point of the file's frame to which poses are relative."""
 LEAST_SPAN = 1e-9
 """Largest distance between cameras that are at one place, units of the capture."""
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+"""Of images whose names in transforms.json have none, in the order in which they are tried."""
 LEAST_PX = 1e-3
 """Smallest focal length or size that is believed."""
 Meta = dict[str, Any]
@@ -102,6 +104,7 @@ def read_transforms(data: Path) -> tuple[Meta, Path]:
     for key, value in _paths(meta):
         if not _can_be_path(value):
             raise CaptureError(f"The {key} {str(value)[:80]!r} of {path} cannot be a path: give the name of a file.")
+    _complete_names(meta, path.parent)
     if "applied_transform" in meta:
         meta["applied_transform"] = _parse_transform(meta["applied_transform"], path)
     return _move_near(meta), path.parent
@@ -130,6 +133,21 @@ def _paths(meta: Meta) -> Iterator[tuple[str, object]]:
         yield from ((key, value) for key, value in owner.items() if key.endswith("_path"))
     for split in SPLITS:
         yield from ((f"{split}_filenames", name) for name in meta.get(f"{split}_filenames", ()))
+
+
+def _complete_names(meta: Meta, folder: Path) -> None:
+    """Gives names of images without suffix, as NeRFCapture and instant-ngp have them, those of their files."""
+
+    def complete(name: str) -> str:
+        if Path(name).suffix:
+            return name
+        return next((name + suffix for suffix in _SUFFIXES if (folder / (name + suffix)).is_file()), name)
+
+    for frame in meta["frames"]:
+        frame["file_path"] = complete(frame["file_path"])
+    for key in (f"{split}_filenames" for split in SPLITS):
+        if key in meta:
+            meta[key] = [complete(name) for name in meta[key]]
 
 
 def _can_be_path(value: object) -> bool:

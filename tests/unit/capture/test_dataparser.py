@@ -124,6 +124,20 @@ def test_missing_images_are_named(make_capture):
     assert capture.names[5] not in text and "--drop-missing-frames True" in text
 
 
+def test_names_without_suffix_are_those_of_their_files(capture):
+    names = capture.names
+    capture.meta |= {"train_filenames": names[:4], "test_filenames": names[4:]}
+    before = [path.name for path in parse(capture.save()).image_filenames]
+    for frame, name in zip(capture.frames, names, strict=True):
+        frame["file_path"] = name.removesuffix(".png")
+        capture.write_image(name.replace(".png", ".depth.png"), (4, 3))  # which NeRFCapture writes beside a photo
+    for key in ("train_filenames", "test_filenames"):
+        capture.meta[key] = [name.removesuffix(".png") for name in capture.meta[key]]
+    assert [path.name for path in parse(capture.save()).image_filenames] == before
+    (capture.folder / names[0]).unlink()
+    refused(capture, "1 of 6 images of the capture are not there")
+
+
 def test_missing_frames_can_be_dropped(make_capture, log):
     capture = make_capture(9)
     for split, numbers in (("train", range(6)), ("val", (6, 7)), ("test", (7, 8))):
