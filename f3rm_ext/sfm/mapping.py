@@ -139,6 +139,28 @@ def refine_predicted(
     return model
 
 
+def separate_cameras(model: Any) -> Any:
+    """Returns a copy of a model in which each photo has a camera of its own, with a focal length of its own.
+
+    Poses, points and focal lengths are adjusted together; the distortion stays.
+    """
+    pycolmap = colmap()
+    separate = pycolmap.Reconstruction()
+    for number in sorted(model.reg_image_ids()):
+        image = model.image(number)
+        camera = pycolmap.Camera(model.camera(image.camera_id).todict() | {"camera_id": number})
+        separate.add_camera_with_trivial_rig(camera)
+        pixels = np.array([feature.xy for feature in image.points2D], dtype=np.float64).reshape(-1, 2)
+        plain = pycolmap.Image(name=image.name, keypoints=pixels, camera_id=number, image_id=number)
+        separate.add_image_with_trivial_frame(plain, image.cam_from_world())
+    for point in model.points3D.values():
+        separate.add_point3D(point.xyz, point.track, point.color)
+    adjustment = pycolmap.BundleAdjustmentOptions(print_summary=False, refine_extra_params=False)
+    adjustment.ceres.loss_function_type = pycolmap.LossFunctionType.CAUCHY
+    pycolmap.bundle_adjustment(separate, adjustment)
+    return separate
+
+
 def image_names(model: Any) -> set[str]:
     """Returns the names of the photos that have a pose in a model."""
     return {model.image(number).name for number in model.reg_image_ids()}

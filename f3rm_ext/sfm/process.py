@@ -14,7 +14,14 @@ from f3rm_ext.sfm import capture_writer, quality
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.sfm.database import FeatureDatabase, redirect_stderr
 from f3rm_ext.sfm.estimators import PredictedPoses, build_estimator, predict_poses
-from f3rm_ext.sfm.mapping import align_with_gps, distortion_folds, image_names, refine_predicted, solve
+from f3rm_ext.sfm.mapping import (
+    align_with_gps,
+    distortion_folds,
+    image_names,
+    refine_predicted,
+    separate_cameras,
+    solve,
+)
 from f3rm_ext.sfm.pairs import choose_pairs
 from f3rm_ext.sfm.report import write_report
 from f3rm_ext.sfm.second_pass import register_missing
@@ -144,8 +151,10 @@ class Processing:
                 "overlap by at least half."
             )
         model = models[0]
-        evidence = collect_evidence(model, database)
-        doubt = find_doubt(evidence)
+        evidence, separate = collect_evidence(model, database), None
+        if evidence.is_contradicted and model.num_cameras() < model.num_reg_images():
+            separate = collect_evidence(separate_cameras(model), database)
+        doubt = find_doubt(evidence, separate)
         if doubt and work.has_trusted_capture and not config.start_over:
             raise CaptureError(
                 f"The new poses are doubtful: {doubt}. The earlier capture in {work.final} stays, because nothing "

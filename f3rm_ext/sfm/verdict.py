@@ -18,6 +18,8 @@ LEAST_MATCHES_FIT, LEAST_PAIRS_FIT = 0.93, 0.8
 """Smallest shares of matches and of pairs that fit right poses. Few pairs may be chance: 15 matches do."""
 LEAST_POINTS = 30
 """Smallest number of points that the median photo sees, of those that three photos see."""
+MOST_UNEXPLAINED = 0.5
+"""Largest share of the contradicting matches that stays if cameras of their own explain them."""
 MOST_BLIND = 0.1
 """Largest share of photos that see nothing where another one sees points; things in between hide some."""
 _SAME_SIDE_DEG, _SAME_DISTANCE, _LEAST_EXPECTED, _FEW, _SAMPLE = 20.0, 1.4, 20, 0.05, 300
@@ -50,6 +52,11 @@ class Evidence:
     photos that were compared with each other count."""
     points_per_photo: float
     """Points that the median photo sees together with two others at least: two photos alone fit by construction."""
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether too many matches do not fit the poses."""
+        return self.matches_fit < LEAST_MATCHES_FIT or self.pairs_fit < LEAST_PAIRS_FIT
 
 
 def epipolar_fit(
@@ -190,15 +197,24 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
     )
 
 
-def find_doubt(evidence: Evidence) -> str:
+def find_doubt(evidence: Evidence, separate: Evidence | None = None) -> str:
     """Returns the reason why poses are probably wrong, and a remedy, without a full stop; empty if they seem right.
+
+    Args:
+        separate: the evidence after each photo got a camera of its own; None where that was not tried.
 
     >>> find_doubt(Evidence(pairs=40, pairs_fit=1.0, matches_fit=0.99, turn_fit=0.1, blind=0.0, points_per_photo=300.0))
     ''
     """
     if evidence.pairs == 0:
         return "no two photos confirm each other's poses: take photos nearer to each other"
-    if evidence.matches_fit < LEAST_MATCHES_FIT or evidence.pairs_fit < LEAST_PAIRS_FIT:
+    if separate is not None and 1 - separate.matches_fit < MOST_UNEXPLAINED * (1 - evidence.matches_fit):
+        return (
+            f"{1 - evidence.matches_fit:.0%} of the matches between photos contradict them, but only "
+            f"{1 - separate.matches_fit:.0%} if each photo has its own focal length, as after zooming or with another "
+            "camera: add --cameras per-photo"
+        )
+    if evidence.is_contradicted:
         against = round((1 - evidence.pairs_fit) * evidence.pairs)
         return (
             f"{1 - evidence.matches_fit:.0%} of the matches between photos, and {against} of {evidence.pairs} pairs of "

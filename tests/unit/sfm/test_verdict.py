@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from f3rm_ext.sfm.mapping import separate_cameras
 from f3rm_ext.sfm.verdict import Evidence, collect_evidence, epipolar_fit, find_doubt, turn_errors
 
 pycolmap = pytest.importorskip("pycolmap")
@@ -69,6 +70,36 @@ def test_wrong_poses_are_doubted_though_the_solver_would_not_know(
     evidence = collect_evidence(model, database)
     assert evidence.pairs_fit == pytest.approx(24 / 45, abs=0.07)
     assert "24 of 45" in find_doubt(evidence)
+
+
+def zoom(model: Any, database: Any, factor: float, numbers: list[int]) -> None:
+    """Enlarges some photos about their middle; the shared camera of the model knows nothing of it."""
+    with database.open() as opened:
+        for number in numbers:
+            image = model.image(number)
+            camera = model.camera(image.camera_id)
+            middle = np.array([camera.principal_point_x, camera.principal_point_y])
+            for feature in image.points2D:
+                feature.xy = middle + factor * (feature.xy - middle)
+            features = opened.read_keypoints(number)
+            features[:, :2] = middle + factor * (features[:, :2] - middle)
+            opened.update_keypoints(number, features)
+
+
+def test_several_focal_lengths_of_one_camera_are_told(make_scene: Callable[..., Any]) -> None:
+    model, database = make_scene(num_frames_per_rig=10)
+    zoom(model, database, 1.3, model.reg_image_ids()[::2])
+    evidence, separate = (collect_evidence(each, database) for each in (model, separate_cameras(model)))
+    assert evidence.is_contradicted and separate.matches_fit > 0.99
+    assert "--cameras per-photo" in find_doubt(evidence, separate)
+    assert model.num_cameras() == 1, "the model itself stays"
+
+
+def test_cameras_of_their_own_are_advised_only_where_they_help(make_scene: Callable[..., Any]) -> None:
+    model, database = make_scene(num_frames_per_rig=10)
+    turn(model, 90, model.reg_image_ids()[:3])
+    evidence, separate = (collect_evidence(each, database) for each in (model, separate_cameras(model)))
+    assert find_doubt(evidence, separate) == find_doubt(evidence) != ""
 
 
 def test_points_that_only_two_photos_see_confirm_nothing(make_scene: Callable[..., Any]) -> None:
