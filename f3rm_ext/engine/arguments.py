@@ -1,4 +1,4 @@
-"""The words of a command line of ``ns-train``."""
+"""The words of a command line of nerfstudio."""
 
 from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
@@ -21,6 +21,19 @@ def parse_arguments(method: str, default: Config, arguments: Sequence[str]) -> C
     """
     markers: Any = tyro.conf.SuppressFixed[tyro.conf.FlagConversionOff[type(default)]]  # as nerfstudio has it
     return tyro.cli(markers, default=default, prog=f"ns-train {method}", args=list(arguments))
+
+
+def find_option(arguments: Sequence[str], option: str, default: str = "") -> str:
+    """Returns the value of an option on a command line.
+
+    >>> find_option(["ns-eval", "--load_config=old/config.yml"], "--load-config")
+    'old/config.yml'
+    """
+    for index, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name.replace("_", "-") == option:
+            return value if equals else next(iter(arguments[index + 1 :]), default)
+    return default
 
 
 def remove_options(arguments: Sequence[str], names: Collection[str]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from nerfstudio.cameras.cameras import Cameras
 
+from f3rm_ext.engine.arguments import find_option
 from f3rm_ext.errors import ConfigError
 
 
@@ -25,26 +26,17 @@ def _command(argv: Sequence[str], program: str) -> str | None:
     return next((argument for argument in argv[1:] if not argument.startswith("-")), None)
 
 
-def _option(argv: Sequence[str], option: str, default: str) -> str:
-    """Returns the value of an option on a command line."""
-    for index, argument in enumerate(argv):
-        name, equals, value = argument.partition("=")
-        if name.replace("_", "-") == option:
-            return value if equals else next(iter(argv[index + 1 :]), default)
-    return default
-
-
 def _our_command(argv: Sequence[str], command: str, file: str) -> str:
     """Returns the `f3rm-ext export` command for the same run and output folder."""
-    config = _option(argv, "--load-config", "…/config.yml")
-    folder = _option(argv, "--output-dir", "exports").rstrip("/")
+    config = find_option(argv, "--load-config", "…/config.yml")
+    folder = find_option(argv, "--output-dir", "exports").rstrip("/")
     return f"`f3rm-ext export {command} --load-config {shlex.quote(config)} --output {shlex.quote(f'{folder}/{file}')}`"
 
 
 def _gaussians(argv: Sequence[str]) -> str:
     return (
         "supports only splatfacto: "
-        f"{_our_command(argv, 'splats', _option(argv, '--output-filename', 'splat.ply'))} writes the same layout"
+        f"{_our_command(argv, 'splats', find_option(argv, '--output-filename', 'splat.ply'))} writes the same layout"
     )
 
 
@@ -84,7 +76,7 @@ def check_export(command: str, argv: Sequence[str], *, splats: bool, normals: bo
     f3rm_ext.errors.ConfigError: ns-export marching-cubes needs signed distances, ...
     """
     if not splats and command in ("pointcloud", "poisson") and not normals:
-        if _option(argv, "--normal-method", "model_output") == "model_output":
+        if find_option(argv, "--normal-method", "model_output") == "model_output":
             raise ConfigError(
                 f"ns-export {command} needs normals from the model, which this run does not render: add "
                 "--normal-method open3d, or train with --pipeline.model.render-normals True."
@@ -123,6 +115,6 @@ def check_split(argv: Sequence[str], *, holds_out: bool) -> None:
     Traceback (most recent call last):
     f3rm_ext.errors.ConfigError: The capture holds out no photo for ns-render dataset to render: add --split train.
     """
-    wanted = _option(argv, "--split", "test").split("+")
+    wanted = find_option(argv, "--split", "test").split("+")
     if _command(argv, "ns-render") == "dataset" and not holds_out and wanted != ["train"]:
         raise ConfigError("The capture holds out no photo for ns-render dataset to render: add --split train.")

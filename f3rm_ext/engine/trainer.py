@@ -20,6 +20,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext import compat, events
 from f3rm_ext.engine import checkpoint, launch
+from f3rm_ext.engine.arguments import find_option
 from f3rm_ext.engine.config_file import read_config
 from f3rm_ext.engine.ns_export import export_command
 from f3rm_ext.engine.optimizers import fit_optimizers
@@ -196,7 +197,7 @@ class F3rmTrainerConfig(TrainerConfig):
         )
 
     def get_checkpoint_dir(self) -> Path:
-        """Returns the checkpoint folder of this run.
+        """Returns the checkpoint folder of this run: beside ``--load-config``, even if the run was moved or renamed.
 
         Nerfstudio's ``eval_setup`` calls it just before it loads the newest file by name. Choosing ``load_step`` here
         makes it load the newest *intact* file instead.
@@ -211,7 +212,11 @@ class F3rmTrainerConfig(TrainerConfig):
         command = export_command(sys.argv)
         if command is not None and isinstance(self.pipeline.model, ChecksExport):
             self.pipeline.model.check_export(command, sys.argv)
-        if not folder.is_dir():
+        load_config = find_option(sys.argv, "--load-config")
+        beside = Path(load_config).absolute().parent / folder.name
+        if load_config and beside.is_dir():
+            folder = beside
+        elif not folder.is_dir():
             raise CheckpointError(
                 f"There is no checkpoint in {folder}: the run was stopped before its first one, or the command was "
                 "started in another folder than the training, to which paths in config.yml are relative."

@@ -1,6 +1,7 @@
 """Training, resuming and being stopped, on a toy model under nerfstudio's own loop."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -254,6 +255,17 @@ class TestEvaluationLoading:
         for path in resumed.checkpoint_dir.glob("*-000000004.ckpt"):
             path.unlink()
         assert self.load(resumed)[1] == LAST
+
+    def test_takes_those_beside_the_config_that_is_given(
+        self, whole: F3rmTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A run that was moved and renamed, and a copy of one that went on."""
+        moved = Path(shutil.copytree(whole.base_dir, tmp_path / "moved"))
+        checkpoint.make_path(moved / "nerfstudio_models", LAST).unlink()
+        monkeypatch.setattr(sys, "argv", ["ns-eval", f"--load_config={moved / 'config.yml'}"])
+        assert self.load(whole) == (checkpoint.make_path(moved / "nerfstudio_models", 8), 8)
+        shutil.rmtree(moved / "nerfstudio_models")
+        assert self.load(whole)[1] == LAST
 
     def test_none_intact_is_one_sentence(self, whole: F3rmTrainer) -> None:
         for _, path in checkpoint.newest_first(whole.checkpoint_dir):
