@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,27 @@ def test_the_texture_shows_held_out_photos(f3rm_ext: Typed, room: Path, tiny_cap
     assert found["psnr"] > 17 and found["coverage"] > 0.98 and len(found["photos"]) == 3
     assert f"{found['psnr']:.2f} dB" in done.stdout
     assert [Image.open(path).size for path in sorted(pictures.iterdir())] == [(128, 48)] * 3
+
+
+def test_pictures_are_grey_where_a_mask_leaves_out(
+    f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path
+) -> None:
+    capture, pictures, mesh = tmp_path / "masked", tmp_path / "pictures", read_mesh(room)
+    shutil.copytree(tiny_capture, capture)
+    meta = json.loads((capture / "transforms.json").read_text())
+    keeps = np.zeros((meta["h"], meta["w"]), np.uint8)
+    keeps[:, meta["w"] // 2 :] = 255
+    Image.fromarray(keeps).save(capture / "mask.png")
+    for frame in meta["frames"]:
+        frame["mask_path"] = "mask.png"
+    (capture / "transforms.json").write_text(json.dumps(meta))
+    mesh.visual.vertex_colors = [200, 10, 10, 255]
+    mesh.export(tmp_path / "red.ply")
+    f3rm_ext("eval", "texture", tmp_path / "red.ply", "--data", capture, "--pictures", pictures).succeeds()
+    for path in pictures.iterdir():
+        made, photo = np.split(np.asarray(Image.open(path)), 2, axis=1)
+        assert (made[keeps == 0] == 128).all() and (photo[keeps == 0] == 128).all()
+        assert (made[keeps > 0] != 128).any(axis=1).mean() > 0.9 and photo[keeps > 0].std() > 10
 
 
 def test_other_formats_from_a_run(f3rm_ext: Typed, untrained: Any, room: Path, tmp_path: Path) -> None:
