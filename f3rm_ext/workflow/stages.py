@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from f3rm_ext.capture.checks import read_transforms
+from f3rm_ext.errors import CaptureError
 from f3rm_ext.utils.atomic_files import hash_bytes, hash_file
 from f3rm_ext.workflow.manifest import Record
 from f3rm_ext.workflow.options import StageOptions, Words, option_words
@@ -83,7 +85,19 @@ def pose_stage(images: Path, capture: Path, options: StageOptions, start_over: b
         inputs["masks"] = hash_path(Path(" ".join(options["masks"])))
     words = ("--images", str(images.absolute()), "--output", str(capture), *(("--start-over",) if start_over else ()))
     outputs = {"poses": capture / "transforms.json", "points": capture / "sparse_pc.ply"}
-    return Stage("sfm", POSES, ("f3rm-ext", "sfm", "process"), options, inputs, words, outputs)
+    missing = _missing_photo(capture)
+    remainder = f"{missing} is missing" if missing else ""
+    program = ("f3rm-ext", "sfm", "process")
+    return Stage("sfm", POSES, program, options, inputs, words, outputs, remainder=remainder)
+
+
+def _missing_photo(capture: Path) -> str:
+    """Returns the name of a photo that a capture has lost; empty if it is whole, or there is none yet."""
+    try:
+        meta, folder = read_transforms(capture)
+    except CaptureError:
+        return ""
+    return next((name for frame in meta["frames"] if not (folder / (name := frame["file_path"])).is_file()), "")
 
 
 def view_stage(name: str, title: str, folder: Path, config: str, inputs: Mapping[str, str]) -> Stage:

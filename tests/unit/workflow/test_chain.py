@@ -299,6 +299,17 @@ def test_poses_found_again_that_are_the_same_train_nothing(
     assert player.ran == []
 
 
+def test_a_copy_of_a_photo_that_was_deleted_is_made_again(
+    run_chain: RunChain, player: Any, photos: Path, tmp_path: Path
+) -> None:
+    run_chain(data=None, images=photos, until_stage="coarse")
+    name = min(path.name for path in photos.iterdir())
+    (tmp_path / "out" / "capture" / name).unlink()
+    said = run_chain(data=None, images=photos, until_stage="coarse")
+    assert player.names() == ["sfm"] and "--start-over" not in player.ran[0]
+    assert explains(said, "sfm", f"{name} is missing")
+
+
 def test_a_pose_stage_that_was_killed_goes_on(run_chain: RunChain, player: Any, photos: Path, tmp_path: Path) -> None:
     player.failures["Camera poses"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
