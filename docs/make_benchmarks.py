@@ -326,6 +326,14 @@ def _poses(report: Report) -> str:
     return table(head, rows)
 
 
+def _pose_verdicts(report: Report) -> str:
+    """Verdicts on poses beside the truth."""
+    verdicts = [name for name in report["rows"][0] if name != "capture"]
+    return table(
+        ["photos of", *verdicts], [[row["capture"], *(str(row[name]) for name in verdicts)] for row in report["rows"]]
+    )
+
+
 def _beside_plan(row: Report) -> list[str]:
     return [f"{row['planned_mib']:,}", f"{row['peak_mib']:,}", f"{row['peak_to_plan']:.2f}"]
 
@@ -426,6 +434,7 @@ TABLES: dict[str, Callable[[Report], str]] = {
     "splat_precision": _splat_precision,
     "gpu_day": _gpu_day,
     "poses": _poses,
+    "pose_verdicts": _pose_verdicts,
     "pose_training": _pose_training,
     "moco_training": _moco_training,
 }

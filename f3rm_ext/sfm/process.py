@@ -26,7 +26,7 @@ from f3rm_ext.sfm.pairs import choose_pairs
 from f3rm_ext.sfm.report import write_report
 from f3rm_ext.sfm.second_pass import register_missing
 from f3rm_ext.sfm.sources import copy_photos, find_sources, write_frames
-from f3rm_ext.sfm.verdict import collect_evidence, find_doubt
+from f3rm_ext.sfm.verdict import LEAST_MATCHES_FIT, collect_evidence, find_doubt
 from f3rm_ext.sfm.work_folder import WorkFolder, file_stamp
 from f3rm_ext.utils.console import StageProgress
 
@@ -152,7 +152,7 @@ class Processing:
             )
         model = models[0]
         evidence, separate = collect_evidence(model, database), None
-        if evidence.is_contradicted and model.num_cameras() < model.num_reg_images():
+        if evidence.matches_fit < LEAST_MATCHES_FIT and model.num_cameras() < model.num_reg_images():
             separate = collect_evidence(separate_cameras(model), database)
         doubt = find_doubt(evidence, separate)
         if doubt and work.has_trusted_capture and not config.start_over:

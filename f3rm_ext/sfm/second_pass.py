@@ -20,7 +20,9 @@ MOST_RATIO = 0.9
 """A match may be this much nearer than the second best; between photos COLMAP takes 0.8."""
 LEAST_INLIERS = 30
 """Minimum number of inliers of a pose, the same as COLMAP's."""
-_POSE_ERROR_PX, _LAST_ERROR_PX, _LEAST_ANGLE_DEG = 12.0, 4.0, 1.5
+POSE_ERROR_PX = 12.0
+"""Largest distance of a match that agrees with a pose."""
+_LAST_ERROR_PX, _LEAST_ANGLE_DEG = 4.0, 1.5
 _LEAST_INLIER_SHARE, _MOST_TRIALS = 0.02, 100_000
 _SAME_DESCRIPTOR = 0.8
 """Smallest cosine between a feature and a point that is seen where the feature is."""
@@ -77,7 +79,7 @@ def register_missing(model: Any, database: FeatureDatabase, names: Sequence[str]
             features = unit_rows(opened.read_descriptors(ids[name]).data)
             camera = model.camera(image.camera_id)
             rows, points = match_features(features, cloud)
-            pose = _estimate_pose(pixels[rows], cloud.xyz[points], camera) if len(rows) >= LEAST_INLIERS else None
+            pose = estimate_pose(pixels[rows], cloud.xyz[points], camera)
             if pose is not None:
                 seen = visible_features(pixels, features, cloud, camera, pose)
                 _add_photo(model, image, pixels, pose, [(row, int(cloud.ids[point])) for row, point in seen])
@@ -113,13 +115,22 @@ def match_features(
     return rows, best[rows]
 
 
-def _estimate_pose(
-    pixels: Float64[np.ndarray, "matches 2"], points: Float64[np.ndarray, "matches 3"], camera: Any
+def estimate_pose(
+    pixels: Float64[np.ndarray, "matches 2"],
+    points: Float64[np.ndarray, "matches 3"],
+    camera: Any,
+    least_share: float = _LEAST_INLIER_SHARE,
 ) -> Any:
-    """Returns the ``pycolmap.Rigid3d`` on which enough matches agree; None otherwise."""
+    """Returns the ``pycolmap.Rigid3d`` on which at least LEAST_INLIERS matches agree; None otherwise.
+
+    Args:
+        least_share: smallest share of the matches that is expected to agree; RANSAC takes longer for smaller ones.
+    """
+    if len(pixels) < LEAST_INLIERS:
+        return None
     options = colmap().AbsolutePoseEstimationOptions()
-    options.ransac.max_error, options.ransac.random_seed = _POSE_ERROR_PX, 0
-    options.ransac.min_inlier_ratio, options.ransac.max_num_trials = _LEAST_INLIER_SHARE, _MOST_TRIALS
+    options.ransac.max_error, options.ransac.random_seed = POSE_ERROR_PX, 0
+    options.ransac.min_inlier_ratio, options.ransac.max_num_trials = least_share, _MOST_TRIALS
     options.ransac.num_threads = threads.usable_cores()
     result = colmap().estimate_and_refine_absolute_pose(pixels, points, camera, options)
     return result["cam_from_world"] if result is not None and result["num_inliers"] >= LEAST_INLIERS else None

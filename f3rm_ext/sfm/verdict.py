@@ -6,6 +6,7 @@ what another photo sees from the same side.
 """
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,14 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from f3rm_ext.sfm.database import FeatureDatabase, colmap
+from f3rm_ext.sfm.second_pass import POSE_ERROR_PX, estimate_pose
 
-LEAST_MATCHES_FIT, LEAST_PAIRS_FIT = 0.93, 0.8
-"""Smallest shares of matches and of pairs that fit right poses. Few pairs may be chance: 15 matches do."""
+LEAST_MATCHES_FIT = 0.92
+"""Smallest share of the matches that fit right poses. Few pairs as a whole may be chance: 15 matches do."""
+MOST_AMBIGUITY, MOST_AMBIGUOUS = 0.5, 0.05
+"""Largest ambiguity of a right pose, and largest share of photos that have more."""
+_SECOND_SHARE, _CORRESPONDENCES = 0.1, 3000
+"""Smallest share of the matches that contradict a pose with which a second one is sought; matches that are tried."""
 LEAST_POINTS = 30
 """Smallest number of points that the median photo sees, of those that three photos see."""
 MOST_UNEXPLAINED = 0.5
@@ -52,11 +58,10 @@ class Evidence:
     photos that were compared with each other count."""
     points_per_photo: float
     """Points that the median photo sees together with two others at least: two photos alone fit by construction."""
-
-    @property
-    def is_contradicted(self) -> bool:
-        """Whether too many matches do not fit the poses."""
-        return self.matches_fit < LEAST_MATCHES_FIT or self.pairs_fit < LEAST_PAIRS_FIT
+    ambiguous: tuple[str, ...] = ()
+    """Names of the photos whose :func:`ambiguities` are more than ``MOST_AMBIGUITY``."""
+    ambiguous_share: float = 0.0
+    """Share of photos that these are."""
 
 
 def epipolar_fit(
@@ -149,6 +154,57 @@ class PointVisibility:
         return rows[alike][((pixels > 0) & (pixels < [camera.width, camera.height])).all(axis=1)]
 
 
+def ambiguities(
+    model: Any,
+    points: PointVisibility,
+    pixels: Mapping[int, Float64[np.ndarray, "features 2"]],
+    matches: Mapping[tuple[int, int], Int64[np.ndarray, "matches 2"]],
+) -> dict[str, float]:
+    """Returns how ambiguous the pose of each photo is, by its name: the number of features that support a second pose,
+    divided by that of the features that support its own.
+
+    A repeated pattern, such as wallpaper, gives matches that contradict a right pose, but those with each other photo
+    agree on another one. What contradicts a wrong pose agrees on the true one.
+
+    Args:
+        pixels: positions of the features of each photo.
+        matches: rows of the features that match, by pair of photos.
+    """
+    rows = {number: np.full(len(positions), -1) for number, positions in pixels.items()}
+    for row, point in enumerate(model.points3D.values()):
+        for element in point.track.elements:
+            rows[element.image_id][element.point2D_idx] = row
+    pairs = {number: [np.empty((0, 2), np.int64)] for number in pixels}
+    """For each photo, features and the points that they are matched with."""
+    for (a, b), both in matches.items():
+        for one, other, ours, theirs in ((a, b, *both.T), (b, a, *both[:, ::-1].T)):
+            pairs[one].append(np.stack([ours, rows[other][theirs]], axis=1))
+    ratios: dict[str, float] = {}
+    for number, some in pairs.items():
+        features, seen = np.concatenate(some).T
+        # A point that only one other photo sees comes from this very pose.
+        confirmed = (seen >= 0) & (points.views[seen] - np.isin(seen, points.rows_by_photo[number]) >= 2)
+        confirmed = np.nonzero(confirmed)[0][:: max(1, np.count_nonzero(confirmed) // _CORRESPONDENCES)]
+        features, xyz = features[confirmed], points.xyz[seen[confirmed]]
+        photo, positions = model.image(number), pixels[number][features]
+        camera = model.camera(photo.camera_id)
+        own = np.unique(features[_supports(photo.cam_from_world(), camera, xyz, positions)])
+        others = ~np.isin(features, own)
+        second = estimate_pose(positions[others], xyz[others], camera, _SECOND_SHARE)
+        support = others & _supports(second, camera, xyz, positions) if second is not None else []
+        ratios[photo.name] = len(np.unique(features[support])) / max(1, len(own))
+    return ratios
+
+
+def _supports(
+    pose: Any, camera: Any, xyz: Float64[np.ndarray, "matches 3"], positions: Float64[np.ndarray, "matches 2"]
+) -> Bool[np.ndarray, " matches"]:
+    """Returns which points are seen where they are for a pose."""
+    local = pose * xyz
+    pixels = np.asarray(camera.img_from_cam(local), dtype=np.float64).reshape(-1, 2)
+    return (local[:, 2] > 0) & (np.linalg.norm(pixels - positions, axis=1) < POSE_ERROR_PX)
+
+
 def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
     """Compares the poses of a model with the verified matches of its photos."""
     pycolmap = colmap()
@@ -158,6 +214,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
     points = PointVisibility(model)
     shares: list[float] = []
     blind: list[bool] = []
+    verified: dict[tuple[int, int], Int64[np.ndarray, "matches 2"]] = {}
     fit = total = 0
     turned = np.zeros(len(_FOCALS))
     with database.open() as opened:
@@ -177,6 +234,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
             matches = geometry.inlier_matches
             if len(matches) < _LEAST_MATCHES:
                 continue
+            verified[a, b] = matches.astype(np.int64)
             focal_px = (cameras[a].mean_focal_length() + cameras[b].mean_focal_length()) / 2
             motion = (poses[b] * poses[a].inverse()).matrix()
             fits = epipolar_fit(plane[a][matches[:, 0]], plane[b][matches[:, 1]], motion, _EPIPOLAR_PX / focal_px)
@@ -185,6 +243,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
             # Without the model's distortion, which is made up as well then.
             turns = turn_errors(centred[a][matches[:, 0]] / focal_px, centred[b][matches[:, 1]] / focal_px, _FOCALS)
             turned += (turns * focal_px < _TURN_ERROR * max(cameras[a].width, cameras[a].height)).sum(axis=1)
+    ambiguous = [name for name, ratio in ambiguities(model, points, pixels, verified).items() if ratio > MOST_AMBIGUITY]
     return Evidence(
         pairs=len(shares),
         pairs_fit=float(np.mean(np.array(shares) > 0.5)) if shares else 0.0,
@@ -194,6 +253,8 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         points_per_photo=float(
             np.median([np.count_nonzero(points.views[rows] > 2) for rows in points.rows_by_photo.values()])
         ),
+        ambiguous=tuple(sorted(ambiguous)),
+        ambiguous_share=len(ambiguous) / max(1, len(photos)),
     )
 
 
@@ -214,12 +275,17 @@ def find_doubt(evidence: Evidence, separate: Evidence | None = None) -> str:
             f"{1 - separate.matches_fit:.0%} if each photo has its own focal length, as after zooming or with another "
             "camera: add --cameras per-photo"
         )
-    if evidence.is_contradicted:
+    if evidence.matches_fit < LEAST_MATCHES_FIT:
         against = round((1 - evidence.pairs_fit) * evidence.pairs)
         return (
             f"{1 - evidence.matches_fit:.0%} of the matches between photos, and {against} of {evidence.pairs} pairs of "
             "photos as a whole, contradict them, because different places look alike or have too little texture: take "
             "photos nearer to each other that show what differs, and leave out those of another scene"
+        )
+    if evidence.ambiguous_share > MOST_AMBIGUOUS:
+        return (
+            f"{', '.join(evidence.ambiguous[:5])} may belong to another place, which fits at least half as well, as "
+            "different places look alike: take photos between these and the others, or leave them out"
         )
     if evidence.blind > MOST_BLIND:
         return (
