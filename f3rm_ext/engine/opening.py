@@ -55,6 +55,7 @@ def open_run(
 
     if not load_config.is_file():
         raise ConfigError(f"There is no file {load_config}: give the config.yml that ns-train wrote for a run.")
+    config = read_config(load_config)
     folder = load_config.parent / "nerfstudio_models"
     if not checkpoint.newest_first(folder):
         raise CheckpointError(f"There is no checkpoint in {folder}: train until the first one is saved.")
@@ -63,7 +64,6 @@ def open_run(
     else:
         newest = checkpoint.make_path(folder, step)
 
-    config = read_config(load_config)
     # Checkpoints lie next to the config, even if the run was moved or renamed.
     base = folder.resolve().parent
     try:

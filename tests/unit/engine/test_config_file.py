@@ -17,6 +17,7 @@ from nerfstudio.configs.method_configs import all_methods
 
 import f3rm_ext
 from f3rm_ext.engine.config_file import read_config
+from f3rm_ext.engine.opening import open_run
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.presets import make_config
@@ -235,6 +236,12 @@ def test_a_file_that_is_no_text_is_not_understood(tmp_path: Path) -> None:
     (tmp_path / "config.yml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is not understood"):
         read_config(tmp_path / "config.yml")
+
+
+def test_another_file_in_place_of_a_config_is_named_before_checkpoints_are_missed(tmp_path: Path) -> None:
+    (tmp_path / "splats.ply").write_bytes(b"ply\nformat binary_little_endian 1.0\nend_header\n\xff\xfe")
+    with pytest.raises(ConfigError, match=r"splats\.ply is not understood"):
+        open_run(tmp_path / "splats.ply", lambda config: True, "")
 
 
 def test_ns_train_of_our_methods_refuses_another_config_that_runs_code(tmp_path: Path, mark: Path) -> None:
