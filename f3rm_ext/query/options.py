@@ -13,7 +13,8 @@ ALTERNATIVES = "|"
 """Separates alternatives in what the user types: ``mug | cup``."""
 NO_NEGATIVES = "none"
 """Typed in place of negatives: scores are plain cosines."""
-_NAME = re.compile(r"\w[\w .+-]*")
+_NAME = re.compile(r"[^/\\:|]+")
+"""Names of queries: what stands before ``=``, unless it is part of a path, a place or an alternative."""
 
 
 @dataclass(frozen=True)

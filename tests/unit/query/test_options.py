@@ -25,6 +25,15 @@ def test_texts_with_and_without_names() -> None:
     assert {(spec.negatives, spec.feature, spec.temperature) for spec in specs} == {(("wall",), "", 0.3)}
 
 
+def test_names_in_any_script() -> None:
+    given = options(text=("🦊=fox | wolf", "Ben's mug (left)=mug"), exemplar=("Löwe, groß=a/b.png:1,2",))
+    assert [(spec.name, spec.positives) for spec in parse_queries(given)] == [
+        ("🦊", ("fox", "wolf")),
+        ("Ben's mug (left)", ("mug",)),
+        ("Löwe, groß", (Region("a/b.png", 1.0, 2.0),)),
+    ]
+
+
 def test_examples_and_vectors_with_and_without_names() -> None:
     places = ("a/b.png:1,2", "face=a/b.png:1,2,3,4 | c.png", "runs/lr=3/c.png:1,2")
     given = options(exemplar=places, vector=("v/mug.npy", "cup=v/mug.npy"), negative_exemplar=("d.png:5,6",))
