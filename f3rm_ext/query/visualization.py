@@ -13,6 +13,8 @@ from f3rm_ext.utils.colormaps import DIMMED_MID_GREY, heat_scale_bytes, label_ta
 from f3rm_ext.utils.pictures import pick_evenly
 
 THUMBNAIL_PX = 300
+LEGEND_PX = 160
+"""Width of a picture whose legend is whole."""
 _MAX_COLUMNS, _MAX_ROWS = 8, 6
 _GAP_PX = 6
 _INK, _PAPER = (30, 30, 30), (255, 255, 255)
@@ -29,7 +31,7 @@ def _font(size_px: int) -> ImageFont.FreeTypeFont:
 def add_legend(
     picture: UInt8[np.ndarray, "h w 3"], names: Sequence[str], threshold: float
 ) -> UInt8[np.ndarray, "height w 3"]:
-    """Adds a legend below a picture of labels: the query of each colour."""
+    """Adds a legend below a picture of labels: the query of each colour, shortened where the picture is narrow."""
     size = int(np.clip(picture.shape[1] // 40, 11, 22))
     entries = [
         *zip(names, map(tuple, label_table_bytes(len(names)).tolist()), strict=True),
@@ -37,7 +39,8 @@ def add_legend(
     ]
     rows: list[list[tuple[float, str, tuple[int, ...]]]] = [[]]
     x = 0.0
-    for name, color in entries:
+    for entry, color in entries:
+        name = _shorten(entry, int(picture.shape[1] - 2.2 * size), size)
         width = 2.2 * size + _font(size).getlength(name)
         if rows[-1] and x + width > picture.shape[1]:
             rows.append([])
@@ -68,6 +71,11 @@ def resize(picture: UInt8[np.ndarray, "h w 3"], height_px: int, width_px: int) -
     if picture.shape[:2] == (height_px, width_px):
         return picture
     return np.asarray(Image.fromarray(picture).resize((width_px, height_px), Image.Resampling.LANCZOS))
+
+
+def enlarge(picture: UInt8[np.ndarray, "h w 3"], factor: int) -> UInt8[np.ndarray, "_ _ 3"]:
+    """Makes squares of pixels, a whole number of pixels wide."""
+    return picture.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 class Overview:
@@ -112,15 +120,11 @@ class Overview:
 
 
 def _thumbnail(picture: np.ndarray) -> np.ndarray:
-    image = Image.fromarray(picture)
     factor = THUMBNAIL_PX / max(picture.shape[:2])
-    if factor < 1:
-        image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.LANCZOS)
-    elif factor > 1:
-        # A whole factor keeps the pixels square.
-        image = image.resize(
-            (image.width * math.ceil(factor), image.height * math.ceil(factor)), Image.Resampling.NEAREST
-        )
+    if factor > 1:
+        return enlarge(picture, math.ceil(factor))
+    image = Image.fromarray(picture)
+    image.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.LANCZOS)
     return np.asarray(image)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +49,8 @@ class ViewPictures:
     """Heat over the background, by the query's name."""
     labels: Int64[np.ndarray, "h w"] | None
     """Index of the query with the highest score, -1 below the threshold; None for a single query."""
-    labels_picture: UInt8[np.ndarray, "height w 3"] | None
-    """The labels in colours over the background, with a legend below; None for a single query."""
+    labels_picture: UInt8[np.ndarray, "height width 3"] | None
+    """The labels in colours over the background, enlarged where small, with a legend below; None for one query."""
 
 
 class QueryWriter:
@@ -161,6 +162,7 @@ class QueryWriter:
             return ViewPictures(background, overlays, None, None)
         labels, names = scored.labels(self.threshold), [query.name for query in self.queries]
         picture = label_overlay_bytes(background, labels, len(names))
+        picture = visualization.enlarge(picture, math.ceil(visualization.LEGEND_PX / picture.shape[1]))
         return ViewPictures(background, overlays, labels, visualization.add_legend(picture, names, self.threshold))
 
     def _write_view(self, scored: ScoredView, pictures: ViewPictures) -> None:

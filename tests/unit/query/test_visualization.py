@@ -16,6 +16,13 @@ def test_a_legend_has_a_line_for_what_does_not_fit() -> None:
     assert (short[60:] == label_table_bytes(1)[0]).all(axis=2).sum() > 50
 
 
+def test_long_names_are_shortened_to_the_picture() -> None:
+    picture = np.zeros((4, visualization.LEGEND_PX, 3), np.uint8)
+    long, longer = (visualization.add_legend(picture, ["mug", "a" * count], 0.5)[4:] for count in (60, 600))
+    assert (long[:, -2:] == 255).all(), "nothing is cut off"
+    np.testing.assert_array_equal(long, longer)
+
+
 def test_an_overview_shows_some_views_whole() -> None:
     sheet = visualization.Overview(["photo", "mug"], [None, (0.5, 0.9)], views=100)
     for number in range(100):

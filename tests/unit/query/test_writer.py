@@ -58,6 +58,7 @@ def test_a_query_may_be_called_labels(run, tmp_path) -> None:
             sizes[folder] = picture.size
     assert sizes["overlay/labels_2"] == sizes["overlay/wall"] == (64, 48)
     assert sizes["labels"][1] > 48, "the legend is below the labels"
+    assert sizes["labels"][0] == 3 * 64, "and as wide as its longest line needs"
 
 
 def test_a_result_is_what_the_summary_says(run, tmp_path) -> None:
