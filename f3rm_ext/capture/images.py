@@ -1,6 +1,7 @@
 """Checks of image files: present, readable and complete; their sizes; and what masks keep."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +40,22 @@ def name_some(names: Sequence[object]) -> str:
     examples = ", ".join(str(name) for name in names[:_NAMED])
     more = len(names) - _NAMED
     return f"{examples} and {more} more" if more > 0 else examples
+
+
+def tell_apart(files: Sequence[Path | str]) -> list[str]:
+    """The names of files, with as many of their folders as it takes to tell them apart.
+
+    >>> tell_apart([Path("room/left/1.png"), Path("room/right/1.png"), Path("room/right/2.png")])
+    ['left/1.png', 'right/1.png', '2.png']
+    """
+    paths = [Path(file) for file in files]
+    names = {path: path.name for path in paths}
+    for parts in range(2, max((len(path.parts) for path in paths), default=0) + 1):
+        counts = Counter(names.values())
+        names = {
+            path: name if counts[name] == 1 else Path(*path.parts[-parts:]).as_posix() for path, name in names.items()
+        }
+    return [names[path] for path in paths]
 
 
 def image_size(path: Path, *, mask: bool = False) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from f3rm_ext import events
 from f3rm_ext.capture.checks import check_dataparser_outputs
 from f3rm_ext.capture.exposures import exposure_stops
-from f3rm_ext.capture.images import name_some
+from f3rm_ext.capture.images import name_some, tell_apart
 from f3rm_ext.data.background import measure_background
 from f3rm_ext.data.cycling_config import AUTO_PX, ImageBytes, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
@@ -323,9 +323,8 @@ class CyclingDataManager(ABC):
         if path is None or not path.parent.is_dir():
             return
         dataset: InputDataset = self.train_dataset
-        names = [Path(name).name for name in dataset.image_filenames]
         try:
-            stream.coverage.write(path, step=step, names=names)
+            stream.coverage.write(path, step=step, names=tell_apart(dataset.image_filenames))
         except OSError as error:  # a full disk must not end training here
             CONSOLE.log(f"{path} could not be written: {error}", markup=False)
 

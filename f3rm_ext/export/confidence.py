@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.capture.images import tell_apart
 from f3rm_ext.data.confidence import confidence
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine import checkpoint
@@ -89,7 +90,7 @@ def measure_confidence(run: SplatRun, photos: int) -> Measurement:
             chosen = choose(scene, views, found, candidates, photos, lambda: progress.advance(task))
     sure, weights = confidence(found.evidence.information), found.evidence.contribution
     total = float(weights.sum()) or 1.0
-    names, unit = [Path(file).name for file in dataset.image_filenames], _frame(run).scale
+    names, unit = tell_apart(dataset.image_filenames), _frame(run).scale
     advice = [Advice(view, *_describe(view.camera, views, names, unit)) for view in chosen]
     unsure = float(weights[sure < SURE].sum()) / total
     return Measurement(sure, float((weights * sure).sum()) / total, unsure, advice)
@@ -230,7 +231,7 @@ def _camera_path(cameras: Sequence[PinholeCameras]) -> dict[str, object]:
 def _strips(run: SplatRun, measured: Measurement) -> list[Strip]:
     """Pictures at the advised places, then at some training photos."""
     dataset = run.manager.train_dataset
-    names, views = [Path(file).name for file in dataset.image_filenames], PinholeCameras.of(dataset.cameras)
+    names, views = tell_apart(dataset.image_filenames), PinholeCameras.of(dataset.cameras)
     strips = []
     for number, advice in enumerate(measured.advice, start=1):
         label = f"next photo {number}: {advice.words}"

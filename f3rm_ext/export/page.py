@@ -14,6 +14,7 @@ from torch import Tensor
 
 from f3rm_ext import __version__
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.capture.images import tell_apart
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.export.notes import Note
@@ -256,7 +257,7 @@ def _cameras(run: SplatRun) -> tuple[PinholeCameras, list[str]]:
     """The cameras of all photos and the names of these, spread evenly where there are many; on the CPU."""
     datasets = [run.manager.train_dataset, *([] if run.manager.eval_dataset is None else [run.manager.eval_dataset])]
     parts = [PinholeCameras.of(dataset.cameras.to(torch.device("cpu"))) for dataset in datasets]
-    names = [Path(name).name for dataset in datasets for name in dataset.image_filenames]
+    names = tell_apart([file for dataset in datasets for file in dataset.image_filenames])
     joined = PinholeCameras(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
     chosen = np.argsort(names, kind="stable")[pick_evenly(len(names), MAX_CAMERAS)]
     return joined.take(torch.from_numpy(chosen)), [names[i] for i in chosen]

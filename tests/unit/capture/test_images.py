@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from f3rm_ext.capture.images import image_size, image_sizes
+from f3rm_ext.capture.images import image_size, image_sizes, tell_apart
 from f3rm_ext.errors import CaptureError
 
 NOISE = np.random.default_rng(0).integers(0, 255, (40, 60, 3), dtype=np.uint8)
@@ -70,3 +70,10 @@ def test_modes_that_nerfstudio_would_misread(tmp_path: Path, mode: str):
 def test_usable_modes(tmp_path: Path, mode: str):
     Image.fromarray(NOISE).convert(mode).save(tmp_path / "a.png")
     image_size(tmp_path / "a.png")
+
+
+def test_photos_of_one_name_are_told_apart():
+    files = ["/a/left/1.png", "/a/right/1.png", "/a/2.png", "/a/2.png", "/b/left/1.png", "3.png"]
+    names = ["a/left/1.png", "right/1.png", "2.png", "2.png", "b/left/1.png", "3.png"]
+    assert tell_apart([Path(file) for file in files]) == tell_apart(files) == names
+    assert tell_apart([]) == []
