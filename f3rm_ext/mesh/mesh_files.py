@@ -236,10 +236,14 @@ def _load_with_trimesh(path: Path) -> trimesh.Trimesh | SurfacePoints:
 
 
 def surface_points(positions: np.ndarray, normals: np.ndarray | None) -> SurfacePoints:
-    """Returns points whose normals are made unit vectors. Raises ValueError where shapes are not (points, 3)."""
+    """Returns points whose normals are made unit vectors; without, where all are zero, as in files of splats.
+
+    Raises:
+        ValueError: shapes are not (points, 3).
+    """
     if positions.shape[1:] != (3,) or (normals is not None and normals.shape != positions.shape):
         raise ValueError(f"points of shape {positions.shape}")
     if normals is not None:
         normals = np.nan_to_num(normals.astype(np.float64))
         normals = normals / np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-12)
-    return SurfacePoints(positions.astype(np.float64), normals)
+    return SurfacePoints(positions.astype(np.float64), None if normals is None or not normals.any() else normals)

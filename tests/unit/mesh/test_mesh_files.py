@@ -166,6 +166,12 @@ def test_points_with_normals(tmp_path: Path) -> None:
             read_mesh(tmp_path / name)
 
 
+def test_points_whose_normals_are_all_zero_have_none(tmp_path: Path) -> None:
+    np.savez(tmp_path / "points.npz", points=np.ones((4, 3), np.float32), normals=np.zeros((4, 3), np.float32))
+    found = read_surface(tmp_path / "points.npz")
+    assert isinstance(found, SurfacePoints) and found.normals is None
+
+
 def test_bad_files(tmp_path: Path) -> None:
     with pytest.raises(MeshError, match="There is no file"):
         read_surface(tmp_path / "none.ply")
