@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -62,12 +62,17 @@ class Scene:
         """Names of the features that can be queried; the first is the default."""
         return tuple(self.photos.model.query_heads())
 
-    def cameras(self, split: Literal["train", "test"] = "test") -> Cameras:
+    def cameras(self, split: str = "test") -> Cameras:
         """Returns the cameras of the training or of the held-out photos, scene frame.
 
+        Args:
+            split: ``train`` or ``test``.
+
         Raises:
-            ConfigError: the capture has no held-out photos.
+            ConfigError: the capture has no held-out photos, or the split is another.
         """
+        if split not in ("train", "test"):
+            raise ConfigError(f"There is no split {split!r}: give train or test.")
         return self.photos.cameras(split)
 
     def query(
@@ -163,7 +168,7 @@ class Scene:
     def mesh(
         self,
         *,
-        frame: Literal["capture", "scene"] = "capture",
+        frame: str = "capture",
         resolution_scale: float = 1.0,
         on_progress: StageProgress = lambda stage, done, total: None,
         **options: Any,
@@ -171,19 +176,23 @@ class Scene:
         """Extracts a triangle mesh with colours at its vertices. A scene that is a mesh already is returned as it is.
 
         Args:
-            frame: Coordinates of the vertices: those of transforms.json, or those of the model.
+            frame: Coordinates of the vertices: ``capture`` for those of transforms.json, or ``scene`` for those of the
+                model.
             resolution_scale: Factor on the size of the rendered views, above 0.
             on_progress: Called with each stage and how far it is.
             options: Fields of :class:`~f3rm_ext.mesh.options.ExtractionOptions`, such as ``vertices=50_000``.
 
         Raises:
-            ConfigError: The method needs Gaussians and the run is a field; or options are given for a mesh.
+            ConfigError: The method needs Gaussians and the run is a field; options are given for a mesh; or there is no
+                such frame.
             MeshError: There is no surface.
         """
         from f3rm_ext.mesh.extraction import extract_mesh
         from f3rm_ext.mesh.options import ExtractionOptions
         from f3rm_ext.mesh.scenes import run_scene
 
+        if frame not in ("capture", "scene"):
+            raise ConfigError(f"There is no frame {frame!r}: give capture or scene.")
         if isinstance(self.photos, Run):
             surface = run_scene(self.photos, resolution_scale)
             mesh = extract_mesh(surface, ExtractionOptions(**options), on_progress).mesh
@@ -213,6 +222,8 @@ def load(path: Path | str, data: Path | str | None = None) -> Scene:
         if data is not None:
             raise ConfigError("A run knows its capture: give `data` only with a mesh.")
         return Scene(load_run(path))
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: give the config.yml of a run, or a mesh with features.")
     from f3rm_ext.mesh.semantics.mesh_run import open_mesh_run
 
     return Scene(open_mesh_run(path, None if data is None else Path(data)))

@@ -100,6 +100,9 @@ def test_readme_on_a_run(run_folder: Path, tiny_capture: Path, tmp_path: Path, m
         lambda: run.query("mug", example="frame_00001.png"),
         lambda: run.query("mug", views="nowhere.jpg"),
         lambda: run.render(run.cameras("test")),
+        lambda: run.cameras("val"),
+        lambda: run.mesh(frame="world"),
+        lambda: f3rm_ext.load(run_folder),
         lambda: f3rm_ext.load(run_folder / "config.yml", data=tiny_capture),
     ):
         with pytest.raises(ConfigError):
