@@ -15,7 +15,6 @@ from jaxtyping import Float, Float32, UInt8
 from nerfstudio.cameras.cameras import Cameras
 from torch import Tensor
 
-from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.compat import default_device_type
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap
@@ -53,8 +52,7 @@ class Scene:
     def __init__(self, photos: Photos) -> None:
         self.photos = photos
         """The model in evaluation mode, its photos, and their features: for what this class has no method for."""
-        outputs = photos.manager.train_dataparser_outputs
-        self.frame = CaptureFrame.from_outputs(outputs, photos.data)
+        self.frame = photos.frame
         """The map between the scene frame and that of the capture."""
 
     @property

@@ -90,14 +90,10 @@ def measure_confidence(run: SplatRun, photos: int) -> Measurement:
             chosen = choose(scene, views, found, candidates, photos, lambda: progress.advance(task))
     sure, weights = confidence(found.evidence.information), found.evidence.contribution
     total = float(weights.sum()) or 1.0
-    names, unit = tell_apart(dataset.image_filenames), _frame(run).scale
+    names, unit = tell_apart(dataset.image_filenames), run.frame.scale
     advice = [Advice(view, *_describe(view.camera, views, names, unit)) for view in chosen]
     unsure = float(weights[sure < SURE].sum()) / total
     return Measurement(sure, float((weights * sure).sum()) / total, unsure, advice)
-
-
-def _frame(run: SplatRun) -> CaptureFrame:
-    return CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, run.data)
 
 
 def _describe(camera: PinholeCameras, views: PinholeCameras, names: Sequence[str], unit: float) -> tuple[str, int]:
@@ -160,7 +156,7 @@ def write_measurement(run: SplatRun, out: Path, measured: Measurement) -> None:
         ConfigError: files of others are in the way, or the folder cannot be written to.
     """
     folder = OutputFolder(out, {**made_by(COMMAND), **run.describe()})
-    frame, texts = _frame(run), {}
+    frame, texts = run.frame, {}
     if measured.advice:
         texts[NEXT_PHOTOS] = json.dumps({**folder.provenance, "frames": [_as_frame(a, frame) for a in measured.advice]})
         texts[CAMERA_PATH] = json.dumps(_camera_path([a.view.camera for a in measured.advice]))

@@ -84,8 +84,7 @@ def list_groups(
     shown = [views[index] for index in pick_evenly(len(views), VIEWS)]
     maps = [grouped.group_map(view.camera, head.name) for view in shown]
     pixels = np.bincount(np.concatenate([each[each >= 0] for each in maps]), minlength=count)
-    frame = CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, run.data)
-    total = sum(each.size for each in maps)
+    frame, total = run.frame, sum(each.size for each in maps)
     groups = [_describe(number, points, frame, pixels[number] / total) for number in range(count)]
     embeddings = _encode_texts(head, texts or COMMON_NAMES, run.model.device)
     if embeddings is not None:

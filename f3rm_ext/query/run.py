@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float32
 from nerfstudio.cameras.cameras import Cameras
 
+from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.query.exemplar import scene_clusters
@@ -54,6 +55,11 @@ class Photos:
     def data(self) -> Path:
         """The capture: its folder or file."""
         return Path(self.manager.dataparser.config.data)
+
+    @property
+    def frame(self) -> CaptureFrame:
+        """The map between the scene frame and that of the capture."""
+        return CaptureFrame.from_outputs(self.manager.train_dataparser_outputs, self.data)
 
     def describe(self) -> dict[str, object]:
         """Returns where the model comes from, as JSON; nothing while it is trained."""

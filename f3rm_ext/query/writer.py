@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.query import visualization
 from f3rm_ext.query.embeddings import Query, pack_embeddings
 from f3rm_ext.query.render import ScoredView, heat_ranges, preview_views, summarize_view
@@ -81,7 +80,7 @@ class QueryWriter:
         self.run, self.queries, self.views, self.threshold = run, list(queries), list(views), threshold
         self.save_scores, self.save_depth = save_scores, save_depth
         self.has_labels = len(self.queries) > 1
-        self.frame = CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, run.data)
+        self.frame = run.frame
         self.provenance = provenance(COMMAND, run, queries, threshold)
         self.out = OutputFolder(folder, self.provenance)
         names = [query.name for query in queries]

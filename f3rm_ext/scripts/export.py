@@ -81,7 +81,6 @@ class Features(QueryOptions, FrameOption):
 
     def main(self) -> int:
         """Exports. Returns the exit code."""
-        from f3rm_ext.capture.frame import CaptureFrame
         from f3rm_ext.export.cloud import estimate_normals, gather_points
         from f3rm_ext.export.features import FeatureCloud, write_features
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
@@ -96,7 +95,7 @@ class Features(QueryOptions, FrameOption):
         run = open_run_or_mesh(self.load_config, self.mesh, self.data)
         head = get_head(run.model.query_heads(), self.feature)
         queries = encode_queries(parse_queries(self), run)
-        frame = CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, run.data)
+        frame = run.frame
         with image_progress("points") as progress:
             task = progress.add_task("Points", total=self.points)
             cloud = gather_points(

@@ -177,7 +177,6 @@ class RefinedMesh(FrameOption, MeshOutput):
         """Writes the mesh. Returns the exit code."""
         import numpy as np
 
-        from f3rm_ext.capture.frame import CaptureFrame
         from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.mesh.bound.gaussians import refined_mesh
         from f3rm_ext.mesh.bound.model import BoundModel
@@ -191,8 +190,7 @@ class RefinedMesh(FrameOption, MeshOutput):
                 "sugar-ext-refine, or make a mesh with `f3rm-ext export mesh`."
             )
         mesh = refined_mesh(run.model.bound)
-        outputs = run.manager.train_dataparser_outputs
-        frame = CaptureFrame.from_outputs(outputs, Path(run.manager.dataparser.config.data))
+        frame = run.frame
         if self.frame == "capture":
             mesh.vertices = frame.to_capture(np.asarray(mesh.vertices))
         record = {"made_by": REFINED_COMMAND, **run.describe(), "frame": self.frame, **frame.describe()}

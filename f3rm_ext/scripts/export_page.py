@@ -101,7 +101,6 @@ class Page(SplatBudgetOptions, QueryInputs):
     def _export_splats(self) -> int:
         import torch
 
-        from f3rm_ext.capture.frame import CaptureFrame
         from f3rm_ext.export.notes import read_notes
         from f3rm_ext.export.page import COMMAND, PageContent, page_size, write_page
         from f3rm_ext.export.splats import load_splat_run
@@ -117,7 +116,7 @@ class Page(SplatBudgetOptions, QueryInputs):
             run,
             self._queries(run),
             title=self.title or capture_name(run.data),
-            frame=CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, run.data),
+            frame=run.frame,
             notes=notes,
         )
         if self.sh_degree is not None:

@@ -180,11 +180,10 @@ def _write_colored_mesh(path: Path, run: "Photos", colors: "np.ndarray", record:
     """Writes the mesh of a run with colours of its vertices, 0 to 1, in the frame of the capture."""
     import trimesh
 
-    from f3rm_ext.capture.frame import CaptureFrame
     from f3rm_ext.mesh.mesh_files import require_replaceable, write_mesh
     from f3rm_ext.utils.pictures import to_bytes
 
-    frame = CaptureFrame.from_outputs(run.manager.train_dataparser_outputs, run.data)
+    frame = run.frame
     vertices = frame.to_capture(run.model.mesh.vertices)
     require_replaceable(path)
     made = trimesh.Trimesh(vertices, run.model.mesh.faces, vertex_colors=to_bytes(colors), process=False)
