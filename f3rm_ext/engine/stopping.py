@@ -3,7 +3,6 @@
 import shlex
 import signal
 import sys
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from f3rm_ext.engine.arguments import remove_options
 from f3rm_ext.engine.lifeline import Lifeline
 from f3rm_ext.engine.ranks import Ranks, world_size
 from f3rm_ext.engine.synchronization import SynchronizedOptimizers
+from f3rm_ext.utils.signals import handle_signals
 
 _ONE_CTRL_C_S = 2.0
 """With several processes, one Ctrl-C comes several times: from the terminal and from the program that started them."""
@@ -68,19 +68,11 @@ class StoppableTrainer(ABC):
     @contextmanager
     def _catch_signals(self) -> Iterator[None]:
         """Makes the first Ctrl-C (or SIGTERM) stop between two steps; a second Ctrl-C stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number in before:
-            signal.signal(number, self._on_signal)
         try:
-            yield
+            with handle_signals(self._on_signal, signal.SIGINT, signal.SIGTERM):
+                yield
         except KeyboardInterrupt:
             self._leave(f"Stopped within a step, which is lost. {self._resume_sentence()}", 130)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _on_signal(self, number: int, _frame: Any) -> None:
         if self.training_state == "completed":  # saved; only the viewer is still running

@@ -4,10 +4,7 @@ import math
 import shlex
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +26,7 @@ from f3rm_ext.moco.weights import export
 from f3rm_ext.profiling.memory import MIB, peak_bytes, reset_peak, resident_bytes
 from f3rm_ext.utils.console import image_progress, say
 from f3rm_ext.utils.provenance import require_own_folder
+from f3rm_ext.utils.signals import handle_signals
 
 _STATE_KEYS = ("step", "plan", "fingerprint", "query", "key", "predictor", "queue", "optimizer")
 COLLAPSED = 0.1
@@ -43,24 +41,11 @@ class _Interrupt:
 
     number: int = 0
 
-    @contextmanager
-    def handle_signals(self) -> Iterator[None]:
+    def on_signal(self, number: int, _frame: Any) -> None:
         """Makes the first signal stop the training between two steps, and the second stop it at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def remember(number: int, _frame: Any) -> None:
-            if self.number and world_size() == 1:  # others would wait for this process
-                raise KeyboardInterrupt
-            self.number = number
-
-        before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        if self.number and world_size() == 1:  # others would wait for this process
+            raise KeyboardInterrupt
+        self.number = number
 
 
 @dataclass
@@ -153,7 +138,8 @@ class TrainingRun:
         images, started, first = plan.pair.effective_batch, time.monotonic(), training.step
         first_pass = first + max(1, plan.pair.images // images)
         try:
-            with interrupt.handle_signals(), image_progress(disable=not is_first()) as progress:
+            signals = handle_signals(interrupt.on_signal, signal.SIGINT, signal.SIGTERM)
+            with signals, image_progress(disable=not is_first()) as progress:
                 pictures = training.step * images
                 task = progress.add_task("Training", total=plan.steps * images, completed=pictures)
                 stop = training.largest_over_ranks(interrupt.number)

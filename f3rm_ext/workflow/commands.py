@@ -8,9 +8,8 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from io import BufferedWriter
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import UserError
 from f3rm_ext.events import STEPS, EventPipe
+from f3rm_ext.utils.signals import handle_signals
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,7 +98,8 @@ def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
     start_s, outcome, events = time.monotonic(), Outcome(), EventPipe()
     with contextlib.closing(events), _open_log(command) as log:
         position = log.tell()
-        with _exit_on_sigterm():
+        # The command, in a session of its own, would outlive this process.
+        with handle_signals(_leave, signal.SIGTERM):
             process = _start(command, folder, log, events)
             try:
                 _follow(process, command, events, outcome, console)
@@ -202,21 +203,8 @@ def _peak_mib(pid: int) -> float:
         return 0.0
 
 
-@contextlib.contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """Makes SIGTERM raise SystemExit, since the command, in a session of its own, would outlive this process."""
-
-    def leave(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _leave(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:
