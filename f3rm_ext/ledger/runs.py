@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from f3rm_ext.errors import ConfigError, LedgerError
 from f3rm_ext.ledger.conditions import hardware
 from f3rm_ext.ledger.ledger import Ledger
+from f3rm_ext.ledger.options import Protocol
 from f3rm_ext.ledger.worker import RESULT, EvalJob, TrainJob, write_job
 from f3rm_ext.workflow.commands import Command, CommandError, run_command
 from f3rm_ext.workflow.records import read_json, read_scalars
@@ -26,23 +27,6 @@ LAST_LOSSES = 5
 # `python -c` puts the working directory first on the path, unlike installed commands: a checkout there must not replace
 # the package of another Python.
 _PROGRAM = "import sys; sys.path.pop(0); from f3rm_ext.ledger.worker import main; main()"
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """Settings of a measurement."""
-
-    repeats: int
-    """Number of runs."""
-    steps: int
-    """Number of steps of the window; 0 for the rest of the run."""
-    warm_up: int
-    """Number of steps at its beginning that are not timed."""
-    train_views: int
-    """Number of training views to evaluate."""
-    evaluate: bool = True
-    eval_step: int = 0
-    """Step of the whole run after which to evaluate; 0 for the last one."""
 
 
 @dataclass(frozen=True)

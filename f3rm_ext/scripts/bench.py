@@ -1,6 +1,6 @@
 """``f3rm-ext bench``: the ledger of measured runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +8,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.ledger.entry import Status
+from f3rm_ext.ledger.options import Protocol
 from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -57,19 +58,8 @@ class Run(_LedgerOptions):
     """Name of the entry, which must be new or that of an idea. By default the method's name with a number."""
     note: str = ""
     """Purpose of the measurement, for the lab book."""
-    repeats: Count = 3
-    """Number of runs, at least 1. Speed is judged from 3 on."""
-    steps: Annotated[int, Range(0)] = 0
-    """Number of steps to train, at least 2 more than the warm-up. 0 trains to the end of the run."""
-    warm_up: Annotated[int, Range(0)] = 20
-    """Number of steps at the beginning that are not timed."""
-    train_views: Count = 8
-    """Number of training views to evaluate beside the held-out ones, spread evenly."""
-    evaluate: bool = True
-    """Evaluate after training. Without it, only speed, loss and the peak of training are recorded."""
-    eval_step: Annotated[int, Range(0)] = 0
-    """Step of the whole run after which to evaluate, within the window; 0 evaluates at its end. The checkpoint is saved
-    while the clock stands still."""
+    protocol: Annotated[Protocol, tyro.conf.arg(name="")] = field(default_factory=Protocol)
+    """What to measure."""
     against: str = ""
     """Entry to run again, in turn with this one, so that changes of the machine cancel out. Its repeats become the
     entry NAME-baseline."""
@@ -80,25 +70,23 @@ class Run(_LedgerOptions):
 
     def main(self) -> int:
         """Measures. Returns the exit code."""
-        from f3rm_ext.ledger.runs import Bench, Protocol, Variant, baseline_variant, require_python
+        from f3rm_ext.ledger.runs import Bench, Variant, baseline_variant, require_python
         from f3rm_ext.utils.console import console
 
         if not self.command:
             raise ConfigError("There is no run to measure: give a method and its options after `--`, as for ns-train.")
-        check_ranges(self)
         if self.against and not self.name:
             raise ConfigError("--against needs a --name, after which the baseline's entry is named.")
         if self.against_python is not None and not self.against:
             raise ConfigError("--against-python needs --against, which says what to run with it.")
-        if self.eval_step and not self.evaluate:
+        if self.protocol.eval_step and not self.protocol.evaluate:
             raise ConfigError("--eval-step and --no-evaluate contradict each other: leave one out.")
         ledger = self.open_ledger()
         variants = [Variant(self.name, self.command, note=self.note)]
         if self.against:
             python = variants[0].python if self.against_python is None else require_python(self.against_python)
             variants.insert(0, baseline_variant(ledger, self.against, self.name, python))
-        protocol = Protocol(self.repeats, self.steps, self.warm_up, self.train_views, self.evaluate, self.eval_step)
-        names = Bench(ledger, console(), self.keep_runs).run(variants, protocol)
+        names = Bench(ledger, console(), self.keep_runs).run(variants, self.protocol)
         print(f"Recorded {' and '.join(names)} in {ledger.path}.")
         if self.against:
             option = "" if self.ledger is None else f" --ledger {self.ledger}"
