@@ -1,9 +1,11 @@
 """Options of a training, and the values they resolve to for a data set."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+import tyro
 
 from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
@@ -59,12 +61,8 @@ class TrainConfig:
     """Compute the forward pass in bfloat16; off without a preset."""
     use_grad_checkpointing: bool = False
     """Recompute residual or transformer blocks in the backward pass, which saves memory and takes more time."""
-    bands: tuple[int, int, int] | None = None
-    """Bands of TIFF files to use as red, green and blue, counted from 1, such as 4 3 2 for Sentinel-2."""
-    white: int | None = None
-    """Value of 16-bit pictures that becomes white, at least 1, such as 3000 for Sentinel-2; 65535 by default."""
-    tile_px: int | None = None
-    """Cut pictures into square tiles of this size, in px, at least 32; by default the central square is used."""
+    reading: Annotated[PictureOptions, tyro.conf.arg(name="")] = field(default_factory=PictureOptions)
+    """How pictures become tiles."""
     image_size: Annotated[int, Range(32, 4096)] = 64
     """Width and height of the views, in px, 32 to 4096."""
     optimizer: OptimizerName | None = None
@@ -102,13 +100,7 @@ class TrainConfig:
     device: str = "auto"
     """Device to train on: auto (CUDA if available), cpu, cuda, cuda:1 and so on."""
 
-    @property
-    def reading(self) -> PictureOptions:
-        """Options of decoding."""
-        return PictureOptions(self.bands, self.white, self.tile_px)
-
     def __post_init__(self) -> None:
-        _ = self.reading  # checks its values
         check_ranges(self)
         if self.architecture.startswith("vit") and self.image_size % 16:
             raise ConfigError(

@@ -18,11 +18,11 @@ class PictureOptions:
     """Options of decoding pictures into tiles."""
 
     bands: tuple[Count, Count, Count] | None = None
-    """Bands of a TIFF file that become red, green and blue, from 1."""
+    """Bands of TIFF files to use as red, green and blue, counted from 1, such as 4 3 2 for Sentinel-2."""
     white: Count | None = None
-    """Value of 16-bit pictures that becomes white; None for 65 535."""
+    """Value of 16-bit pictures that becomes white, at least 1, such as 3000 for Sentinel-2; 65535 by default."""
     tile_px: Annotated[int, Range(32)] | None = None
-    """Side of the tiles that pictures are cut into, px; None for the square in the middle of each."""
+    """Cut pictures into square tiles of this size, in px, at least 32; by default the central square is used."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
