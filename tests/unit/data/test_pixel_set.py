@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from f3rm_ext.data.pixel_set import PixelSetBuilder
+from f3rm_ext.data.pixel_sampler import PixelSetBuilder
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 1.0])
