@@ -4,7 +4,7 @@ import types
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from nerfstudio.cameras.cameras import CAMERA_MODEL_TO_TYPE
@@ -22,6 +22,7 @@ from f3rm_ext.capture.colmap_model import MODEL_KEY, align_z_up
 from f3rm_ext.capture.images import allow_large_photos, image_size, image_sizes, name_some
 from f3rm_ext.capture.points import read_capture_points
 from f3rm_ext.errors import CaptureError, ConfigError
+from f3rm_ext.utils.ranges import Range, check_ranges
 
 _COPIES = (2, 4, 8, 16)
 """Factors of the reduced copies of photos that programs write."""
@@ -36,7 +37,7 @@ class CaptureDataParserConfig(NerfstudioDataParserConfig):
     eval_mode: Literal["auto", "fraction", "filename", "interval", "all"] = "auto"  # type: ignore[assignment]
     """How images are held out if the capture has no split lists: a fraction, those with eval in their file name, every
     eval-interval-th, or all for both. auto takes interval for COLMAP's models, as 3DGS does, and else fraction."""
-    train_split_fraction: float = 0.9
+    train_split_fraction: Annotated[float, Range(0, 1, above=True)] = 0.9
     """Share of images for training, (0, 1], with eval-mode fraction."""
     load_3D_points: bool = False
     """Read the points of the capture, at which splats are initialised.
@@ -46,11 +47,7 @@ class CaptureDataParserConfig(NerfstudioDataParserConfig):
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value cannot work."""
-        if not 0 < self.train_split_fraction <= 1:
-            raise ConfigError(
-                f"--train-split-fraction is {self.train_split_fraction}, "
-                "outside (0, 1]: give 0.9 to evaluate on a tenth."
-            )
+        check_ranges(self)
         if self.eval_interval < 1:
             raise ConfigError(f"--eval-interval is {self.eval_interval}, but it has to be 1 or more.")
         if self.downscale_factor is not None and self.downscale_factor < 1:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -49,6 +49,7 @@ from f3rm_ext.nerf.losses import (
 from f3rm_ext.nerf.memory_options import MIN_CHUNK, field_options
 from f3rm_ext.nerf.queryable import QueryableField
 from f3rm_ext.utils import threads
+from f3rm_ext.utils.ranges import Count, Range, check_ranges
 from f3rm_ext.viewer.panel import QueryPanel
 
 
@@ -56,7 +57,7 @@ from f3rm_ext.viewer.panel import QueryPanel
 class ProposalOptions:
     """One proposal network and its number of samples."""
 
-    num_samples: int = 256
+    num_samples: Count = 256
     """Samples per ray of this network, 8 to 1024."""
     hidden_dim: int = 16
     """Width of its single hidden layer, 1 or more."""
@@ -66,6 +67,9 @@ class ProposalOptions:
         )
     )
     """Hash grid of this proposal network."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "pipeline.model.proposals.")
 
 
 @dataclass
@@ -102,7 +106,7 @@ class F3rmModelConfig(OwnModelConfig):
     init_density: float | Literal["auto"] = 0.01
     """Initial density everywhere, per scene unit, > 0; auto takes 1 per distance of the cameras, from which short runs
     find plain surfaces instead of colours behind everything, but 0.01 before a black or white background."""
-    num_samples: int = 48
+    num_samples: Count = 48
     """Samples per ray of the scene field, 8 to 512."""
     proposals: tuple[ProposalOptions, ...] = field(
         default_factory=lambda: (
@@ -125,7 +129,7 @@ class F3rmModelConfig(OwnModelConfig):
     depth_loss_mult: float = 0.0
     """Weight of the depth loss at the first step, 0 or more; 0 turns it off. It draws light to the depth that stereo
     finds in the photos, so that short runs find surfaces, also in few photos."""
-    depth_loss_steps: int = 1000
+    depth_loss_steps: Count = 1000
     """Steps over which that weight falls to 0, 1 or more, so that errors of stereo do not stay."""
     camera_optimizer: CameraOptimizerConfig = field(default_factory=lambda: CameraOptimizerConfig(mode="SO3xR3"))
     """Pose refinement. Only the colour loss moves the poses; the feature loss does not."""
@@ -155,7 +159,7 @@ class F3rmModelConfig(OwnModelConfig):
     output_features: bool = False
     """Also output `feature` (and `feature_NAME`) with all D channels. An image then takes h × w × D × 4 bytes."""
 
-    eval_num_rays_per_chunk: int = 0
+    eval_num_rays_per_chunk: Annotated[int, Range(0)] = 0
     """Rays rendered at once outside training; 0 means 32768 on CUDA and 4096 on the CPU.
     When memory runs out, the number is halved automatically."""
     lpips_weights: Path | None = None
@@ -165,14 +169,7 @@ class F3rmModelConfig(OwnModelConfig):
     def __post_init__(self) -> None:
         if not self.proposals:
             raise ConfigError("There is no proposal network: give at least one in `proposals`.")
-        if self.num_samples < 1 or any(proposal.num_samples < 1 for proposal in self.proposals):
-            raise ConfigError("A number of samples per ray is below 1: use 24 to 256.")
-        if self.depth_loss_steps < 1:
-            raise ConfigError(f"depth-loss-steps is {self.depth_loss_steps}: use 1 or more, or depth-loss-mult 0.")
-        if self.eval_num_rays_per_chunk < 0:
-            raise ConfigError(
-                f"eval-num-rays-per-chunk is {self.eval_num_rays_per_chunk}: use 0 for the default, or 512 and more."
-            )
+        check_ranges(self, "pipeline.model.")
 
     def memory_options(self, state: RunState) -> list[MemoryOption]:
         """Returns the options that lower the memory of a training step."""

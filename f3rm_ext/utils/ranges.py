@@ -37,7 +37,7 @@ class Range:
     def __str__(self) -> str:
         """Completes "give a number": ``from 0 to below 1``, ``of 2 or more``, ``above 0``."""
         first = f"{'above ' * self.above}{self.least:g}"
-        if self.most == HUGE:
+        if self.most >= HUGE:
             return first if self.above else f"of {first} or more"
         return f"from {first} to {'below ' * self.below}{self.most:g}"
 

@@ -1,17 +1,19 @@
 """``f3rm-ext demo``: trains, evaluates and queries a scene in stages, and writes a report."""
 
+import math
 import os
 import re
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.html.content import ReportContent, capture_name, machine_facts
 from f3rm_ext.html.content import Stage as StageRow
 from f3rm_ext.html.demo_page import build_page
 from f3rm_ext.synthetic import SynthConfig
+from f3rm_ext.utils.ranges import Range, check_ranges
 from f3rm_ext.workflow.defaults import choose_scale, longest_side_px
 from f3rm_ext.workflow.manifest import Record, identify
 from f3rm_ext.workflow.options import StageOptions
@@ -52,13 +54,13 @@ class DemoOptions:
     method: Literal["auto", "f3rm-ext-lite", "sugar-ext-lite"] = "auto"
     """f3rm-ext-lite trains a field; sugar-ext-lite trains splats, onto which features are lifted. auto chooses splats
     for up to 20 photos, else a field."""
-    steps: int = 0
+    steps: Annotated[int, Range(0)] = 0
     """Training steps, 1 or more; 0: 3000 (of 512 rays) for a field, 1200 (of one photo) for splats."""
-    minutes: float = 3.0
+    minutes: Annotated[float, Range(0, math.inf, above=True)] = 3.0
     """Minutes after which training is saved and stopped, even if steps are left, above 0."""
     extractors: tuple[str, ...] = ()
     """2D features to query, as for ns-train. The default is that of f3rm-ext-lite, which needs no weights."""
-    scale: float = 0.0
+    scale: Annotated[float, Range(0, 1)] = 0.0
     """Factor on the image size, (0, 1]. The default 0 keeps the room as it is and reduces captures to about 400 px."""
     exemplar: str = ""
     """Query: IMAGE:x,y (a training image and a position in it, in pixels at the scale in use) or the name of a labelled
@@ -69,12 +71,7 @@ class DemoOptions:
             raise ConfigError("--images (photos without poses) and --data (a capture with poses) exclude each other.")
         if self.images is not None and not self.images.is_dir():
             raise ConfigError(f"There is no folder {self.images}: check the path given with --images.")
-        if self.steps < 0:
-            raise ConfigError(f"--steps is {self.steps}, but must be at least 1, or 0 for those of the method.")
-        if not self.minutes > 0:
-            raise ConfigError(f"--minutes is {self.minutes:g}, but must be above 0.")
-        if self.scale and not 0 < self.scale <= 1:
-            raise ConfigError(f"--scale is {self.scale:g}, outside (0, 1]: give 0.5 for half the size, 0 to choose.")
+        check_ranges(self)
 
 
 class DemoRun(StageRunner):
