@@ -24,10 +24,6 @@ class OpenedRun(NamedTuple):
     step: int
     """Last training step in the checkpoint."""
 
-    def describe(self) -> dict[str, object]:
-        """Returns checkpoint, step and method, to be stored with results."""
-        return {"checkpoint": str(self.checkpoint.resolve()), "step": self.step, "method": self.config.method_name}
-
 
 def open_run(
     load_config: Path,

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from f3rm_ext import events
 from f3rm_ext.errors import WeightsNotFoundError, reason_of
-from f3rm_ext.features.extractors.weights import Weights, resolve, status
+from f3rm_ext.features.extractors.weights import Weights, resolve
 from f3rm_ext.memory.shapes import lacks_values
 from f3rm_ext.model_components import masks
 
@@ -150,12 +150,11 @@ def _say_once(text: str) -> None:
 
 
 @functools.cache
-def find_lpips(weights: Path | None, may_download: bool = True) -> Lpips | str:
+def find_lpips(weights: Path | None) -> Lpips | str:
     """Returns LPIPS, or a sentence that says why it is not available; tries once per process."""
     source = Weights("AlexNet", "--pipeline.model.lpips-weights", weights, urls=(ALEXNET_URL,))
-    state = status(source)
     try:
-        return f"LPIPS is left out: {state.advice}" if state.missing and not may_download else _read(resolve(source))
+        return _read(resolve(source))
     except WeightsNotFoundError as error:
         return f"LPIPS is left out: {error}"
 
