@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from nerfstudio.configs.base_config import MachineConfig
 
+from f3rm_ext.compat import default_device_type
 from f3rm_ext.engine import checkpoint, launch
 from f3rm_ext.engine.lifeline import Lifeline
 from f3rm_ext.engine.ranks import is_first, rank, world_size
@@ -67,8 +68,8 @@ class TrainingRun:
         config = self.config
         if config.multiprocessing_distributed:
             start_processes(config.world_size, config.rank, config.dist_url)
-        cuda = config.device.startswith("cuda") or (config.device == "auto" and torch.cuda.is_available())
-        launch.join(MachineConfig(device_type="cuda" if cuda else "cpu"))
+        is_cuda = _device_name(config.device).startswith("cuda")
+        launch.join(MachineConfig(device_type="cuda" if is_cuda else "cpu"))
         try:
             if world_size() == 1:
                 return self._run()
@@ -248,9 +249,7 @@ def _say(*sentences: str) -> None:
 
 def _device_name(device: str) -> str:
     """Resolves ``auto``."""
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return default_device_type() if device == "auto" else device
 
 
 def _open_device(name: str) -> torch.device:

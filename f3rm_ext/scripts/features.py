@@ -61,13 +61,14 @@ class Extract:
         """Extracts the features and returns the exit code."""
         import torch
 
+        from f3rm_ext.compat import default_device_type
         from f3rm_ext.features.source import prepare_features
         from f3rm_ext.features.store.feature_store import cache_root
         from f3rm_ext.utils.console import say
 
         if not self.features.extractors:
             raise ConfigError("No extractor is given: name one, e.g. --features.extractors clip.")
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+        device = default_device_type() if self.device == "auto" else self.device
         try:
             target = torch.device(device)
         except RuntimeError as error:
