@@ -49,7 +49,6 @@ def fit_optimizers(groups: dict[str, Any], config: Any) -> None:
 
     Args:
         groups: of each parameter group, ``optimizer`` and ``scheduler``.
-        config: of the trainer.
     """
     for group in groups.values():
         if isinstance(group["scheduler"], RunDecaySchedulerConfig):

@@ -107,7 +107,6 @@ def write_features(
 
     Args:
         out: the PLY file; its name ends in .ply.
-        provenance: goes into both files.
         space: the features of the NPZ file: as distilled (PCA codes, if there are any), in the extractor's full space,
             or none.
 

@@ -90,9 +90,6 @@ class Question:
 def score_gaussians(model: Queryable, query: Query) -> Float32[np.ndarray, " gaussians"]:
     """Returns the scores of the Gaussians' own features, chunk by chunk.
 
-    Args:
-        model: splats with features.
-
     Raises:
         ConfigError: see :meth:`~f3rm_ext.query.queryable.Scorer.from_model`.
     """

@@ -115,8 +115,6 @@ def export_run(
 
     Args:
         out: file name that ends in one of :data:`~f3rm_ext.splat.files.SUFFIXES`.
-        fused: see :meth:`SplatRun.splats`.
-        bad_values: treatment of values that are NaN or infinite.
         scores: of queries on the Gaussians that are written, to go with them.
         splats: those of the run's Gaussians to write; by default all of them.
 

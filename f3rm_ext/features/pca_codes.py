@@ -90,7 +90,6 @@ def code_cosine(
     0.36
 
     Args:
-        query_code: B q, see :func:`project_query`.
         code: c; shapes broadcast.
         residual_norm: r. Without it the feature is taken to lie in the span of the basis.
     """

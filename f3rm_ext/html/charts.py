@@ -83,7 +83,6 @@ def line_chart(points: Points, *, label: str, unit: str = "") -> Markup:
 
     Args:
         points: (x, y), x ascending.
-        label: description of the chart for screen readers.
     """
     points = [point for point in points if np.isfinite(point).all()]
     if len(points) < 2:
@@ -104,7 +103,6 @@ def bar_chart(values: Sequence[float], names: Sequence[str], *, label: str, unit
 
     Args:
         values: heights, ≥ 0.
-        label: description of the chart for screen readers.
     """
     if not values:
         return Markup()
@@ -126,7 +124,6 @@ def range_chart(ranges: Sequence[tuple[float, float, float]], names: Sequence[st
 
     Args:
         ranges: lower quartile, median and upper quartile of each item, finite.
-        label: description of the chart for screen readers.
 
     Returns:
         The chart, with tooltips; an empty string if there are no items.

@@ -204,7 +204,6 @@ def add_runs(
     Args:
         runs: run folders, or their config.yml, alike in method, options and steps.
         name: name of the entry; if empty, the method's with a number.
-        trained_here: whether they were trained on this machine.
 
     Returns:
         The entry's name.

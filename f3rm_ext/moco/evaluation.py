@@ -313,7 +313,6 @@ def fine_tune(
 
     Args:
         labels: Class of each picture or of each pixel; −1 is ignored.
-        seed: Random seed of head, order and flips.
     """
     torch.manual_seed(derive_seed(seed, "fine-tuning"))
     dense = labels.ndim > 1

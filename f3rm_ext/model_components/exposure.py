@@ -34,7 +34,6 @@ def make_exposures(option: ExposureOption, num_images: int, metadata: Mapping[st
 
     Args:
         option: auto models them if they vary, by EXIF or, where it tells nothing, by what the photos show; it says so.
-        num_images: number of training photos.
         metadata: of the data set: ``exif_stops`` of the photos (:func:`~f3rm_ext.capture.exposures.exposure_stops`) and
             ``measure_stops``, which finds them without EXIF; either may be missing.
     """

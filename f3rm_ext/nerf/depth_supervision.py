@@ -35,11 +35,7 @@ class DepthSupervision:
             self.depths = None if depths is None else depths.to(device)
 
     def losses(self, weights: Float[Tensor, "rays samples 1"], samples: RaySamples) -> Mapping[str, Tensor]:
-        """Returns the weighted loss by its name; nothing where it is off.
-
-        Args:
-            weights: volume-rendering weights of the samples.
-        """
+        """Returns the weighted loss by its name; nothing where it is off."""
         if self.depths is None:
             return {}
         assert samples.camera_indices is not None

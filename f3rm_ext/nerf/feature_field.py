@@ -133,11 +133,7 @@ class FeatureField(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def grow_heads(self, state_dict: dict[str, Any], prefix: str = "") -> None:
-        """Adds the heads that a checkpoint has and this field lacks, with the checkpoint's display bases.
-
-        Args:
-            state_dict: a state dict that contains this field's entries.
-        """
+        """Adds the heads that a checkpoint has and this field lacks, with the checkpoint's display bases."""
         described = state_dict.get(prefix + "_extra_state")
         device = self.grid.table.device
         heads = json.loads(described)["heads"] if described else []

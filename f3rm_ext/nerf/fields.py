@@ -27,7 +27,6 @@ def choose_init_density(background: str, metadata: Mapping[str, Any]) -> float:
     them. Before black or white, however, any density of this colour fits most pixels, and the object is not found.
 
     Args:
-        background: colour behind the scene.
         metadata: of the training photos, in training with ``camera_reach``, the largest coordinate of a camera, scene
             units.
     """

@@ -32,7 +32,6 @@ def hash_grid_reference(
     Args:
         points: positions in [0, 1]³.
         table: rows of all levels, one level after the other.
-        levels: geometry from :func:`~f3rm_ext.nerf.hash_levels.grid_levels`.
 
     Returns:
         Features, level-major: feat = number of levels × features per level. Differentiable in points and table.
@@ -60,7 +59,6 @@ class HashGrid(nn.Module):
     Args:
         features_per_level: values stored per vertex: 1, 2, 4 or 8.
         log2_hashmap_size: a level has at most 2 to this power rows.
-        backend: see :func:`~f3rm_ext.nerf.hash_backends.resolve_backend`.
     """
 
     level_scales: Tensor

@@ -45,8 +45,6 @@ def depth_loss(
     that surfaces that stereo puts in a wrong place pull no harder than others.
 
     Args:
-        weights: volume-rendering weights.
-        middles: distances of the samples.
         surfaces: distances of the surfaces; 0 where that is unknown.
 
     >>> depth_loss(torch.tensor([[0.5, 0.25]]), torch.tensor([[1.0, 2.0]]), torch.tensor([2.1]))
@@ -63,7 +61,6 @@ def distortion_loss(weights: Float[Tensor, "rays samples"], edges: Float[Tensor,
     memory grow with the samples instead of their square.
 
     Args:
-        weights: volume-rendering weights.
         edges: ascending ends of the samples, one more than there are samples; no gradient flows to them.
 
     >>> distortion_loss(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.0, 0.5, 1.0]]))

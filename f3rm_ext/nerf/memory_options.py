@@ -25,7 +25,6 @@ def field_options(
 
     Args:
         feature_samples_per_ray: samples per ray at which features are rendered, 0 for all; None without features.
-        grids: hash grids by the name of their option.
     """
     if feature_samples_per_ray is not None and (
         feature_samples_per_ray == 0 or feature_samples_per_ray > FEW_FEATURE_SAMPLES

@@ -196,7 +196,6 @@ class F3rmModel(QueryableField):
     """Density, colour and distilled features along rays.
 
     Args:
-        scene_box: the ±1 box of the dataparser.
         metadata: of the training set. ``feature_specs`` lists the features to distil; without it the model has no
             heads until a checkpoint brings them. ``feature_ray_fraction`` is the share of rays with features, (0, 1].
     """
@@ -337,7 +336,6 @@ class F3rmModel(QueryableField):
         """Renders rays.
 
         Args:
-            ray_bundle: n rays, scene frame.
             extra: further outputs by name, computed from hidden values rendered along the rays; ignored in training.
 
         Returns:

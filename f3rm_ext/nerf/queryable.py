@@ -88,10 +88,6 @@ class QueryableField(Model, ABC):
         """Renders all outputs for one camera, (h, w, channels) each.
 
         Unlike :meth:`get_outputs_for_camera` it raises every error.
-
-        Args:
-            extra: further outputs, see :meth:`get_outputs`.
-            obb_box: crops the scene to this box.
         """
         rays = picture_rays(camera, self.device, obb_box)
         return self.get_outputs_for_camera_ray_bundle(rays, extra)

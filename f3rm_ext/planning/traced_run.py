@@ -48,7 +48,6 @@ class TracedRun:
 
     Args:
         tracker: counts the memory; it is entered.
-        mixed: whether steps use mixed precision.
         foreach: whether Adam updates all parameters at once, as it does on CUDA by default.
         processes: number of ranks; more than one gather their packed gradients.
     """

@@ -103,7 +103,6 @@ def open_content(
     """Reads a file. A PLY file is recognised by its header, others by the ends of their names and their first bytes.
 
     Args:
-        bad_values: what is done about invalid values of splats.
         max_gaussians: of more Gaussians, those that are largest and most opaque are kept.
 
     Raises:

@@ -60,7 +60,6 @@ def count_view(
     Args:
         queries: named after the classes they look for.
         kept: pixels that count; None for all.
-        draw: see :meth:`~f3rm_ext.query.metrics.QueryMetrics.add`.
     """
     columns = {query.name: index for index, query in enumerate(queries)}
     masks = view.masks if kept is None else {name: mask & kept for name, mask in view.masks.items()}
@@ -202,7 +201,6 @@ def evaluate_points(
 
     Args:
         draws: queries named after the classes they look for.
-        truth: names of the labels.
     """
     metrics, masks = QueryMetrics(threshold), surface.masks(truth)
     scores = score_points(model, torch.from_numpy(surface.points), [query for queries in draws for query in queries])

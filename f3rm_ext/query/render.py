@@ -83,9 +83,6 @@ def summarize_view(
 ) -> dict[str, dict]:
     """Summarises the result of each query in a view, as JSON by the query's name.
 
-    Args:
-        threshold: lowest score that counts as found.
-
     Returns:
         ``best_px`` (x, y of the best pixel's centre), ``best_score``, ``fraction_found``, and the place where that
         pixel's ray meets a surface, ``best_at_scene`` and ``best_at_capture`` (None where it meets none).

@@ -58,8 +58,6 @@ class QueryWriter:
     Args:
         queries: at least one, all of one feature.
         views: at least one.
-        threshold: lowest score that counts as found.
-        save_depth: whether to write the depth beside the scores.
 
     Raises:
         ConfigError: the folder cannot be used.

@@ -64,7 +64,6 @@ class SplatBudgetOptions:
 
         Args:
             out: name of a file of the format whose losses count.
-            bad_values: treatment of values that are NaN or infinite.
         """
         from f3rm_ext.export.budget import Limit, reduce_splats
         from f3rm_ext.splat.gaussians import MAX_SH_DEGREE

@@ -79,7 +79,6 @@ def sun_reaches(
     """Tells whether the sun's rays to points pass through the pane and nothing blocks them.
 
     Args:
-        sun: see :class:`Lights`.
         points: metres.
         tilt: slopes of the rays along the pane's sides, for a sun that is not a point.
     """

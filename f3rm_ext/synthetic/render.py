@@ -115,7 +115,6 @@ def render(
     Args:
         c2w: (3 or 4, 4) camera to world, OpenGL convention, metres.
         height_px: Image height; the principal point is the middle of the image.
-        samples: Colour samples along each side of a pixel.
         bounces: Number of reflections that a ray is followed through.
     """
     count = height_px * width_px

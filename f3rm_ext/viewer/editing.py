@@ -59,10 +59,6 @@ class EditPanel(nn.Module):
     """Buttons to select Gaussians, to hide them or all others, to undo that, and to save what is shown.
 
     What is hidden stays in the model; see :class:`~f3rm_ext.viewer.edits.Edits`.
-
-    Args:
-        model: the model that is edited.
-        host: the panel.
     """
 
     def __init__(self, model: Editable, host: Host) -> None:

@@ -31,7 +31,6 @@ def disk_errors(folder: Path, needed_bytes: Callable[[], int]) -> Iterator[None]
     """Turns errors of a full or read-only disk into a FeatureStoreError.
 
     Args:
-        folder: Folder that is written to, for the message.
         needed_bytes: Returns how much space is still needed.
     """
     try:
@@ -232,7 +231,6 @@ def wait_until(complete: Callable[[], bool], lock: FolderLock, say: Callable[[fl
     Polls files, because a collective operation of torch.distributed could time out.
 
     Args:
-        complete: Tells whether the store is complete now.
         lock: Lock that the other process holds while it works.
         say: Called with the seconds waited so far.
 
