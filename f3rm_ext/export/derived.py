@@ -148,13 +148,9 @@ def write_report(run: SplatRun, out: Path, command: str, report: Report, views: 
     page = render_page(
         "derived.html",
         command=f"f3rm-ext {command}",
-        title=report.title,
-        lead=report.lead,
-        keys=report.keys,
-        heading=report.heading,
-        table=report.table,
         views=views,
         signature=f"Run: {run.checkpoint}, step {run.step}.",
+        **vars(report),
     )
     with replace_file(out / REPORT) as stream:
         stream.write(sign_text(page, f"f3rm-ext {command}"))

@@ -49,12 +49,8 @@ def build_page(content: ReportContent) -> str:
         metrics=_metrics(content),
         coverage=_coverage(content.coverage),
         curves=_curves(content.curves),
-        splats_page=content.splats_page,
-        stages=content.stages,
         times=_times(content),
-        folder=content.folder,
-        next_commands=content.next_commands,
-        facts=content.facts,
+        content=content,
     )
 
 
