@@ -4,7 +4,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -215,7 +215,7 @@ class TensorProfiler:
             cost_ms=round(1000 * (time.perf_counter() - began), 2),
         )
         self.snapshots.append(snapshot)
-        self._write("snapshot", snapshot.to_json())
+        self._write("snapshot", asdict(snapshot))
         self._publish(scalars(snapshot), step)
         for finding in findings(self.snapshots):
             self._say_once(finding.kind, finding.text)

@@ -1,7 +1,7 @@
 """A snapshot: what is known of the memory of a run after a training step."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from f3rm_ext.profiling.census import CATEGORIES, TensorStorage
@@ -72,10 +72,6 @@ class Snapshot:
     def cache(self) -> int:
         """Reserved memory that is neither in tensors nor in gaps: it is used again, so it is no loss."""
         return max(0, (self.reserved or 0) - (self.allocated or 0) - (self.gaps or 0))
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the snapshot as JSON."""
-        return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Snapshot":

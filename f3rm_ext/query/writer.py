@@ -85,7 +85,7 @@ class QueryWriter:
         self.slugs = dict(zip(names, file_names(names, taken=(LABELS,)), strict=True))
         self.view_slugs = dict(zip([v.name for v in views], file_names([v.name for v in views]), strict=True))
         self._wanted_fps = fps
-        self.fps = fps if fps is not None and can_write_videos() else None
+        self.fps = fps if fps is not None and provide_ffmpeg() is not None else None
 
     def write(self, scored_views: Iterable[ScoredView]) -> QueryResult:
         """Writes everything. Raises ConfigError if a file cannot be written, or another program's is in its place."""
@@ -258,11 +258,6 @@ class Videos:
     def _temporary(self, name: str) -> Path:
         path = self.out.folder / name
         return path.with_name(f".{path.stem}.tmp{path.suffix}")
-
-
-def can_write_videos() -> bool:
-    """Says whether there is an ffmpeg to write videos with."""
-    return provide_ffmpeg() is not None
 
 
 def provenance(command: str, run: Photos, queries: Sequence[Query], threshold: float) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def write(path: Path, *records: tuple[str, dict[str, Any]]) -> Path:
 @pytest.fixture
 def snapshot(made: Callable[..., Snapshot]) -> Callable[..., tuple[str, dict[str, Any]]]:
     """A record of a snapshot."""
-    return lambda step, **options: ("snapshot", made(step, **options).to_json())
+    return lambda step, **options: ("snapshot", asdict(made(step, **options)))
 
 
 def test_what_was_written_is_read(tmp_path: Path, snapshot: Any, made: Any) -> None:
@@ -56,7 +57,7 @@ def test_a_torn_last_line_is_skipped_and_the_next_run_goes_on_behind_it(tmp_path
 def test_entries_of_later_versions_are_ignored_and_missing_ones_make_a_damaged_line(
     tmp_path: Path, snapshot: Any, made: Any
 ) -> None:
-    later = {**made(1).to_json(), "colour": "red"}
+    later = {**asdict(made(1)), "colour": "red"}
     assert Snapshot.from_json(later) == made(1)
     path = write(tmp_path / NAME, snapshot(1), ("snapshot", {"step": 2}), ("remark", {}))
     assert read_profile(path).damaged == 1
