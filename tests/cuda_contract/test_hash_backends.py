@@ -134,7 +134,7 @@ def test_what_is_broken_and_named_is_an_error(
         lambda: resolve_backend(backend, cuda),
         lambda: F3rmModelConfig(backend=backend).setup(scene_box=box, num_train_data=1, metadata={}, device="cuda:0"),
     ):
-        with pytest.raises(ConfigError, match=f"backend {backend} .* cuda:0") as caught:
+        with pytest.raises(ConfigError, match=f"{backend}.*cuda:0") as caught:
             use()
         message = str(caught.value)
         assert reason in message and "--pipeline.model.backend auto" in message and "\n" not in message

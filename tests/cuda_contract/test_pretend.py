@@ -29,7 +29,7 @@ def test_devices_do_not_mix(cuda: torch.device) -> None:
 def test_generators_belong_to_a_device(cuda: torch.device) -> None:
     torch.rand(3, device=cuda, generator=torch.Generator(cuda).manual_seed(0))
     for place, generator in ((cuda, "cpu"), ("cpu", cuda)):
-        with pytest.raises(RuntimeError, match="device type for generator"):
+        with pytest.raises(RuntimeError, match="generator"):
             torch.rand(3, device=place, generator=torch.Generator(generator))
 
 

@@ -83,7 +83,7 @@ class TestDevices:
         with pytest.raises(ConfigError, match="mps"):
             compat.check_device("mps")
         compat.check_device("cpu")
-        with pytest.raises(ConfigError, match=r"num-devices is 2.*torchrun --nproc-per-node 2"):
+        with pytest.raises(ConfigError, match=r"num-devices.*2.*--nproc-per-node 2"):
             compat.check_device("cpu", num_devices=2)
         with pytest.raises(ConfigError, match="is 0"):
             compat.check_device("cpu", num_devices=0)
@@ -92,7 +92,7 @@ class TestDevices:
         monkeypatch.setattr(compat, "has_cuda", lambda: True)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         compat.check_device("cuda", num_devices=2)
-        with pytest.raises(ConfigError, match=r"num-devices is 4.* 2 CUDA"):
+        with pytest.raises(ConfigError, match=r"num-devices.*4.* 2 CUDA"):
             compat.check_device("cuda", num_devices=4)
 
 
@@ -154,7 +154,7 @@ class TestGsplatKernels:
             raise RuntimeError("Ninja is required to load C++ extensions.\nMore about it.")
 
         gpu.setattr(compat.gsplat, "_gsplat_kernels", fail)
-        with pytest.raises(ConfigError, match=r"\(Ninja is required to load C\+\+ extensions\): "):
+        with pytest.raises(ConfigError, match=r"\(Ninja is [^\n]*\): "):
             compat.check_gsplat_kernels()
 
     @pytest.mark.parametrize(

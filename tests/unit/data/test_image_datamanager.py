@@ -54,7 +54,7 @@ def test_extractors_have_two_names(name: str) -> None:
     config = tyro.cli(ImageDataManagerConfig, args=[name, "clip", "dinov2", "--features.codes", "64"])
     assert config.features.extractors == ("clip", "dinov2") and config.features.codes == 64
     assert tyro.cli(ImageDataManagerConfig, args=[]).features.extractors == ()
-    with pytest.raises(ConfigError, match="PCA codes is 3"):
+    with pytest.raises(ConfigError, match=r"codes.*3"):
         tyro.cli(ImageDataManagerConfig, args=["--features.codes", "3"])
 
 

@@ -79,7 +79,7 @@ def test_errors_surface_where_the_window_is_taken():
 
     prefetcher = Prefetcher(load)
     prefetcher.request((7,))
-    with pytest.raises(CaptureError, match="image 7 is damaged"):
+    with pytest.raises(CaptureError, match="image 7"):
         prefetcher.take((7,))
     with pytest.raises(CaptureError):
         prefetcher.take((7,))  # asked again, it tries again

@@ -154,11 +154,11 @@ class TestLoad:
         make(folder, 1, damaged=True)
         torch.save({"weights": torch.ones(1)}, folder / "other.ckpt")
         for name, reason in (
-            ("step-000000001.ckpt", "cannot be read .*--load-step"),
+            ("step-000000001.ckpt", "--load-step"),
             ("none.ckpt", "does not exist"),
             ("other.ckpt", "not a checkpoint"),
         ):
-            with pytest.raises(CheckpointError, match=f"{name} .*{reason}|{name} is {reason}"):
+            with pytest.raises(CheckpointError, match=f"{name}.*{reason}"):
                 checkpoint.load(folder / name)
 
     def test_never_runs_code_of_the_file(self, tmp_path: Path) -> None:

@@ -56,9 +56,9 @@ def test_what_cannot_work_is_refused(options: dict[str, object], says: str) -> N
 
 
 @pytest.mark.usefixtures("is_torchrun")
-@pytest.mark.parametrize(("devices", "says"), [(2, "--machine.num-devices .* 2 more"), (1, "--nproc-per-node 2")])
+@pytest.mark.parametrize(("devices", "says"), [(2, "--machine.num-devices.* 2 "), (1, "--nproc-per-node 2")])
 def test_torchrun_starts_processes_alone_and_not_more_than_devices(devices: int, says: str) -> None:
-    with pytest.raises(ConfigError, match=f"torchrun has started 4 .*{says}"):
+    with pytest.raises(ConfigError, match=f"torchrun.* 4 .*{says}"):
         launch.check_machines(machine(num_devices=devices))
 
 

@@ -34,7 +34,7 @@ def test_our_command_has_the_name_that_was_asked_for() -> None:
 
 @pytest.mark.parametrize("command", ["pointcloud", "poisson", "tsdf", "marching-cubes"])
 def test_splats_have_no_rays(command: str) -> None:
-    with pytest.raises(ConfigError, match=rf"ns-export {command} follows rays .* f3rm-ext export|`f3rm-ext export"):
+    with pytest.raises(ConfigError, match=f"{command}.*f3rm-ext export"):
         check_export(command, LINE, splats=True)
 
 
@@ -46,7 +46,7 @@ def test_fields_have_no_splats_and_no_distances(command: str, instead: str) -> N
 
 @pytest.mark.parametrize("command", ["pointcloud", "poisson"])
 def test_a_field_without_normals_has_them_estimated(command: str) -> None:
-    with pytest.raises(ConfigError, match=r"does not render: add --normal-method open3d, or train with"):
+    with pytest.raises(ConfigError, match="--normal-method open3d"):
         check_export(command, LINE, splats=False)
     check_export(command, [*LINE, "--normal-method", "open3d"], splats=False)
     check_export(command, LINE, splats=False, normals=True)
@@ -64,9 +64,7 @@ def test_photos_of_several_sizes_are_no_array_for_tsdf() -> None:
     )
     check_image_sizes([LINE[0], "tsdf", *LINE[2:]], same)
     check_image_sizes([LINE[0], "cameras", *LINE[2:]], mixed)
-    with pytest.raises(
-        ConfigError, match=r"2 sizes: `f3rm-ext export mesh --load-config 'my run/config.yml' --output out/"
-    ):
+    with pytest.raises(ConfigError, match=r"--load-config 'my run/config.yml'.*out/"):
         check_image_sizes([LINE[0], "tsdf", *LINE[2:]], mixed)
 
 
@@ -88,7 +86,7 @@ def test_a_run_of_splats_is_refused_before_it_is_loaded(splat_run: Path, monkeyp
     from nerfstudio.utils.eval_utils import eval_setup
 
     monkeypatch.setattr(sys, "argv", [*LINE[:3], str(splat_run), *LINE[4:]])
-    with pytest.raises(ConfigError, match=rf"f3rm-ext export splats --load-config {re.escape(str(splat_run))}"):
+    with pytest.raises(ConfigError, match=f"export splats.*{re.escape(str(splat_run))}"):
         eval_setup(splat_run, test_mode="inference")
 
 

@@ -1,6 +1,7 @@
 """Training, resuming and being stopped, on a toy model under nerfstudio's own loop."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -96,7 +97,7 @@ class TestResume:
         assert toy.run(make(6)).pipeline.losses != part.pipeline.losses
 
     def test_a_schedule_shorter_than_the_run(self, toy: ModuleType, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=r"--schedule-steps is 5.*--max-num-iterations is 6"):
+        with pytest.raises(ConfigError, match=r"--schedule-steps.*5.*--max-num-iterations.*6"):
             toy.make_config(tmp_path, 6, schedule_steps=5).save_config()
         toy.make_config(tmp_path, 6, schedule_steps=6).check()
 
@@ -187,7 +188,7 @@ class TestResume:
 
     def test_absent_step_names_those_there(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
         config = toy.make_config(tmp_path, 20, load_dir=whole.base_dir, load_step=5)
-        with pytest.raises(CheckpointError, match=r"step-000000005.ckpt .*--load-step .*10, 8, 4"):
+        with pytest.raises(CheckpointError, match=r"step-000000005\.ckpt.*--load-step.*10, 8, 4"):
             config.check()
 
 
@@ -270,7 +271,7 @@ class TestEvaluationLoading:
     def test_none_intact_is_one_sentence(self, whole: F3rmTrainer) -> None:
         for _, path in checkpoint.newest_first(whole.checkpoint_dir):
             truncate(path)
-        with pytest.raises(CheckpointError, match=r"Every checkpoint in .* is damaged"):
+        with pytest.raises(CheckpointError, match=f"{re.escape(str(whole.checkpoint_dir))}.*damaged"):
             self.load(whole)
 
     def test_run_without_checkpoints_is_one_sentence(self, toy: ModuleType, tmp_path: Path) -> None:
@@ -318,7 +319,7 @@ class TestConfig:
     def test_non_positive_steps(self, toy: ModuleType, tmp_path: Path, name: str) -> None:
         config = toy.make_config(tmp_path, 5)
         setattr(config, name, 0)
-        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is 0"):
+        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}.*0"):
             config.check()
 
     def test_viewer_of_ns_viewer_stays_local(self, monkeypatch: pytest.MonkeyPatch) -> None:

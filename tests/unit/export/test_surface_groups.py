@@ -53,5 +53,5 @@ def test_a_point_belongs_to_the_photos_that_have_points_as_near() -> None:
 def test_without_a_surface_there_are_no_groups(make_ball: MakeBall, around: Cameras) -> None:
     ball, away = make_ball(), around[:1]
     away.camera_to_worlds = away.camera_to_worlds + torch.tensor([0.0, 0, 0, 50.0])[None, None, :] * torch.ones(1, 3, 1)
-    with pytest.raises(ConfigError, match="the photos show no surface"):
+    with pytest.raises(ConfigError, match="no surface"):
         group_surfaces(ball, ball.heads["halves"], away)

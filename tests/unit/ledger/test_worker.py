@@ -89,7 +89,7 @@ def test_the_rest_of_a_run_is_the_default(config: F3rmTrainerConfig) -> None:
 def test_windows_that_cannot_be_measured(config: F3rmTrainerConfig, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"30001, .*30000.*--steps"):
         set_window(config, replaced(JOB, steps=30_001))
-    with pytest.raises(ConfigError, match=r"11 steps, 10 .*--warm-up"):
+    with pytest.raises(ConfigError, match=r"11.*10.*--warm-up"):
         set_window(config, replaced(JOB, steps=11))
     assert set_window(copy.deepcopy(config), replaced(JOB, eval_step=100)) == 100
     with pytest.raises(ConfigError, match="--eval-step is 101"):

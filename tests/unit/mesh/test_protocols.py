@@ -59,7 +59,7 @@ def test_dtu_counts_what_was_observed_above_the_ground(masks: DtuMasks) -> None:
     assert len(comparison.truth) == len(comparison.near_truth)
     found = compare(comparison, (1.0,))
     assert found.accuracy == pytest.approx(0.5, abs=0.05) == found.completeness
-    with pytest.raises(MeshError, match="No point of the truth"):
+    with pytest.raises(MeshError, match="of the truth"):
         compare(dtu_comparison(sheet(5.0), sheet(0.5), masks), (1.0,))
 
 
@@ -69,7 +69,7 @@ def test_dtu_leaves_out_what_is_far(masks: DtuMasks) -> None:
 
 
 def test_dtu_refuses_other_files_and_units(masks: DtuMasks, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="There is no file"):
+    with pytest.raises(ConfigError, match=r"none\.mat"):
         DtuMasks.read(tmp_path / "none.mat", None)
     with pytest.raises(ConfigError, match="lacks ObsMask"):
         DtuMasks.read(tmp_path / "plane.mat", None)
@@ -108,7 +108,7 @@ def test_polygon(open3d: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ConfigError, match="no polygon"):
         volume_mask(points, tmp_path / "other.json")
-    with pytest.raises(ConfigError, match="There is no file"):
+    with pytest.raises(ConfigError, match=r"none\.json"):
         volume_mask(points, tmp_path / "none.json")
 
 

@@ -136,5 +136,5 @@ def test_the_foreground_survives_cleaning_and_simplification(views: SceneViews, 
 def test_no_depth(cameras: PinholeCameras, open3d: ModuleType) -> None:
     nothing = RenderedView(np.zeros((64, 64, 3), np.uint8), np.zeros((64, 64), np.float32))
     with stored_views(SceneViews(cameras, lambda index: nothing)) as stored:
-        with pytest.raises(MeshError, match="No depth is left"):
+        with pytest.raises(MeshError, match="depth"):
             fuse_shells(stored, VOXEL, fit_contraction(stored))

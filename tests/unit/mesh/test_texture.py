@@ -302,19 +302,19 @@ def test_texels_of_many_pixels_take_their_mean() -> None:
 def test_what_cannot_be_textured_is_refused(box: trimesh.Trimesh) -> None:
     photos = around(box)
     soup = trimesh.Trimesh(np.random.default_rng(0).random((3000, 3)), np.arange(3000).reshape(-1, 3), process=False)
-    with pytest.raises(MeshError, match=r"falls into \d+ charts, which do not fit"):
+    with pytest.raises(MeshError, match=r"\d+ charts"):
         unwrap(soup, 64, 4)
     photos.cameras = photos.cameras[:1]
     away = box.copy().apply_translation([0, 0, 500])
     for bake in (bake_texture, bake_vertices):
-        with pytest.raises(MeshError, match="No training photo sees the mesh"):
+        with pytest.raises(MeshError, match="photo"):
             bake(away, photos, TextureOptions(texture_size=64))
-    with pytest.raises(MeshError, match="No training photo sees the mesh"):
+    with pytest.raises(MeshError, match="photo"):
         choose_size(away, photos)
     flat = trimesh.Trimesh(np.zeros((3, 3)), [[0, 1, 2]], process=False)
     with pytest.raises(MeshError, match="no area"):
         bake_texture(flat, photos, TextureOptions(texture_size=64))
-    with pytest.raises(MeshError, match="neither a texture nor vertex colours"):
+    with pytest.raises(MeshError, match="texture"):
         MeshRenderer(box)
 
 

@@ -76,12 +76,12 @@ def test_patches_of_a_vit_are_features_too() -> None:
 
 def test_masks_that_cannot_be_used_are_refused(folder: Path) -> None:
     pictures, masks = folder / "pictures", folder / "masks"
-    with pytest.raises(ConfigError, match="0 have a mask"):
+    with pytest.raises(ConfigError, match=r"0 .*mask"):
         segmentation.read_masked(pictures, folder / "absent", 32)
     for number in range(16):
         Image.new("L", (80, 64), 3).save(masks / "sub" / f"{number}.png")
     with pytest.raises(ConfigError, match="one class"):
         segmentation.read_masked(pictures, masks, 32)
     Image.new("L", (40, 64)).save(masks / "sub" / "3.png")
-    with pytest.raises(ConfigError, match=r"3\.png is 40 x 64 px"):
+    with pytest.raises(ConfigError, match=r"3\.png.*40 x 64"):
         segmentation.read_masked(pictures, masks, 32)

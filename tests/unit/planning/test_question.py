@@ -20,7 +20,7 @@ OWN = {"gpu": True, "vram-gib": True, "json": False}
 def test_every_method_of_ours_can_be_planned() -> None:
     fields, splats = ["f3rm-ext", "f3rm-ext-big", "f3rm-ext-lite"], ["sugar-ext", "sugar-ext-lite", "sugar-ext-refine"]
     assert sorted(methods()) == fields + splats
-    with pytest.raises(ConfigError, match="There is no method 'nerfacto' to plan: choose from f3rm-ext,"):
+    with pytest.raises(ConfigError, match=r"'nerfacto'.*f3rm-ext,"):
         parse("nerfacto", [])
 
 
@@ -38,7 +38,7 @@ def test_options_mean_what_they_mean_to_ns_train() -> None:
 
 def test_the_length_of_a_refinement_is_that_of_the_run() -> None:
     assert parse("sugar-ext-refine", ["--refinement-time", "short"]).max_num_iterations == 2000
-    with pytest.raises(ConfigError, match="give one of the two"):
+    with pytest.raises(ConfigError, match="one of the two"):
         parse("sugar-ext-refine", ["--refinement-time", "short", "--max-num-iterations", "9"])
 
 

@@ -89,5 +89,5 @@ def test_a_run_without_a_profile_is_one_sentence(
 
 
 def test_a_profile_without_a_snapshot_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no snapshot yet"):
+    with pytest.raises(ConfigError, match="no snapshot"):
         read_profile(write(tmp_path / NAME, ("start", {})))

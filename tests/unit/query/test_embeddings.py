@@ -145,9 +145,9 @@ def test_a_vector_of_the_full_space(save: Save, basis: torch.Tensor) -> None:
 
 
 def test_other_dimensions_are_refused(save: Save, basis: torch.Tensor) -> None:
-    with pytest.raises(ConfigError, match=r" 7 .* 3"):
+    with pytest.raises(ConfigError, match=r"7 .*3"):
         load_embeddings(save(np.ones(7)), 3, None)
-    with pytest.raises(ConfigError, match=r" 7 .* 12 \(or 4 "):
+    with pytest.raises(ConfigError, match=r"7 .*12 .*4"):
         load_embeddings(save(np.ones((2, 7))), CODES, basis)
 
 
@@ -160,7 +160,7 @@ def test_other_dimensions_are_refused(save: Save, basis: torch.Tensor) -> None:
     ids=["3 axes", "scalar", "text", "bool", "complex", "no rows", "nan", "inf", "too large", "zero"],
 )
 def test_what_is_no_vector_is_refused(save: Save, array: np.ndarray) -> None:
-    with pytest.raises(ConfigError, match=r"v\.npy.*(holds no vector|not finite|is zero)"):
+    with pytest.raises(ConfigError, match=r"v\.npy.*(no vector|finite|zero)"):
         load_embeddings(save(array), 3, None)
 
 

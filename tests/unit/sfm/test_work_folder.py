@@ -160,7 +160,7 @@ def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(work_folder, "write_atomic", full)
-    with pytest.raises(ConfigError, match=r"No space left on device.*free some space"):
+    with pytest.raises(ConfigError, match="No space left"):
         work.write(work.images / "a.jpg", b"data")
     assert not list(work.images.iterdir())
 

@@ -190,7 +190,7 @@ def test_a_mesh_that_no_camera_sees(make_model: Any, begin_training: Any, tmp_pa
     far = trimesh.creation.icosphere(subdivisions=0)
     far.apply_translation([0, 0, 500.0])
     write_mesh(tmp_path / "far.ply", far, {})
-    with pytest.raises(MeshError, match=r"No training camera sees.*of the scene.*--pipeline.model.mesh-frame capture"):
+    with pytest.raises(MeshError, match=r"camera.*--pipeline\.model\.mesh-frame capture"):
         begin_training(make_model(mesh=tmp_path / "far.ply", mesh_frame="scene"))
 
 
@@ -242,10 +242,10 @@ def test_the_3d_filter_is_not_switched_on_later(make_model: Any) -> None:
 def test_the_run_has_a_mesh_and_one_length(ball: Path, tmp_path: Path) -> None:
     config = make_splat_config("sugar-ext-refine")
     model: Any = config.pipeline.model
-    with pytest.raises(ConfigError, match=r"no mesh to refine.*--pipeline.model.mesh"):
+    with pytest.raises(ConfigError, match=r"no mesh.*--pipeline\.model\.mesh"):
         config.fit_model()
     model.mesh = tmp_path / "gone.ply"
-    with pytest.raises(MeshError, match=r"There is no mesh .*gone.ply"):
+    with pytest.raises(MeshError, match=r"gone\.ply"):
         config.fit_model()
     model.mesh = ball
     config.fit_model()
@@ -256,7 +256,7 @@ def test_the_run_has_a_mesh_and_one_length(ball: Path, tmp_path: Path) -> None:
         config.fit_model()
         assert config.max_num_iterations == steps
     config.max_num_iterations, model.refinement_time = 30, "short"
-    with pytest.raises(ConfigError, match=r"short means 2000 steps, but --max-num-iterations is 30"):
+    with pytest.raises(ConfigError, match=r"short.*2000.*--max-num-iterations.*30"):
         config.fit_model()
     model.mesh, model.refinement_time, config.load_dir = None, None, tmp_path
     config.fit_model()

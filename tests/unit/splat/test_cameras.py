@@ -119,7 +119,7 @@ def test_one_gaussian_and_none() -> None:
     one = initial_gaussians(torch.zeros(1, 3), None, 0, largest=0.5, generator=torch.Generator())
     torch.testing.assert_close(one.sizes(), torch.full((1, 3), 0.5))
     assert not one.features_dc.any()
-    with pytest.raises(ConfigError, match="no Gaussian to start with"):
+    with pytest.raises(ConfigError, match="no Gaussian"):
         initial_gaussians(torch.zeros(0, 3), None, 0, largest=0.5, generator=torch.Generator())
 
 

@@ -121,7 +121,7 @@ def test_files_that_cannot_be_written_are_refused_before_the_run_is_opened(
 
 
 def test_a_run_of_another_method_is_refused(untrained: Any, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(ConfigError, match=r"of the method f3rm-ext-lite, which has no splats: give a run of sugar-ext"):
+    with pytest.raises(ConfigError, match=r"f3rm-ext-lite.*sugar-ext"):
         load_splat_run(untrained.config)
     out = tmp_path / "out.ply"
     assert main(["export", "splats", "--load-config", str(untrained.config), "--out", str(out)]) == 2

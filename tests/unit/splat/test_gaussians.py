@@ -19,7 +19,7 @@ def test_counts_of_coefficients(degree: int, count: int, colorful: Make) -> None
 
 
 def test_no_degree_has_that_many_coefficients() -> None:
-    with pytest.raises(ConfigError, match=r"7 SH .* 0, 3, 8, 15"):
+    with pytest.raises(ConfigError, match=r"7 .*0, 3, 8, 15"):
         degree_from_count(7)
 
 
@@ -58,9 +58,9 @@ def test_other_degrees_keep_the_lower_coefficients(degree: int, colorful: Make) 
 def test_what_cannot_be_used(colorful: Make) -> None:
     gaussians = colorful(5, 2)
     assert gaussians.require_finite("a.ply") is gaussians
-    with pytest.raises(ConfigError, match=r"no Gaussians in a\.ply"):
+    with pytest.raises(ConfigError, match=r"no Gaussians.*a\.ply"):
         gaussians[:0].require_finite("a.ply")
     gaussians.scales[1, 2] = float("nan")
     gaussians.scales[3] = float("inf")
-    with pytest.raises(ConfigError, match=r"2 of 5 .*a\.ply .*scales"):
+    with pytest.raises(ConfigError, match=r"2 of 5.*a\.ply.*scales"):
         gaussians.require_finite("a.ply")

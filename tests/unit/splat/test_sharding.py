@@ -36,7 +36,7 @@ def test_a_run_that_can_divide_closes_its_viewer(capsys: pytest.CaptureFixture) 
 def test_several_processes_do_not_clean() -> None:
     config = make_config()
     config.pipeline.model.shard_gaussians, config.pipeline.model.clean = False, True
-    with pytest.raises(ConfigError, match=r"--pipeline.model.clean .* `f3rm-ext splats clean`"):
+    with pytest.raises(ConfigError, match=r"--pipeline\.model\.clean.*splats clean"):
         config.fit_model()
 
 
@@ -84,7 +84,7 @@ def test_images_of_several_sizes_are_refused() -> None:
         return PinholeCameras(torch.eye(4).repeat(count, 1, 1), torch.eye(3).repeat(count, 1, 1), *sizes)
 
     sharding.require_one_size(views(40, 40), views(40))
-    with pytest.raises(ConfigError, match=r"2 sizes \(40 × 30, 50 × 30"):
+    with pytest.raises(ConfigError, match="40 × 30, 50 × 30"):
         sharding.require_one_size(views(40, 40), views(50))
 
 

@@ -78,7 +78,7 @@ def test_splats_of_another_place(tmp_path: Path, colorful: Any, ring_cameras: An
     splats = colorful(9)
     splats.means += 500
     export_splats(splats, tmp_path / "a.ply", SplatInfo())
-    with pytest.raises(ConfigError, match=r"any of the 9 Gaussians.*--pipeline.model.start-frame capture"):
+    with pytest.raises(ConfigError, match=r" 9 .*--pipeline\.model\.start-frame capture"):
         read_start(tmp_path / "a.ply").prepare_gaussians(PinholeCameras.of(ring_cameras()), MipOptions())
 
 
@@ -93,14 +93,14 @@ def test_damaged_and_unsafe_checkpoints(tmp_path: Path, content: Any) -> None:
         path.write_bytes(content)
     else:
         torch.save(content, path)
-    with pytest.raises(CheckpointError, match=r"a\.ckpt cannot be read .*would run code.*\.ply"):
+    with pytest.raises(CheckpointError, match=r"a\.ckpt.*would run code.*\.ply"):
         read_start(path)
 
 
 @pytest.mark.parametrize("content", [{"pipeline": {"_model.field.weight": torch.ones(3)}}, {}, [1, 2], torch.ones(2)])
 def test_checkpoints_of_other_methods(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "a.ckpt")
-    with pytest.raises(CheckpointError, match=r"a\.ckpt holds no Gaussians"):
+    with pytest.raises(CheckpointError, match=r"a\.ckpt.*no Gaussians"):
         read_start(tmp_path / "a.ckpt")
 
 

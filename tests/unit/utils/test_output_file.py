@@ -1,6 +1,7 @@
 """Files written in pieces, whole or not at all."""
 
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def test_a_failure_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with (
-        pytest.raises(ConfigError, match=r"cannot be written \(.*\): free some space"),
+        pytest.raises(ConfigError, match=re.escape(str(tmp_path / "file"))),
         replace_file(tmp_path / "file" / "a"),
     ):
         pass

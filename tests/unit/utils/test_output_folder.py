@@ -65,7 +65,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_text("mine")
     out = folder(tmp_path)
     out.plan(["b.png"])
-    with pytest.raises(ConfigError, match=r"a\.png is there already and was not written by `f3rm-ext query`"):
+    with pytest.raises(ConfigError, match=r"a\.png.*f3rm-ext query"):
         folder(tmp_path).plan(["b.png", "a.png"])
     assert (tmp_path / "a.png").read_text() == "mine" and (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -73,14 +73,14 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["notes", "[]", "{}", '{"made_by": "f3rm-ext demo", "files": []}'])
 def test_a_summary_of_others(tmp_path: Path, content: str) -> None:
     (tmp_path / "summary.json").write_text(content)
-    with pytest.raises(ConfigError, match="will not be overwritten"):
+    with pytest.raises(ConfigError, match=r"summary\.json"):
         folder(tmp_path)
     assert (tmp_path / "summary.json").read_text() == content
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be written to \(.+\): choose another one with --out"):
+    with pytest.raises(ConfigError, match=r"results.*--out"):
         folder(tmp_path / "file" / "results")
 
 
@@ -90,5 +90,5 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     out = folder(tmp_path)
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ConfigError, match=r"a\.png cannot be written \(No space left on device\)"):
+    with pytest.raises(ConfigError, match=r"a\.png.*No space left"):
         out.png("a.png", PICTURE)

@@ -41,5 +41,5 @@ def test_values_in_range(options: dict) -> None:
 )
 def test_values_out_of_range_are_named(options: dict, limits: str) -> None:
     (name,) = options
-    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} is .* {limits}"):
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} .*{limits}"):
         check_ranges(Options(**options))

@@ -67,7 +67,7 @@ def test_a_user_error_of_the_command_is_passed_on(tmp_path: Path, console: Conso
     code = "from f3rm_ext.errors import *; install_excepthook(); "
     code += "events.progress('Steps', 1, 9); " if made_progress else ""
     code += "print('noise'); raise DoubtfulPosesError('The photo a.png is missing: copy it back.')"
-    with pytest.raises(CommandError, match=r"^The photo a\.png is missing: copy it back \(from") as caught:
+    with pytest.raises(CommandError, match=r"^The photo a\.png.*back \(from") as caught:
         run_command(python(TELL + code, tmp_path), tmp_path, console)
     assert str(tmp_path / "logs" / "work.log") in str(caught.value) and "noise" not in str(caught.value)
     assert caught.value.exit_code == 3 and caught.value.made_progress == made_progress
@@ -97,7 +97,7 @@ def test_a_crash_shows_the_end_of_the_log_and_where_it_is(tmp_path: Path, consol
 
 
 def test_a_silent_death_by_signal_is_named(tmp_path: Path, console: Console) -> None:
-    with pytest.raises(CommandError, match=r"killed by signal 9(.|\n)*no output"):
+    with pytest.raises(CommandError, match=r"signal 9(.|\n)*no output"):
         run_command(python("import os; os.kill(os.getpid(), 9)", tmp_path), tmp_path, console)
 
 

@@ -49,10 +49,10 @@ def test_manifests_of_other_captures_are_refused(capture: Path, tmp_path: Path) 
     read(folder, identify(capture)).save()
     before = (folder / NAME).read_bytes()
     other = {**identify(capture), "path": "/elsewhere", "digest": "other"}
-    with pytest.raises(ConfigError, match="not of /elsewhere: choose a new folder"):
+    with pytest.raises(ConfigError, match="/elsewhere"):
         read(folder, other)
     (capture / "transforms.json").write_text(json.dumps({"frames": []}))
-    with pytest.raises(ConfigError, match="which has changed since"):
+    with pytest.raises(ConfigError, match="changed"):
         read(folder, identify(capture))
     assert (folder / NAME).read_bytes() == before
     assert read(folder, None).stages == {}, "a demo may change its capture"
@@ -103,7 +103,7 @@ def test_a_full_disk_leaves_the_old_manifest(capture: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(os, "fsync", full)
     manifest.stages["mesh"] = Record()
-    with pytest.raises(ConfigError, match="No space left on device"):
+    with pytest.raises(ConfigError, match="No space left"):
         manifest.save()
     assert [path.name for path in (tmp_path / "out").iterdir()] == [NAME]
     assert (tmp_path / "out" / NAME).read_bytes() == before

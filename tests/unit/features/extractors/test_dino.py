@@ -148,7 +148,7 @@ class TestIdentity:
 class TestMistakes:
     @pytest.mark.parametrize("layer", [3, -4])
     def test_layer_that_does_not_exist(self, files, layer) -> None:
-        with pytest.raises(ExtractorError, match=f"{layer} .*0 to 2"):
+        with pytest.raises(ExtractorError, match=f"{layer}.*0 to 2"):
             build_extractor(f"dinov2:weights={files[14]},layers=0+{layer}", device=CPU)
 
     @pytest.mark.parametrize("option", ["short_side_px=31", "stride_px=0", "stride_px=15"])

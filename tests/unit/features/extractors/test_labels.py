@@ -84,7 +84,7 @@ def test_labels_without_a_name_are_refused(capture: Path) -> None:
 
 def test_label_files_that_are_no_label_images(capture: Path) -> None:
     Image.fromarray(PHOTO).save(capture / "labels.png")
-    with pytest.raises(CaptureError, match=r"labels\.png has 3 axes"):
+    with pytest.raises(CaptureError, match=r"labels\.png.*3"):
         build(capture).extract_files([PHOTO], [capture / "a.png"])
 
 

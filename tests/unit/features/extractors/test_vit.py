@@ -196,7 +196,7 @@ class TestMisfits:
             VisionTransformer.from_state_dict(state)
 
     def test_other_networks(self) -> None:
-        with pytest.raises(ExtractorError, match="state dict of a ViT"):
+        with pytest.raises(ExtractorError, match="ViT"):
             VisionTransformer.from_state_dict({"conv1.weight": torch.zeros(1)})
 
     def test_width_that_has_no_whole_heads(self) -> None:

@@ -126,7 +126,7 @@ def test_sizes_are_checked_before_anything_is_read(root: Path) -> None:
     assert [store.state(key) for key in KEYS] == ["present", "present", "damaged"]
     with pytest.raises(FeatureStoreError, match="truncated"):
         store.require(KEYS)
-    with pytest.raises(FeatureStoreError, match="no features of image"):
+    with pytest.raises(FeatureStoreError, match="no features"):
         store.require(("d" * 32,))
 
 

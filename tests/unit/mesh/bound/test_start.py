@@ -63,7 +63,7 @@ def test_triangles_without_area_and_unused_vertices_are_left_out(tmp_path: Path)
 
 def test_a_mesh_without_any_area(tmp_path: Path) -> None:
     flat = trimesh.Trimesh(CORNERS * [1, 0, 0], FACES, process=False)
-    with pytest.raises(MeshError, match=r"None of the 2 triangles of .* has an area"):
+    with pytest.raises(MeshError, match=r"2 .*m\.ply.*area"):
         read_start_mesh(written(tmp_path / "m.ply", flat), "scene", lambda: FRAME)
 
 

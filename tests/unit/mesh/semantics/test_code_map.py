@@ -42,5 +42,5 @@ def test_dictionary_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_mesh_without_texture_is_refused(floor: trimesh.Trimesh, pictures: Any) -> None:
     bare = trimesh.Trimesh(floor.vertices, floor.faces, process=False)
-    with pytest.raises(MeshError, match="needs a mesh with a square texture"):
+    with pytest.raises(MeshError, match="texture"):
         lift_code_map(bare, pictures.photos, pictures.load, 2)

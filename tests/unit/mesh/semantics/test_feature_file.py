@@ -43,12 +43,12 @@ def test_features_of_another_mesh_are_refused(floor: trimesh.Trimesh, features: 
     moved = floor.copy()
     moved.vertices[3] += 0.01
     for other in (moved, colored):
-        with pytest.raises(MeshError, match="of another mesh, or this one was changed"):
+        with pytest.raises(MeshError, match="another mesh"):
             load_features(tmp_path / "a.npz", other)
 
 
 def test_missing_and_damaged_files(floor: trimesh.Trimesh, features: MeshFeatures, tmp_path: Path) -> None:
-    with pytest.raises(MeshError, match="has no features: lift some with `f3rm-ext features lift-mesh`"):
+    with pytest.raises(MeshError, match="f3rm-ext features lift-mesh"):
         load_features(tmp_path / "a.npz", floor)
     save_features(tmp_path / "a.npz", floor, features)
     whole = (tmp_path / "a.npz").read_bytes()

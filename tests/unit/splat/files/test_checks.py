@@ -66,23 +66,23 @@ def test_infinite_opacities_are_kept_when_the_others_are_dropped(make: Make) -> 
 
 
 def test_none_at_all_and_none_left(make: Make) -> None:
-    with pytest.raises(SplatFileError, match=r"scene.ply has no Gaussians at all"):
+    with pytest.raises(SplatFileError, match=r"scene\.ply.*no Gaussians"):
         check_values(make()[:0], PATH)
     gaussians = make(2)
     gaussians.means[:] = NAN
-    with pytest.raises(SplatFileError, match="in 2 of 2 Gaussians, so none is left"):
+    with pytest.raises(SplatFileError, match=r"2 of 2.*none"):
         check_values(gaussians, PATH, "drop")
 
 
 def test_read_and_written(make: Make, tmp_path: Path) -> None:
     path = tmp_path / "a.ply"
-    with pytest.raises(SplatFileError, match=r"a.ply would get 7 values that are NaN"):
+    with pytest.raises(SplatFileError, match=r"a\.ply would get 7 .*NaN"):
         write_splats(path, spoiled(make()), SplatInfo())
     assert not path.exists()
     with path.open("wb") as stream:
         write_ply_splats(stream, spoiled(make()), SplatInfo())
     before = path.read_bytes()
-    with pytest.raises(SplatFileError, match=r"a.ply has 7 values that are NaN"):
+    with pytest.raises(SplatFileError, match=r"a\.ply has 7 .*NaN"):
         read_splats(path)
     assert path.read_bytes() == before
     found, info = read_splats(path, bad_values="drop")
@@ -97,5 +97,5 @@ def test_numbers_beyond_float32_are_infinite(tmp_path: Path) -> None:
     lines = ["ply", "format ascii 1.0", "element vertex 1", *(f"property double {name}" for name in names)]
     row = " ".join(["1e39", *["1"] * (len(names) - 1)])
     (tmp_path / "a.ply").write_text("\n".join([*lines, "end_header", row, ""]))
-    with pytest.raises(SplatFileError, match=r"\(1 in x\) in 1 of 1"):
+    with pytest.raises(SplatFileError, match=r"1 in x\b.*1 of"):
         read_splats(tmp_path / "a.ply")

@@ -137,9 +137,9 @@ def test_layouts_that_are_not_known(tmp_path: Path) -> None:
         with pytest.raises(SplatFileError, match=message):
             read_splats(file_of(path, names, BOUNDS[: len(names)]))
     for vertices, chunks in ((257, 1), (256, 2)):
-        with pytest.raises(SplatFileError, match=f"{chunks} chunks of 256, .* {vertices} Gau"):
+        with pytest.raises(SplatFileError, match=f"{chunks} chunks.*{vertices} Gau"):
             read_splats(file_of(path, chunk, BOUNDS, vertices=vertices, chunks=chunks))
-    with pytest.raises(SplatFileError, match="has 6 SH coefficients"):
+    with pytest.raises(SplatFileError, match="6 SH"):
         read_splats(file_of(path, chunk, BOUNDS, bytes(6)))
     whole = file_of(path, chunk, BOUNDS, bytes(9)).read_bytes()
     for old, new, message in (

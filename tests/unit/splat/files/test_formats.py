@@ -66,7 +66,7 @@ def test_what_is_not_ours_stays(name: str, maker: str, make: Make, tmp_path: Pat
     """Also every ``.splat``, which cannot say whose it is."""
     write_splats(tmp_path / name, make(5), SplatInfo(comments=(maker,)))
     before = (tmp_path / name).read_bytes()
-    with pytest.raises(ConfigError, match="`f3rm-ext export splats` or"):
+    with pytest.raises(ConfigError, match="f3rm-ext export splats"):
         write_splats(tmp_path / name, make(6), OURS)
     assert (tmp_path / name).read_bytes() == before
 

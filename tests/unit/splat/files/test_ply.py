@@ -168,7 +168,7 @@ def test_properties_that_are_not_those_of_splats(values: dict[str, float], messa
 def test_mesh(tmp_path: Path) -> None:
     trimesh = pytest.importorskip("trimesh")
     trimesh.creation.box().export(tmp_path / "a.ply")
-    with pytest.raises(SplatFileError, match=r"a\.ply is a mesh"):
+    with pytest.raises(SplatFileError, match=r"a\.ply.*mesh"):
         read_splats(tmp_path / "a.ply")
 
 
@@ -185,7 +185,7 @@ def test_cut_short(make: Make, tmp_path: Path) -> None:
         (rows - 20, "header"),
     ):
         path.write_bytes(whole[:size])
-        with pytest.raises(SplatFileError, match=f"b.ply .*cut short.*{words}|{words}.*cut short"):
+        with pytest.raises(SplatFileError, match=rf"b\.ply.*cut short.*{words}|{words}.*cut short"):
             read_splats(path)
     path.write_bytes(header(list(VALUES), 10**15))  # takes no memory
     with pytest.raises(SplatFileError, match="0 of 1000000000000000"):
@@ -224,7 +224,7 @@ def test_bad_ascii_rows(rows: list[str], message: str, tmp_path: Path) -> None:
 def test_header_that_is_not_one(lines: list[str], tmp_path: Path) -> None:
     text = "\n".join(["ply", "format ascii 1.0", *lines, "end_header", ""])
     (tmp_path / "a.ply").write_text(text)
-    with pytest.raises(SplatFileError, match=f"is damaged .*its header has the line '{lines[-1]}'"):
+    with pytest.raises(SplatFileError, match=f"header.*'{lines[-1]}'"):
         read_splats(tmp_path / "a.ply")
 
 

@@ -110,7 +110,7 @@ def test_textures_outside_the_folder_are_not_read(tmp_path: Path) -> None:
     for name in ("../sh0.webp", str(tmp_path / "sh0.webp"), "../in"):
         meta["sh0"]["files"] = [name]
         (folder / "meta.json").write_text(json.dumps(meta))
-        with pytest.raises(SplatFileError, match=r"meta\.json .*plain file name"):
+        with pytest.raises(SplatFileError, match=r"meta\.json.*file name"):
             read_splats(folder / "meta.json")
 
 

@@ -81,7 +81,7 @@ def test_opacities_in_bytes_have_finite_logits_that_look_the_same(tmp_path: Path
 @pytest.mark.parametrize("size", [31, 33, 65])
 def test_cut_short(size: int, tmp_path: Path) -> None:
     (tmp_path / "a.splat").write_bytes((RECORD * 3)[:size])
-    with pytest.raises(SplatFileError, match=rf"32 bytes \({size} bytes\)"):
+    with pytest.raises(SplatFileError, match=f"32 .*{size} bytes"):
         read_splats(tmp_path / "a.splat")
 
 
@@ -91,6 +91,6 @@ def test_empty_file_and_sizes_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(SplatFileError, match="no Gaussians"):
         read_splats(path)
     path.write_bytes(RECORD + struct.pack("<6f8B", 0, 0, 0, 0.0, -1.0, 1.0, *[128] * 8))
-    with pytest.raises(SplatFileError, match=r"1 in scale_0, 1 in scale_1, 1 in rot \(length 0\)\) in 1 of 2"):
+    with pytest.raises(SplatFileError, match=r"scale_0, 1 in scale_1, 1 in rot\b.*1 of"):
         read_splats(path)
     assert read_splats(path, bad_values="drop")[1].count == 1

@@ -191,7 +191,7 @@ def test_too_far_out(make: Make, tmp_path: Path) -> None:
 
 def test_more_gaussians_than_readers_accept(make: Make, tmp_path: Path) -> None:
     tensors = {name: value.expand(10_000_001, *value.shape[1:]) for name, value in make(1, 0).tensors().items()}
-    with pytest.raises(SplatFileError, match=r"a\.spz .*10000001 .*10000000: write \.ply"):
+    with pytest.raises(SplatFileError, match=r"a\.spz.*10000001.*10000000\D.*\.ply"):
         write_splats(tmp_path / "a.spz", Gaussians.from_tensors(tensors), SplatInfo())
     assert not list(tmp_path.iterdir())
     require_readable(tmp_path / "a.spz", 10_000_000)
