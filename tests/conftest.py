@@ -1,7 +1,9 @@
 """What every layer of tests shares: tiny captures, real data where it is present, and the commands users type."""
 
+import errno
 import importlib.util
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -50,6 +52,90 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(getattr(pytest.mark, layer))
         if layer == "gpu" and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets no file be written to its end any more."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    return lambda: monkeypatch.setattr(os, "fsync", full)
+
+
+@pytest.fixture
+def set_free_space(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Pretends that so many bytes are free on every disk."""
+    usage = shutil.disk_usage(REPOSITORY)
+    return lambda free: monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free))
+
+
+@pytest.fixture
+def pretend_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Pretends that this machine has so many GPUs, as long as nothing is computed on them."""
+    import torch
+
+    from f3rm_ext import compat
+
+    def pretend(count: int) -> None:
+        monkeypatch.setattr(compat, "has_cuda", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return pretend
+
+
+@pytest.fixture
+def set_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Pretends that a GPU has so many bytes free, and torch so many reserved and allocated."""
+    import torch
+
+    def pretend(free: int, total: int, *, reserved: int = 0, allocated: int = 0) -> None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated)
+
+    return pretend
+
+
+@pytest.fixture
+def as_viewer_thread(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets what follows happen as if on the thread that renders for nerfstudio's viewer."""
+    return lambda: monkeypatch.setattr("f3rm_ext.compat.is_viewer_thread", lambda: True)
+
+
+@pytest.fixture
+def set_command_line(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the words that this process was started with."""
+    return lambda *words: monkeypatch.setattr(sys, "argv", [*map(str, words)])
+
+
+@dataclass
+class Call:
+    """A call of a function: what it was given, and what it returned, None if that was an exception."""
+
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    result: Any = None
+
+
+@pytest.fixture
+def watch_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[Call]]:
+    """Notes, in a list that grows, the calls of a function of a module or a method of a class; it works as before."""
+
+    def watch(owner: Any, name: str) -> list[Call]:
+        calls: list[Call] = []
+        real = getattr(owner, name)
+
+        def noted(*args: Any, **options: Any) -> Any:
+            calls.append(call := Call(args, options))
+            call.result = real(*args, **options)
+            return call.result
+
+        monkeypatch.setattr(owner, name, noted)
+        return calls
+
+    return watch
 
 
 @pytest.fixture(scope="session")
@@ -129,7 +215,6 @@ def write_colmap_scene(
 ) -> Path:
     """See :func:`as_colmap`. ``models`` are dealt to the photos in turn; ``points`` are positions (N, 3)."""
     import json
-    import shutil
 
     import numpy as np
 

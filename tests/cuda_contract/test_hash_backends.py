@@ -163,16 +163,16 @@ def test_triton_gives_half_under_autocast(
             assert grid(points).dtype == dtype
 
 
-def test_chunks_fill_the_memory_where_nothing_is_kept(cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_fill_the_memory_where_nothing_is_kept(
+    cuda: torch.device, monkeypatch: pytest.MonkeyPatch, watch_calls: Callable[..., Any]
+) -> None:
     """A quarter of the pretended 20 GiB holds six temporaries; training reads as much at a time as it always does."""
     monkeypatch.setattr(hash_torch, "CHUNK_VALUES", 1)
-    sizes: list[int] = []
-    real = hash_torch._chunk_values
-    monkeypatch.setattr(hash_torch, "_chunk_values", lambda *which: sizes.append(real(*which)) or sizes[-1])
+    chunks = watch_calls(hash_torch, "_chunk_values")
     grid = HashGrid(2, 2, 4, 8, 6).to(cuda)
     levels = LevelTensors(grid.levels, grid.level_scales, grid.level_rows)
     assert grid.table.requires_grad
     for gradients in (False, True):
         with torch.set_grad_enabled(gradients):
             hash_torch.hash_grid_torch(torch.rand(3, 3).to(cuda), grid.table, levels)
-    assert sizes == [(20 << 30) // 4 // 24, 1]
+    assert [call.result for call in chunks] == [(20 << 30) // 4 // 24, 1]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,8 +76,8 @@ class TestDevices:
         compat.has_cuda()
         assert name not in os.environ
 
-    def test_absent_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(compat, "has_cuda", lambda: False)
+    def test_absent_devices(self, monkeypatch: pytest.MonkeyPatch, pretend_gpus: Callable[[int], None]) -> None:
+        pretend_gpus(0)
         with pytest.raises(ConfigError, match=r"--machine\.device-type cpu"):
             compat.check_device("cuda")
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
@@ -88,9 +89,8 @@ class TestDevices:
         with pytest.raises(ConfigError, match="is 0"):
             compat.check_device("cpu", num_devices=0)
 
-    def test_too_few_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(compat, "has_cuda", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    def test_too_few_gpus(self, pretend_gpus: Callable[[int], None]) -> None:
+        pretend_gpus(2)
         compat.check_device("cuda", num_devices=2)
         with pytest.raises(ConfigError, match=r"num-devices.*4.* 2 CUDA"):
             compat.check_device("cuda", num_devices=4)
@@ -314,8 +314,8 @@ sys.exit(130)
             ("10.0.0.5", ["script.py"], "10.0.0.5"),
         ],
     )
-    def test_host(self, host: str, argv: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "argv", argv)
+    def test_host(self, host: str, argv: list[str], expected: str, set_command_line: Callable[..., None]) -> None:
+        set_command_line(*argv)
         assert compat.local_viewer_host(ViewerConfig(websocket_host=host)).websocket_host == expected
 
 

@@ -290,10 +290,8 @@ def test_cameras_alone_drop_the_same_frames(capture):
     )
 
 
-def test_files_are_checked_once_for_all_splits(capture, monkeypatch):
-    calls = []
-    real = module.checks.read_transforms
-    monkeypatch.setattr(module.checks, "read_transforms", lambda path: (calls.append(path), real(path))[1])
+def test_files_are_checked_once_for_all_splits(capture, watch_calls):
+    calls = watch_calls(module.checks, "read_transforms")
     parser = CaptureDataParserConfig(data=capture.folder).setup()
     for split in ("train", "val", "test"):
         parser.get_dataparser_outputs(split)

@@ -15,7 +15,7 @@ from nerfstudio.engine.callbacks import TrainingCallbackLocation
 from nerfstudio.utils import writer
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.data import coverage, cycling_config, image_stream, ray_stream
+from f3rm_ext.data import cycling_config, image_stream, ray_stream
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig, LiftedFeatureOptions
 from f3rm_ext.errors import CaptureError, ConfigError, WeightsNotFoundError
@@ -47,15 +47,13 @@ def features(kind):
     return partial(FeatureOptions if kind == "rays" else LiftedFeatureOptions, extractors=("clip",))
 
 
-def test_nothing_is_loaded_before_the_first_step(build, kind, monkeypatch):
-    module, name = (ray_stream, "load_window") if kind == "rays" else (image_stream, "load_pictures")
-    loads, real = [], getattr(module, name)
-    monkeypatch.setattr(module, name, lambda *args, **kept: (loads.append(real(*args, **kept)), loads[-1])[1])
+def test_nothing_is_loaded_before_the_first_step(build, kind, watch_calls):
+    loads = watch_calls(*((ray_stream, "load_window") if kind == "rays" else (image_stream, "load_pictures")))
     for mode in ("val", "test", "inference"):
         build(mode=mode)
     assert not loads
     build(train_num_images_to_sample_from=2, train_num_times_to_repeat_images=3).next_train(0)
-    assert len(loads[0].images) == 2
+    assert len(loads[0].result.images) == 2
 
 
 def test_eval_images(build):
@@ -321,13 +319,10 @@ def test_coverage_is_logged_and_written_and_the_thread_ends(build, kind, tmp_pat
     manager.next_train(6)  # and it could go on
 
 
-def test_training_survives_a_run_folder_that_cannot_be_written(build, tmp_path, monkeypatch, log, run_callbacks):
-    def full(*args, **options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(coverage, "write_atomic", full)
+def test_training_survives_a_run_folder_that_cannot_be_written(build, tmp_path, fill_disk, log, run_callbacks):
     manager = build()
     manager.next_train(0)
+    fill_disk()
     run_callbacks(manager, tmp_path, TrainingCallbackLocation.AFTER_TRAIN_ITERATION, 0)
     assert any("coverage.json" in line and "No space left" in line for line in log)
 

@@ -115,10 +115,8 @@ def test_resolution_does_not_change_which_images_come(make_stream):
     assert take(make_stream(), 30, halvings=2) == take(make_stream(), 30)
 
 
-def test_smaller_copies_are_made_once_and_of_one_resolution_at_a_time(make_stream, monkeypatch):
-    made = []
-    real = module.shrunk
-    monkeypatch.setattr(module, "shrunk", lambda *args: (made.append(args[1:]), real(*args))[1])
+def test_smaller_copies_are_made_once_and_of_one_resolution_at_a_time(make_stream, watch_calls):
+    made = watch_calls(module, "shrunk")
     stream = make_stream(window=None, repeat=None)
     take(stream, 24, halvings=1)
     assert len(made) == 8

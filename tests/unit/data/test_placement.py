@@ -25,10 +25,8 @@ def test_a_share_of_the_free_memory_may_be_taken():
     assert fits(int(SHARE * 40 * GIB), 40 * GIB) and not fits(int(SHARE * 40 * GIB) + 1, 40 * GIB)
 
 
-def test_what_torch_holds_without_using_it_is_free(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * GIB, 24 * GIB))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * GIB)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: GIB)
+def test_what_torch_holds_without_using_it_is_free(set_gpu_memory):
+    set_gpu_memory(5 * GIB, 24 * GIB, reserved=3 * GIB, allocated=GIB)
     assert free_memory(CUDA) == 7 * GIB
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from nerfstudio.data.datasets.base_dataset import InputDataset
 
-from f3rm_ext.data import image_stream, pixel_window
+from f3rm_ext.data import image_stream, ray_stream
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.image_stream import ImageStream
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
@@ -173,21 +173,14 @@ class TestAhead:
         stream.close()
         assert drafted[:3] in ([0, 1], [0, 1, 2])
 
-    def test_nothing_is_drafted_of_a_window_that_ends(self, make_rays, monkeypatch):
-        windows: list[tuple[int, ...]] = []
-        real = pixel_window.draft_batch
-
-        def draft(window, *arguments):
-            windows.append(window.images)
-            return real(window, *arguments)
-
-        monkeypatch.setattr("f3rm_ext.data.ray_stream.draft_batch", draft)
+    def test_nothing_is_drafted_of_a_window_that_ends(self, make_rays, watch_calls):
+        drafts = watch_calls(ray_stream, "draft_batch")
         stream = make_rays(3, 4, "main memory")
         expected = []
         for _ in range(12):
             stream.next()
             expected.append(stream._feed.window.images)
-        assert windows == expected
+        assert [call.args[0].images for call in drafts] == expected
 
     def test_another_number_of_rays(self, make_rays):
         today, other = make_rays(None, None), make_rays(None, None, "device")
@@ -206,18 +199,13 @@ class TestAhead:
             stream.next()
             stream.close()
 
-    def test_what_is_gathered_is_what_is_sent(self, make_rays, monkeypatch):
+    def test_what_is_gathered_is_what_is_sent(self, make_rays, watch_calls):
         """Bytes and unconverted features; on the device, places only."""
-        sent: dict[str, dict[str, torch.dtype]] = {}
-        real = Uploader.send
-
-        def send(self, tensors):
-            sent[where] = {name: tensor.dtype for name, tensor in tensors.items()}
-            return real(self, tensors)
-
-        monkeypatch.setattr(Uploader, "send", send)
+        sends = watch_calls(Uploader, "send")
+        sent = {}
         for where in PLACES:
             make_rays(None, None, where).next()
+            sent[where] = {name: tensor.dtype for name, tensor in sends[-1].args[1].items()}
         small = {"indices": torch.int64, "weights/where": torch.float32}
         assert sent == {
             "main memory": small | {"pixels": torch.uint8, "values/where": torch.float16},
@@ -237,15 +225,8 @@ class TestAhead:
                     assert one.keys() == two.keys() and all(same(one[key], two[key]) for key in one)
 
     @pytest.mark.parametrize(("where", "times"), [("device", {8}), ("main memory", {24, 25})])
-    def test_pictures_that_stay_are_sent_once(self, make_pictures, monkeypatch, where, times):
-        sent: list[int] = []
-        real = image_stream.PictureUploads._send
-
-        def send(self, key, stopped):
-            sent.append(key[0])
-            return real(self, key, stopped)
-
-        monkeypatch.setattr(image_stream.PictureUploads, "_send", send)
+    def test_pictures_that_stay_are_sent_once(self, make_pictures, watch_calls, where, times):
+        sent = watch_calls(image_stream.PictureUploads, "_send")
         stream = make_pictures(None, None, where)
         for _ in range(24):
             stream.next()

@@ -255,15 +255,20 @@ def test_exposures_are_found_in_what_photos_show(cameras: PinholeCameras, stops:
 
 @pytest.mark.parametrize("vary", [False, True])
 def test_every_photo_has_an_exposure_also_where_some_are_compared(
-    make_outputs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vary: bool
+    make_outputs: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    watch_calls: Callable[..., Any],
+    tmp_path: Path,
+    vary: bool,
 ) -> None:
     monkeypatch.setattr(exposures, "MOST_VIEWS", 4)
     monkeypatch.setattr(exposures, "fit_stops", lambda lights: fit_stops(lights)._replace(vary=vary))
     outputs = make_outputs(7)
     measured = exposures.read_or_measure_stops(outputs, tmp_path / "cache")
     assert measured.vary is vary and measured.stops.shape == (7, 3) and np.isfinite(measured.stops).all()
-    monkeypatch.setattr(exposures, "measure_stops", lambda outputs: pytest.fail("measured a second time"))
+    measurements = watch_calls(exposures, "measure_stops")
     again = exposures.read_or_measure_stops(outputs, tmp_path / "cache")
+    assert not measurements
     assert again[1:] == measured[1:]
     np.testing.assert_array_equal(again.stops, measured.stops)
 

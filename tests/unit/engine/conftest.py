@@ -26,6 +26,12 @@ def toy() -> ModuleType:
 
 
 @pytest.fixture
+def in_each_step(toy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], object]], None]:
+    """Has something done in each training step of toy runs, which is given the step's number."""
+    return lambda do: monkeypatch.setattr(toy.ToyPipelineConfig, "on_step", lambda config, step: do(step))
+
+
+@pytest.fixture
 def start_toy() -> Callable[..., subprocess.Popen]:
     """Starts ``toy_run.py`` as a process with pipes."""
 

@@ -1,7 +1,8 @@
 """What is checked before several processes start, and what torchrun's variables mean; no process is started here."""
 
+from collections.abc import Callable
+
 import pytest
-import torch
 from nerfstudio.configs.base_config import MachineConfig
 
 from f3rm_ext.engine import launch
@@ -18,9 +19,8 @@ TORCHRUN = {
 
 
 @pytest.fixture(autouse=True)
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("f3rm_ext.compat.has_cuda", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def two_gpus(monkeypatch: pytest.MonkeyPatch, pretend_gpus: Callable[[int], None]) -> None:
+    pretend_gpus(2)
     for name in TORCHRUN:
         monkeypatch.delenv(name, raising=False)
 

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,21 +82,21 @@ def test_the_command_that_runs(argv: list[str], command: str | None) -> None:
     assert export_command(argv) == command
 
 
-def test_a_run_of_splats_is_refused_before_it_is_loaded(splat_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_splats_is_refused_before_it_is_loaded(splat_run: Path, set_command_line: Callable[..., None]) -> None:
     from nerfstudio.utils.eval_utils import eval_setup
 
-    monkeypatch.setattr(sys, "argv", [*LINE[:3], str(splat_run), *LINE[4:]])
+    set_command_line(*LINE[:3], splat_run, *LINE[4:])
     with pytest.raises(ConfigError, match=f"export splats.*{re.escape(str(splat_run))}"):
         eval_setup(splat_run, test_mode="inference")
 
 
-def test_a_run_of_a_field_passes_the_commands_that_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_a_field_passes_the_commands_that_can(tmp_path: Path, set_command_line: Callable[..., None]) -> None:
     config = make_config("f3rm-ext-lite")
     config.data, config.output_dir, config.timestamp = tmp_path, tmp_path, "t"
     folder = config.get_base_dir() / "nerfstudio_models"
     folder.mkdir(parents=True)
     loaded = yaml.load(yaml.dump(config), Loader=yaml.Loader)
-    monkeypatch.setattr(sys, "argv", ["ns-export", "tsdf"])
+    set_command_line("ns-export", "tsdf")
     with pytest.raises(CheckpointError, match="no checkpoint"):  # the next question
         loaded.get_checkpoint_dir()
 

@@ -1,6 +1,6 @@
 """Too little memory for a training step: what is said, and that what was saved is left alone."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -39,8 +39,8 @@ def test_nothing_is_halved_below_what_makes_sense(now: int, count: int) -> None:
     assert list(halve(QualityImpact.NOISE, "rays", now, 64)) == [halved] * count
 
 
-def raising(error: Exception, at: int) -> object:
-    def on_step(_: object, step: int) -> None:
+def raising(error: Exception, at: int) -> Callable[[int], None]:
+    def on_step(step: int) -> None:
         if step == at:
             raise error
 
@@ -58,10 +58,16 @@ def raising(error: Exception, at: int) -> object:
 )
 class TestTraining:
     def test_a_step_without_memory_is_one_sentence_and_leaves_what_was_saved(
-        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+        self,
+        toy: ModuleType,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        set_command_line: Callable[..., None],
+        in_each_step: Callable[..., None],
+        error: Exception,
     ) -> None:
-        monkeypatch.setattr(sys, "argv", ["ns-train", "toy", "--vis", "tensorboard"])
-        monkeypatch.setattr(toy.ToyPipelineConfig, "on_step", raising(error, 6))
+        set_command_line("ns-train", "toy", "--vis", "tensorboard")
+        in_each_step(raising(error, 6))
         # Classes of their own: isinstance remembers which classes a protocol has accepted.
         for name, option in (("ToyData", OPTIONS[3]), ("ToyModel", OPTIONS[2])):
             saving = type(name, (getattr(toy, name),), {"memory_options": lambda self, option=option: [option]})
@@ -83,9 +89,9 @@ class TestTraining:
         assert resumed.pipeline.losses == {step: loss for step, loss in whole.pipeline.losses.items() if step > 4}
 
     def test_running_out_before_the_first_checkpoint(
-        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+        self, toy: ModuleType, tmp_path: Path, in_each_step: Callable[..., None], error: Exception
     ) -> None:
-        monkeypatch.setattr(toy.ToyPipelineConfig, "on_step", raising(error, 1))
+        in_each_step(raising(error, 1))
         with pytest.raises(MemoryShortageError, match=r"step 1 .*nothing was saved"):
             toy.run(toy.make_config(tmp_path, 9))
 
@@ -102,8 +108,8 @@ class TestTraining:
 
 
 def test_other_failures_of_a_step_stay_what_they_are(
-    toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    toy: ModuleType, tmp_path: Path, in_each_step: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(toy.ToyPipelineConfig, "on_step", raising(RuntimeError("a shape does not fit"), 2))
+    in_each_step(raising(RuntimeError("a shape does not fit"), 2))
     with pytest.raises(RuntimeError, match="a shape"):
         toy.run(toy.make_config(tmp_path, 9))

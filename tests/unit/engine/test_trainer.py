@@ -108,11 +108,11 @@ class TestResume:
         assert graphs == [False] and torch.is_grad_enabled()
 
     def test_callbacks_see_the_true_number_of_iterations(
-        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
+        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, in_each_step: Callable[..., None]
     ) -> None:
         seen: list[int] = []
         config = toy.make_config(tmp_path, 13, load_dir=whole.checkpoint_dir)
-        monkeypatch.setattr(toy.ToyPipelineConfig, "on_step", lambda *_: seen.append(config.max_num_iterations))
+        in_each_step(lambda step: seen.append(config.max_num_iterations))
         toy.run(config)
         assert seen == [13, 13]
 
@@ -200,22 +200,20 @@ class TestCheckpoints:
         assert {path.suffix for path in whole.checkpoint_dir.iterdir()} == {".ckpt"}
 
     def test_final_step_is_not_written_twice(
-        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy: ModuleType, tmp_path: Path, watch_calls: Callable[..., Any]
     ) -> None:
-        written: list[str] = []
-        write = checkpoint.write
-        monkeypatch.setattr(checkpoint, "write", lambda state, path: (written.append(path.name), write(state, path)))
+        writes = watch_calls(checkpoint, "write")
         toy.run(toy.make_config(tmp_path, 9))
-        assert written == ["step-000000004.ckpt", "step-000000008.ckpt"]
+        assert [call.args[1].name for call in writes] == ["step-000000004.ckpt", "step-000000008.ckpt"]
 
     def test_stop_between_steps_is_saved_under_the_step_that_is_done(
-        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy: ModuleType, tmp_path: Path, in_each_step: Callable[..., None]
     ) -> None:
         config = toy.make_config(tmp_path, 9)
         config.save_config()
         trainer = config.setup(local_rank=0, world_size=1)
         trainer.setup()
-        monkeypatch.setattr(toy.ToyPipelineConfig, "on_step", lambda _, step: trainer.shutdown() if step == 5 else None)
+        in_each_step(lambda step: trainer.shutdown() if step == 5 else None)
         trainer.train()
         assert trainer.step == 6  # what nerfstudio would have named the checkpoint
         assert steps(trainer) == [5, 4]
@@ -299,9 +297,9 @@ class TestConfig:
         assert vars(loaded).keys() == vars(config).keys()
 
     def test_device_that_is_not_there_leaves_no_run_folder(
-        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy: ModuleType, tmp_path: Path, pretend_gpus: Callable[[int], None]
     ) -> None:
-        monkeypatch.setattr("f3rm_ext.compat.has_cuda", lambda: False)
+        pretend_gpus(0)
         config = toy.make_config(tmp_path / "out", 5)
         config.machine.device_type = "cuda"
         with pytest.raises(ConfigError, match=r"--machine.device-type cpu"):
@@ -322,9 +320,9 @@ class TestConfig:
         with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}.*0"):
             config.check()
 
-    def test_viewer_of_ns_viewer_stays_local(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_viewer_of_ns_viewer_stays_local(self, set_command_line: Callable[..., None]) -> None:
         config = yaml.load(yaml.dump(F3rmTrainerConfig()), Loader=yaml.Loader)
-        monkeypatch.setattr(sys, "argv", ["ns-viewer", "--load-config", "config.yml"])
+        set_command_line("ns-viewer", "--load-config", "config.yml")
         config.viewer = ViewerConfig()  # what ns-viewer does
         assert config.viewer.websocket_host == "127.0.0.1"
         anywhere = ViewerConfig(websocket_host="0.0.0.0")
@@ -341,15 +339,16 @@ class TestCuda:
     """What happens, and in which order, where the device is CUDA; up to the pipeline, which is not built."""
 
     @pytest.fixture
-    def events(self, toy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    def events(
+        self, toy: ModuleType, monkeypatch: pytest.MonkeyPatch, pretend_gpus: Callable[[int], None]
+    ) -> list[str]:
         events: list[str] = []
 
         def stop(*_: Any, **__: Any) -> None:
             events.append("pipeline")
             raise EOFError("nothing is built here")
 
-        monkeypatch.setattr("f3rm_ext.compat.has_cuda", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+        pretend_gpus(8)
         monkeypatch.setattr(torch.cuda, "set_device", lambda device: events.append(f"device {device}"))
         monkeypatch.setattr(toy.ToyPipelineConfig, "setup", stop)
         return events
@@ -384,14 +383,13 @@ class TestSignals:
         tmp_path: Path,
         whole: F3rmTrainer,
         monkeypatch: pytest.MonkeyPatch,
+        in_each_step: Callable[..., None],
         capsys: pytest.CaptureFixture,
         number: int,
         code: int,
     ) -> None:
         config = toy.make_config(tmp_path, LAST + 1)
-        monkeypatch.setattr(
-            toy.ToyPipelineConfig, "on_step", lambda _, step: os.kill(os.getpid(), number) if step == 6 else None
-        )
+        in_each_step(lambda step: os.kill(os.getpid(), number) if step == 6 else None)
         with pytest.raises(SystemExit) as leaving:
             toy.run(config)
         monkeypatch.undo()
@@ -405,12 +403,10 @@ class TestSignals:
         assert resumed.pipeline.losses == {step: loss for step, loss in whole.pipeline.losses.items() if step > 6}
 
     def test_stop_in_the_last_step_is_a_finished_run(
-        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy: ModuleType, tmp_path: Path, in_each_step: Callable[..., None]
     ) -> None:
         config = toy.make_config(tmp_path, 3)
-        monkeypatch.setattr(
-            toy.ToyPipelineConfig, "on_step", lambda _, step: os.kill(os.getpid(), signal.SIGINT) if step == 2 else None
-        )
+        in_each_step(lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 2 else None)
         assert steps(toy.run(config)) == [2]
 
     def test_first_signal_wakes_and_the_second_stops_at_once(self, toy: ModuleType, tmp_path: Path) -> None:

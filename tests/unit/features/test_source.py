@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError, FeatureStoreError
+from f3rm_ext.features import source as source_module
 from f3rm_ext.features import stored_head
 from f3rm_ext.features.pca_codes import project_query
 from f3rm_ext.features.source import head_names
@@ -48,15 +49,12 @@ def test_spec_says_what_is_distilled(lab):
     assert spec.display.components.shape == (3, 12) and (spec.display.high > spec.display.low).all()
 
 
-def test_second_start_neither_decodes_nor_extracts_nor_writes(lab, monkeypatch):
+def test_second_start_neither_decodes_nor_extracts_nor_writes(lab, watch_calls):
     first = lab.prepare(lab.train, codes=8)
     before = {path: path.stat().st_mtime_ns for path in lab.cache.rglob("*")}
-
-    def refuse(*_: object) -> None:
-        pytest.fail("an image was decoded")
-
-    monkeypatch.setattr(lab.toy.ToyDataset, "get_numpy_image", refuse)
+    decoded = watch_calls(lab.toy.ToyDataset, "get_numpy_image")
     second = lab.prepare(lab.train, codes=8)
+    assert not decoded
     assert {path: path.stat().st_mtime_ns for path in lab.cache.rglob("*")} == before
     assert second[0].keys == first[0].keys
     one, two = first[0].specs[0], second[0].specs[0]
@@ -231,14 +229,11 @@ def test_cache_folder_comes_from_option_environment_or_home(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("codes", [0, 8])
-def test_features_are_opened_without_an_extractor(lab, codes, monkeypatch):
+def test_features_are_opened_without_an_extractor(lab, codes, watch_calls):
     made = lab.prepare(lab.train, lab.evaluation, codes=codes)
-
-    def forbidden(*_: object, **__: object) -> None:
-        raise AssertionError("an extractor is built")
-
-    monkeypatch.setattr("f3rm_ext.features.source.build_extractor", forbidden)
+    built = watch_calls(source_module, "build_extractor")
     opened = lab.reopen(made[0].specs, lab.train, lab.evaluation)
+    assert not built
     assert opened is not None and [source.keys for source in opened] == [source.keys for source in made]
     (spec,), (before,) = opened[0].specs, made[0].specs
     assert (spec.name, spec.dim, spec.extractor, spec.identity) == ("toy", codes or 12, "toy", before.identity)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +104,15 @@ def test_a_baseline_is_run_again_with_its_own_command(bench: Workers, tmp_path: 
         require_python(tmp_path / "none")
 
 
-def test_a_worker_reads_its_job_and_leaves_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_reads_its_job_and_leaves_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_command_line: Callable[..., None]
+) -> None:
     from f3rm_ext.ledger import worker
 
     job = EvalJob("config.yml", str(tmp_path), 4)
     worker.write_job(job, tmp_path / "job.json")
     monkeypatch.setattr(worker, "evaluate", lambda given: {"values": {"psnr": 1.0}, "is": given == job})
-    monkeypatch.setattr("sys.argv", ["worker", str(tmp_path / "job.json")])
+    set_command_line("worker", tmp_path / "job.json")
     monkeypatch.setattr("sys.excepthook", sys.excepthook)  # puts it back afterwards
     worker.main()
     assert json.loads((tmp_path / worker.RESULT).read_text()) == {"values": {"psnr": 1.0}, "is": True}

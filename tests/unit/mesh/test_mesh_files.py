@@ -1,7 +1,7 @@
 """Files of meshes, opened by other readers and by ours."""
 
 import json
-import os
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -121,15 +121,12 @@ def test_open3d_reads_it(box: trimesh.Trimesh, tmp_path: Path, suffix: str, open
     np.testing.assert_allclose(found.get_surface_area(), box.area, rtol=1e-5)
 
 
-def test_disk_full_keeps_the_old_file(box: trimesh.Trimesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_full_keeps_the_old_file(box: trimesh.Trimesh, tmp_path: Path, fill_disk: Callable[[], None]) -> None:
     path = tmp_path / "box.ply"
     write_mesh(path, box, OURS)
     before = path.read_bytes()
 
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    fill_disk()
     with pytest.raises(ConfigError, match="No space left"):
         write_mesh(path, box.subdivide(), OURS)
     assert path.read_bytes() == before and [file.name for file in tmp_path.iterdir()] == ["box.ply"]

@@ -1,6 +1,8 @@
 """A ball between one near and five far walls, fused in shells."""
 
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,16 +115,14 @@ def test_a_bounded_scene_gives_the_same_mesh(ball_views: SceneViews, open3d: Mod
     np.testing.assert_allclose(ordered[0], ordered[1], atol=2e-6)
 
 
-def test_memory_is_bounded(views: SceneViews, monkeypatch: pytest.MonkeyPatch, open3d: ModuleType) -> None:
-    made: list[int] = []
-    grid = fusion._grid
-    monkeypatch.setattr(fusion, "_grid", lambda voxel, blocks: made.append(blocks) or grid(voxel, blocks))
+def test_memory_is_bounded(views: SceneViews, watch_calls: Callable[..., Any], open3d: ModuleType) -> None:
+    grids = watch_calls(fusion, "_grid")
     with stored_views(views) as stored:
         fuse_shells(stored, VOXEL, SPACE)
-        with_shells = max(made)
-        made.clear()
+        count = len(grids)
         fuse_depth(stored, VOXEL * 8)  # even then
-    assert with_shells < max(made)
+    blocks = [call.args[1] for call in grids]
+    assert max(blocks[:count]) < max(blocks[count:])
 
 
 def test_the_foreground_survives_cleaning_and_simplification(views: SceneViews, open3d: ModuleType) -> None:

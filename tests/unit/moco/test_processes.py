@@ -1,7 +1,7 @@
 """Which processes are started where."""
 
 import os
-import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,12 +15,17 @@ from f3rm_ext.moco.processes import CpuSyncBatchNorm, start_processes, sync_batc
 
 @pytest.mark.parametrize(("gpus", "machines", "here"), [(0, 1, 0), (1, 1, 0), (0, 2, 1), (3, 1, 3), (2, 4, 2)])
 def test_one_process_per_gpu_or_one_on_the_cpu(
-    gpus: int, machines: int, here: int, monkeypatch: pytest.MonkeyPatch
+    gpus: int,
+    machines: int,
+    here: int,
+    monkeypatch: pytest.MonkeyPatch,
+    pretend_gpus: Callable[[int], None],
+    set_command_line: Callable[..., None],
 ) -> None:
     started: list[list[str]] = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    pretend_gpus(gpus)
     monkeypatch.setattr(os, "execv", lambda program, words: started.append(words))
-    monkeypatch.setattr(sys, "argv", ["f3rm-ext", "moco"])
+    set_command_line("f3rm-ext", "moco")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     start_processes(machines, machines - 1, "tcp://host:99")
     assert bool(started) == bool(here)

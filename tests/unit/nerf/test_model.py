@@ -240,13 +240,13 @@ def test_a_failing_output_is_dropped(
 
 
 def test_only_the_viewer_gets_a_black_image(
-    make_model: MakeModel, camera: Cameras, monkeypatch: pytest.MonkeyPatch
+    make_model: MakeModel, camera: Cameras, as_viewer_thread: Callable[[], None]
 ) -> None:
     model = make_model().eval()
     model.field.grid.table = torch.nn.Parameter(torch.zeros(len(model.field.grid.table), 7))
     with pytest.raises(RuntimeError, match="mat1"):
         model.get_outputs_for_camera(camera)
-    monkeypatch.setattr("f3rm_ext.compat.is_viewer_thread", lambda: True)
+    as_viewer_thread()
     outputs = model.get_outputs_for_camera(camera)
     assert outputs["rgb"].shape == (12, 20, 3) and not outputs["rgb"].any()
     assert outputs["depth"].shape == (12, 20, 1)

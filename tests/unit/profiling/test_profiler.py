@@ -1,6 +1,6 @@
 """Peaks by phase and snapshots at their steps; nothing that goes wrong with the profile ends the run."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,10 +140,16 @@ def test_a_full_disk_ends_the_profile_and_not_the_run(make: Any, said: list[str]
     assert len(said) == 1 and "No space left" in said[0] and "training goes on" in said[0]
 
 
+@pytest.fixture
+def sample_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces what measures the memory of the whole GPU, and the sentence of why nothing does."""
+    return lambda sampler, why="": monkeypatch.setattr(profiler, "start_sampler", lambda device: (sampler, why))
+
+
 def test_missing_nvml_is_said_once_and_the_profile_goes_on(
-    make: Any, said: list[str], monkeypatch: pytest.MonkeyPatch
+    make: Any, said: list[str], sample_with: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(profiler, "start_sampler", lambda device: (None, "NVML cannot be used."))
+    sample_with(None, "NVML cannot be used.")
     made = make()
     for step in (0, 2, 4):
         made.step_post_backward(step)
@@ -160,7 +166,7 @@ def test_tensorboard_gets_the_tags_that_are_documented(make: Any) -> None:
 
 
 def test_on_cuda_the_allocator_and_the_whole_gpu_are_recorded(
-    make: Any, said: list[str], monkeypatch: pytest.MonkeyPatch
+    make: Any, said: list[str], sample_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a pretended device: its tensors are those of the CPU, which count as main memory there."""
     held = {"allocated_bytes": {"current": 300, "peak": 700}, "reserved_bytes": {"current": 1000}}
@@ -176,7 +182,7 @@ def test_on_cuda_the_allocator_and_the_whole_gpu_are_recorded(
         monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
     used = [5000]
     sampler = DeviceSampler(lambda: DeviceMemory(used[-1], 24 << 30), period_s=60.0)
-    monkeypatch.setattr(profiler, "start_sampler", lambda device: (sampler, ""))
+    sample_with(sampler)
     made = make(device=torch.device("cuda:0"))
     made.ends("train")
     used.append(4000)
@@ -193,10 +199,10 @@ def test_on_cuda_the_allocator_and_the_whole_gpu_are_recorded(
     assert scalars(one)["Allocator/cache_MB"] == 650 / 2**20
 
 
-def test_a_driver_that_goes_away_is_said_once(make: Any, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_goes_away_is_said_once(make: Any, said: list[str], sample_with: Callable[..., None]) -> None:
     answers = [DeviceMemory(1, 10)]
     sampler = DeviceSampler(answers.pop, period_s=60.0)
-    monkeypatch.setattr(profiler, "start_sampler", lambda device: (sampler, ""))
+    sample_with(sampler)
     made = make()
     for step in (0, 2):
         made.ends("train")

@@ -243,9 +243,19 @@ def head(make_head: Callable[..., Any]) -> Any:
 
 
 @pytest.fixture
-def encode(photos: Any, head: Any, monkeypatch: pytest.MonkeyPatch) -> Encode:
+def extract_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Colors]], None]:
+    """Takes another extractor for the features of the head than :class:`Colors`."""
+
+    def take(build: Callable[[], Colors]) -> None:
+        monkeypatch.setattr(registry, "build_extractor", lambda text, device: build())
+
+    take(Colors)
+    return take
+
+
+@pytest.fixture
+def encode(photos: Any, head: Any, extract_with: Any) -> Encode:
     """Embeds a region."""
-    monkeypatch.setattr(registry, "build_extractor", lambda text, device: Colors())
     encoder = ExampleEncoder(photos, torch.device("cpu"))
     return lambda region: encoder.encode(head, region)
 
@@ -285,11 +295,11 @@ def test_the_original_of_a_copy_is_told_from_others_by_its_folder(encode, photos
     assert "a.png" not in asked
 
 
-def test_photos_need_no_weights(encode, photos, monkeypatch) -> None:
-    def fail(text: str, device: torch.device) -> None:
+def test_photos_need_no_weights(encode, photos, extract_with) -> None:
+    def fail() -> Colors:
         raise WeightsNotFoundError("No weights: put them there.")
 
-    monkeypatch.setattr(registry, "build_extractor", fail)
+    extract_with(fail)
     encode(Region("a.png", 1.0, 1.0))
     with pytest.raises(WeightsNotFoundError, match="put them there"):
         encode(Region(str(_save(photos.data.parent / "b.png", np.zeros((8, 8, 3), np.uint8)))))
@@ -322,8 +332,7 @@ def test_transparent_images_are_on_white_and_turned_ones_upright(encode, tmp_pat
         encode(Region(str(path), 12.0, 4.0))
 
 
-def test_codes_of_another_image_know_what_they_leave_out(photos, make_head, monkeypatch) -> None:
-    monkeypatch.setattr(registry, "build_extractor", lambda text, device: Colors())
+def test_codes_of_another_image_know_what_they_leave_out(photos, make_head, monkeypatch, extract_with) -> None:
     head = make_head(dim=2, basis=torch.eye(DIM)[:2])
     picture = np.zeros((8, 8, 3), dtype=np.uint8)
     picture[..., 0] = picture[..., 2] = 250
@@ -354,11 +363,11 @@ def test_another_model_than_that_of_the_features(encode, head, tmp_path) -> None
         encode(Region(str(_save(tmp_path / "b.png", np.zeros((8, 8, 3), np.uint8)))))
 
 
-def test_extractors_that_need_files_get_them(encode, tmp_path, monkeypatch) -> None:
+def test_extractors_that_need_files_get_them(encode, tmp_path, extract_with) -> None:
     class ByFile(Colors):
         def extract_files(self, images: list[np.ndarray], files: list[Path]) -> list[torch.Tensor]:
             raise ExtractorError(f"extracts {files[0].name}")
 
-    monkeypatch.setattr(registry, "build_extractor", lambda text, device: ByFile())
+    extract_with(ByFile)
     with pytest.raises(ExtractorError, match=r"extracts b\.png"):
         encode(Region(str(_save(tmp_path / "b.png", np.zeros((8, 8, 3), np.uint8)))))

@@ -64,14 +64,10 @@ def test_photos_of_the_same_name_are_told_apart_by_folder(run, monkeypatch) -> N
     assert len(notes) == 1 and notes[0].index("left/1.png") < notes[0].index("right/1.png")
 
 
-def test_features_come_from_the_store(run, monkeypatch) -> None:
+def test_features_come_from_the_store(run, watch_calls) -> None:
     import f3rm_ext.features.source as source
 
-    def forbidden(*_: object, **__: object) -> None:
-        raise AssertionError("nothing has to be made")
-
-    monkeypatch.setattr(source, "prepare_features", forbidden)
-    monkeypatch.setattr(source, "build_extractor", forbidden)
+    made = watch_calls(source, "prepare_features"), watch_calls(source, "build_extractor")
     for split in ("train", "test"):
         found = photos(run).feature_map(split, 0, "")
         assert found.values.shape[:2] == (48, 64) and np.allclose(found.values.sum(axis=2), 1)
@@ -79,6 +75,7 @@ def test_features_come_from_the_store(run, monkeypatch) -> None:
     np.testing.assert_array_equal(named.values, photos(run).feature_map("train", 0, "").values)
     with pytest.raises(ConfigError, match="no feature 'clip'"):
         photos(run).feature_map("train", 0, "clip")
+    assert made == ([], [])
 
 
 def test_features_that_are_gone_are_made_again(run, tmp_path, monkeypatch) -> None:

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +11,6 @@ from types import ModuleType
 import pytest
 
 import f3rm_ext
-from f3rm_ext import compat
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.scripts import cli
 from f3rm_ext.scripts.common import print_training
@@ -182,8 +181,8 @@ def test_another_pipe_that_breaks_is_no_reader_that_left(
 
 @pytest.mark.parametrize(("has_gpu", "method"), [(False, "sugar-ext-lite"), (True, "sugar-ext")])
 def test_the_methods_that_commands_name_are_those_for_the_machine(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], has_gpu: bool, method: str
+    pretend_gpus: Callable[[int], None], capsys: pytest.CaptureFixture[str], has_gpu: bool, method: str
 ) -> None:
-    monkeypatch.setattr(compat, "has_cuda", lambda: has_gpu)
+    pretend_gpus(int(has_gpu))
     print_training(Path("a room"), "f3rm-ext", "sugar-ext")
     assert f"ns-train {method} --data 'a room'" in capsys.readouterr().out

@@ -54,12 +54,16 @@ def test_open3d(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestDevices:
-    def test_gpu_and_its_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doctor.compat, "has_cuda", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    def test_gpu_and_its_memory(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        pretend_gpus: Callable[[int], None],
+        set_gpu_memory: Callable[..., None],
+    ) -> None:
+        pretend_gpus(1)
         properties = SimpleNamespace(name="GPU X", total_memory=24 << 30)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (20 << 30, 24 << 30))
+        set_gpu_memory(20 << 30, 24 << 30)
         assert by_name(doctor.check_devices)["cuda:0"].status == "GPU X, 24.0 GiB, 20.0 GiB free"
 
 
@@ -72,8 +76,8 @@ def test_threading_layer_that_two_threads_cannot_share(monkeypatch: pytest.Monke
 
 
 class TestBackends:
-    def test_without_optional_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(doctor.compat, "has_cuda", lambda: False)
+    def test_without_optional_ones(self, monkeypatch: pytest.MonkeyPatch, pretend_gpus: Callable[[int], None]) -> None:
+        pretend_gpus(0)
         for name in ("tinycudann", "triton", "gsplat", "gsplat.strategy"):
             monkeypatch.setitem(sys.modules, name, None)  # type: ignore[arg-type]
         found = by_name(doctor.check_backends)
@@ -106,16 +110,16 @@ class TestBackends:
         assert ("C compiler such as gcc" in found["hash grid (triton)"].advice) == (taken == "torch")
 
     @pytest.fixture
-    def gpu(self, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    def gpu(self, monkeypatch: pytest.MonkeyPatch, pretend_gpus: Callable[[int], None]) -> pytest.MonkeyPatch:
         """A GPU, for which gsplat has no compiled kernels, and on which no hash grid works."""
-        monkeypatch.setattr(doctor.compat, "has_cuda", lambda: True)
+        pretend_gpus(1)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(hash_backends, "try_backend", lambda name, device: "it is not installed")
         monkeypatch.setitem(sys.modules, "gsplat.csrc", None)  # type: ignore[arg-type]
         monkeypatch.setattr(shutil, "which", lambda name: None)
         return monkeypatch
 
-    def test_gsplat(self, gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_gsplat(self, gpu: pytest.MonkeyPatch, pretend_gpus: Callable[[int], None], tmp_path: Path) -> None:
         def find() -> Finding:
             return by_name(doctor.check_backends)["gsplat"]
 
@@ -134,7 +138,7 @@ class TestBackends:
         module.__spec__ = ModuleSpec("gsplat.csrc", None)
         gpu.setitem(sys.modules, "gsplat.csrc", module)
         assert find().status == "with CUDA kernels"
-        gpu.setattr(doctor.compat, "has_cuda", lambda: False)
+        pretend_gpus(0)
         assert find().verdict is Verdict.OK and "without a GPU" in find().status
 
 

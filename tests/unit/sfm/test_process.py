@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from PIL import Image
 
 from f3rm_ext.errors import CaptureError
-from f3rm_ext.sfm import database, process
+from f3rm_ext.sfm import process
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.sfm.database import FeatureDatabase
 
@@ -160,10 +159,9 @@ def test_huge_photos_are_reduced(photos: Path, make: Make, tmp_path: Path, monke
 
 
 def test_a_disk_that_is_nearly_full_is_one_sentence_before_colmap_aborts(
-    photos: Path, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, make: Make, tmp_path: Path, set_free_space: Callable[[int], None]
 ) -> None:
-    Usage = namedtuple("Usage", "total used free")
-    monkeypatch.setattr(database.shutil, "disk_usage", lambda _: Usage(9 << 30, 9 << 30, 7 << 20))
+    set_free_space(7 << 20)
     with pytest.raises(CaptureError, match=r"7 MiB.*256 MiB"):
         make(photos)
     assert len(list((tmp_path / "out" / "images").iterdir())) == len(NAMES)

@@ -1,8 +1,8 @@
 """The folder of a capture belongs to one command, keeps finished work, and loses nobody's files."""
 
-import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -151,15 +151,10 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path, source: Path) -> No
         WorkFolder(tmp_path / "out")
 
 
-def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(tmp_path: Path, fill_disk: Callable[[], None]) -> None:
     work = WorkFolder(tmp_path / "out")
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(work_folder, "write_atomic", full)
+    fill_disk()
     with pytest.raises(ConfigError, match="No space left"):
         work.write(work.images / "a.jpg", b"data")
     assert not list(work.images.iterdir())

@@ -19,7 +19,6 @@ from f3rm_ext.splat.gaussians import sh_to_rgb
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.memory.packed import forget_gradient, packed_gradient
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
-from f3rm_ext.splat.regularization import TrainingView
 from f3rm_ext.splat.regularization.options import RegularizationOptions
 
 HEIGHT, WIDTH = 24, 32
@@ -187,13 +186,13 @@ def test_a_box_crops_the_scene(make_splat_model: Make, camera: Any, empty: bool)
 
 
 def test_a_failure_on_the_viewers_thread_is_a_black_image(
-    make_splat_model: Make, camera: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    make_splat_model: Make, camera: Any, as_viewer_thread: Callable[[], None], capsys: pytest.CaptureFixture
 ) -> None:
     model = make_splat_model()
     model.filter_3d = torch.zeros(7)  # of another number of Gaussians
     with pytest.raises(Exception, match="7"):
         model.get_outputs_for_camera(camera)
-    monkeypatch.setattr("f3rm_ext.compat.is_viewer_thread", lambda: True)
+    as_viewer_thread()
     outputs = model.get_outputs_for_camera(camera)
     assert outputs["rgb"].shape == (HEIGHT, WIDTH, 3) and not outputs["rgb"].any()
     assert "7" in capsys.readouterr().out
@@ -286,12 +285,10 @@ def test_metrics_of_an_image(make_splat_model: Make, camera: Any, batch: dict[st
 
 
 @pytest.mark.parametrize("mode", LOSSES)
-def test_a_step_of_every_mode(train: Train, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_every_mode(train: Train, mode: str, watch_calls: Callable[..., Any]) -> None:
     run = train(regularization=mode)
     assert run.model.regularizer is not None
-    calls: list[tuple[int, TrainingView]] = []
-    losses_of = run.model.regularizer.losses
-    monkeypatch.setattr(run.model.regularizer, "losses", lambda *call: calls.append(call) or losses_of(*call))
+    calls = watch_calls(run.model.regularizer, "losses")
     assert set(run.backward(SURFACE_STEP)) == {"rgb_loss"} | LOSSES[mode]
     for name, grad in run.gradients().items():
         assert torch.isfinite(grad).all() and grad.any(), name
@@ -299,7 +296,8 @@ def test_a_step_of_every_mode(train: Train, mode: str, monkeypatch: pytest.Monke
     if mode == "none":
         assert not calls, "no time goes into what is off"
         return
-    ((step, view),) = calls
+    (call,) = calls
+    step, view = call.args
     assert step == SURFACE_STEP and len(view.gaussians) == len(view.visible) == 60 and view.visible.any()
     assert view.depth is not None and view.alpha is not None and view.mask is None
     assert view.depth.shape == view.alpha.shape == (HEIGHT, WIDTH)
@@ -322,7 +320,7 @@ def test_planar_compares_with_a_nearby_view_of_the_same_size(train: Train) -> No
 
 
 def test_planar_compares_with_the_photo_of_the_nearby_view_where_it_is_not_masked(
-    train: Train, monkeypatch: pytest.MonkeyPatch
+    train: Train, watch_calls: Callable[..., Any]
 ) -> None:
     run = train(regularization="planar", background_color="white")
     model, camera = run.model, run.camera
@@ -331,9 +329,7 @@ def test_planar_compares_with_the_photo_of_the_nearby_view_where_it_is_not_maske
     # As of a photo that rounding made a row taller.
     photo = torch.linspace(0, 1, (HEIGHT + 1) * WIDTH * 3).view(HEIGHT + 1, WIDTH, 3)
     batch = {"image": photo}
-    evaluations: list[int] = []
-    sh_colors = rendering.packed_sh_colors
-    monkeypatch.setattr(rendering, "packed_sh_colors", lambda *args: evaluations.append(1) or sh_colors(*args))
+    evaluations = watch_calls(rendering, "packed_sh_colors")
 
     def train_photo(image_idx: int) -> dict[str, Any]:
         asked.append(image_idx)

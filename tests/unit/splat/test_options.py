@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +19,9 @@ from f3rm_ext.splat.model import SplatModelConfig
 
 
 @pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> F3rmTrainerConfig:
+def config(monkeypatch: pytest.MonkeyPatch, pretend_gpus: Callable[[int], None], tmp_path: Path) -> F3rmTrainerConfig:
     """sugar-ext on a machine with eight GPUs, on which gsplat has kernels and CUDA has not started."""
-    monkeypatch.setattr("f3rm_ext.compat.has_cuda", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    pretend_gpus(8)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setitem(sys.modules, "gsplat.cuda._backend", SimpleNamespace(_C=object()))
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):

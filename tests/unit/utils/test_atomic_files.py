@@ -1,6 +1,6 @@
 """Atomic writes keep the old file when they fail; a lock excludes others and is released."""
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,14 +8,11 @@ import pytest
 from f3rm_ext.utils.atomic_files import FolderLock, write_atomic
 
 
-def test_write_atomic_keeps_the_old_file_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_atomic_keeps_the_old_file_when_it_fails(tmp_path: Path, fill_disk: Callable[[], None]) -> None:
     path = tmp_path / "file"
     write_atomic(path, b"old")
 
-    def fail(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
+    fill_disk()
     with pytest.raises(OSError, match="No space"):
         write_atomic(path, b"new")
     assert path.read_bytes() == b"old"

@@ -1,7 +1,7 @@
 """The folder of a command: what is written, and what is left alone."""
 
 import json
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -84,11 +84,8 @@ def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
         folder(tmp_path / "file" / "results")
 
 
-def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
+def test_a_disk_that_is_full(tmp_path: Path, fill_disk: Callable[[], None]) -> None:
     out = folder(tmp_path)
-    monkeypatch.setattr(os, "fsync", full)
+    fill_disk()
     with pytest.raises(ConfigError, match=r"a\.png.*No space left"):
         out.png("a.png", PICTURE)

@@ -28,6 +28,12 @@ def write(tmp_path: Path) -> Callable[..., None]:
     return write
 
 
+@pytest.fixture
+def set_quota(monkeypatch: pytest.MonkeyPatch) -> Callable[[float | None], None]:
+    """Gives this process so many cores by its control group; None sets no limit."""
+    return lambda quota: monkeypatch.setattr(threads, "own_quota", lambda: quota)
+
+
 class TestQuota:
     def test_version_2(self, write: Callable[..., None], tmp_path: Path) -> None:
         write("", cpu__max="150000 100000")
@@ -62,23 +68,31 @@ class TestQuota:
         assert threads.cpu_quota("4:cpu:/\n", tmp_path) is None
 
     @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (0.5, 1), (1.5, 2), (3.0, 3), (64.0, 4)])
-    def test_usable_cores(self, monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int) -> None:
+    def test_usable_cores(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        set_quota: Callable[[float | None], None],
+        quota: float | None,
+        expected: int,
+    ) -> None:
         monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-        monkeypatch.setattr(threads, "own_quota", lambda: quota)
+        set_quota(quota)
         assert threads.usable_cores() == expected
 
 
 class TestEnvironment:
     @pytest.fixture(autouse=True)
-    def _before_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _before_torch(self, monkeypatch: pytest.MonkeyPatch, set_quota: Callable[[float | None], None]) -> None:
         monkeypatch.delitem(sys.modules, "torch", raising=False)
-        monkeypatch.setattr(threads, "own_quota", lambda: 1.0)
+        set_quota(1.0)
 
-    def test_waiting_threads_sleep_and_there_are_as_many_as_cores(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_waiting_threads_sleep_and_there_are_as_many_as_cores(
+        self, monkeypatch: pytest.MonkeyPatch, set_quota: Callable[[float | None], None]
+    ) -> None:
         environment: dict[str, str] = {}
         threads.prepare_environment(environment)
         assert environment == {"OMP_WAIT_POLICY": "PASSIVE", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
-        monkeypatch.setattr(threads, "own_quota", lambda: None)
+        set_quota(None)
         environment.clear()
         threads.prepare_environment(environment)
         assert environment == {"OMP_WAIT_POLICY": "PASSIVE"}, "libraries count the cores themselves"

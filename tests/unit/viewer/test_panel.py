@@ -12,7 +12,6 @@ from nerfstudio.viewer.utils import parse_object
 from nerfstudio.viewer.viewer_elements import ViewerControl, ViewerElement
 from torch import nn
 
-from f3rm_ext import compat
 from f3rm_ext.errors import WeightsNotFoundError
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.viewer.panel import QueryPanel
@@ -350,12 +349,14 @@ def test_another_feature_gets_the_same_text(make_toy, encoder, server) -> None:
     assert panel.store.state.live is None, "where was clicked in the other feature means nothing here"
 
 
-def test_refitted_colors_are_not_in_the_checkpoint(make_model, make_spec, make_camera, monkeypatch) -> None:
+def test_refitted_colors_are_not_in_the_checkpoint(
+    make_model, make_spec, make_camera, monkeypatch, as_viewer_thread
+) -> None:
     model = make_model((make_spec("dense", 12),), init_density=5.0).eval()
     panel, camera = model.queries, make_camera(16)
     press(panel.ask_10_refit)
     assert "look at the scene first" in panel.ask_02_status.content
-    monkeypatch.setattr(compat, "is_viewer_thread", lambda: True)
+    as_viewer_thread()
     before, stored = model.get_outputs_for_camera(camera), model.state_dict()["feature_field.heads.dense.display_low"]
     press(panel.ask_10_refit)
     assert "Problem" not in panel.ask_02_status.content, panel.ask_02_status.content
@@ -369,7 +370,7 @@ def test_refitted_colors_are_not_in_the_checkpoint(make_model, make_spec, make_c
 # --- pictures --------------------------------------------------------------------------------------------------------
 
 
-def test_outside_the_viewer_only_a_query_computes(make_model, make_spec, make_camera, monkeypatch) -> None:
+def test_outside_the_viewer_only_a_query_computes(make_model, make_spec, make_camera, as_viewer_thread) -> None:
     from f3rm_ext.query.embeddings import Embeddings
 
     model, camera = make_model((make_spec("dense", 12),), init_density=5.0).eval(), make_camera(8)
@@ -381,7 +382,7 @@ def test_outside_the_viewer_only_a_query_computes(make_model, make_spec, make_ca
     assert ours <= set(shown) and shown["relevancy"].shape == (8, 8, 1)
     assert shown["labels"].shape == shown["relevancy_overlay"].shape == (8, 8, 3)
     model.queries.store.change(lambda q: q.set_live(None))
-    monkeypatch.setattr(compat, "is_viewer_thread", lambda: True)
+    as_viewer_thread()
     assert ours <= set(model.get_outputs_for_camera(camera)), "in the viewer they can be chosen before there is a query"
 
 

@@ -1,8 +1,7 @@
 """The manifest: whose folder it is, what has changed, and that it is never half written."""
 
-import errno
 import json
-import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,15 +92,12 @@ def test_manifests_of_another_shape_are_refused(capture: Path, tmp_path: Path, c
         read(tmp_path / "out", identify(capture))
 
 
-def test_a_full_disk_leaves_the_old_manifest(capture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_manifest(capture: Path, tmp_path: Path, fill_disk: Callable[[], None]) -> None:
     manifest = read(tmp_path / "out", identify(capture))
     manifest.save()
     before = (tmp_path / "out" / NAME).read_bytes()
 
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    fill_disk()
     manifest.stages["mesh"] = Record()
     with pytest.raises(ConfigError, match="No space left"):
         manifest.save()

@@ -19,6 +19,7 @@ from f3rm_ext.workflow import measure as module
 from f3rm_ext.workflow.measure import Measure
 
 QuerySpec = Callable[..., dict[str, Any]]
+Mask = Callable[[Callable[[int], np.ndarray]], None]
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +29,11 @@ def run(untrained: Any) -> Run:
 
 @pytest.fixture
 def measured(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> QuerySpec:
-    """Measures one view of the run; returns what measure.json says."""
+    """Measures a view of the run; returns what measure.json says."""
     monkeypatch.setattr(module, "load_run", lambda path: run)
 
     def measure(**options: Any) -> dict[str, Any]:
-        Measure(load_config=Path("config.yml"), out=tmp_path / "out", max_views=1, **options).main()
+        Measure(load_config=Path("config.yml"), out=tmp_path / "out", **{"max_views": 1, **options}).main()
         return json.loads((tmp_path / "out" / "measure.json").read_text())
 
     return measure
@@ -167,15 +168,21 @@ def test_places_that_are_not_there(measured: QuerySpec, tmp_path: Path, text: st
     assert not (tmp_path / "out" / "measure.json").exists()
 
 
+@pytest.fixture
+def mask_photos(monkeypatch: pytest.MonkeyPatch) -> Mask:
+    """Gives the photos of the run masks: those of each index."""
+    return lambda kept: monkeypatch.setattr(Run, "photo_mask", lambda self, split, index: kept(index))
+
+
 def test_what_masks_leave_out_is_grey_and_counts_for_nothing(
-    measured: QuerySpec, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: QuerySpec, run: Run, tmp_path: Path, mask_photos: Mask
 ) -> None:
     everything = measured()
     labels = CaptureGroundTruth(run.data).labels(run.files("test")[0], 48, 64)
     assert labels is not None
     kept = np.zeros((48, 64), dtype=bool)
     kept[:24] = True
-    monkeypatch.setattr(Run, "photo_mask", lambda self, split, index: kept)
+    mask_photos(lambda index: kept)
     record = measured()
     (view,) = record["views"]
     assert {"true", "rendered", "depth", "true_depth", "features", "true_features", "heat"} == set(view["files"])
@@ -193,18 +200,13 @@ def test_what_masks_leave_out_is_grey_and_counts_for_nothing(
     assert found and not found & below
 
 
-def test_views_of_which_nothing_is_kept_are_passed_over(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "load_run", lambda path: run)
+def test_views_of_which_nothing_is_kept_are_passed_over(measured: QuerySpec, run: Run, mask_photos: Mask) -> None:
     whole = np.ones((48, 64), dtype=bool)
-    monkeypatch.setattr(Run, "photo_mask", lambda self, split, index: whole if index == 1 else ~whole)
-    Measure(load_config=Path("config.yml"), out=tmp_path, max_views=3).main()
-    record = json.loads((tmp_path / "measure.json").read_text())
-    assert [view["image"] for view in record["views"]] == [run.files("test")[1].name]
-    monkeypatch.setattr(Run, "photo_mask", lambda self, split, index: ~whole)
+    mask_photos(lambda index: whole if index == 1 else ~whole)
+    assert [view["image"] for view in measured(max_views=3)["views"]] == [run.files("test")[1].name]
+    mask_photos(lambda index: ~whole)
     with pytest.raises(CaptureError, match="masks leave nothing"):
-        Measure(load_config=Path("config.yml"), out=tmp_path, max_views=3).main()
+        measured(max_views=3)
 
 
 def test_a_run_without_features_is_measured_too(measured: QuerySpec, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

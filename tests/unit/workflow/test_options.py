@@ -1,6 +1,6 @@
 """Options of the chain and those passed on to single stages."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -121,12 +121,14 @@ def test_what_is_passed_on_wins() -> None:
 
 
 def test_ctrl_c_between_two_commands_says_how_to_go_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    set_command_line: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def stop(_: ChainRun) -> Path:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ChainRun, "run", stop)
-    monkeypatch.setattr(sys, "argv", ["f3rm-ext", "sugar", "run", "--data", "my room", "--from-stage", "mesh"])
+    set_command_line("f3rm-ext", "sugar", "run", "--data", "my room", "--from-stage", "mesh")
     assert parse().main() == EXIT_INTERRUPTED
     assert "To resume: f3rm-ext sugar run --data 'my room'\n" in capsys.readouterr().err

@@ -1,9 +1,8 @@
 """What later stages need is looked for before the first one."""
 
-import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -23,8 +22,8 @@ def check(folder: Path, *needs: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _room_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100 * GIB))
+def _room_on_the_disk(set_free_space: Callable[[int], None]) -> None:
+    set_free_space(100 * GIB)
 
 
 def test_open3d(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -42,10 +41,12 @@ def test_the_demos_room_needs_open3d_and_photos_do_not(monkeypatch: pytest.Monke
         DemoRun(DemoOptions(out=tmp_path), Console()).check_requirements()
 
 
-def test_gsplats_kernels_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gsplats_kernels_where_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, pretend_gpus: Callable[[int], None], tmp_path: Path
+) -> None:
     monkeypatch.setattr(compat, "describe_gsplat", lambda: (False, "without kernels", "Install nvcc."))
     assert not check(tmp_path, "splats")
-    monkeypatch.setattr(compat, "has_cuda", lambda: True)
+    pretend_gpus(1)
     assert not check(tmp_path, "meshes")
     with pytest.raises(ConfigError, match="nvcc"):
         check(tmp_path, "splats")
@@ -60,13 +61,18 @@ def test_weights_of_lpips(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert not check(tmp_path, "scores")
 
 
-def test_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compat, "has_cuda", lambda: True)
+def test_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+    pretend_gpus: Callable[[int], None],
+    set_free_space: Callable[[int], None],
+    tmp_path: Path,
+) -> None:
+    pretend_gpus(1)
     monkeypatch.setattr(compat, "describe_gsplat", lambda: (True, "with kernels", ""))
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5 * GIB))
+    set_free_space(5 * GIB)
     assert len(check(tmp_path, "splats")) == 1
     assert not check(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=GIB // 5))
+    set_free_space(GIB // 5)
     assert len(check(tmp_path)) == 1, "what is small may still fit"
     with pytest.raises(ConfigError):
         check(tmp_path, "splats")

@@ -1,7 +1,9 @@
 """Label images as features."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,8 +108,8 @@ def test_other_labels_are_other_features(capture: Path) -> None:
     assert build(capture).identity.weights != changed.weights
 
 
-def test_the_labels_are_hashed_once(capture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_labels_are_hashed_once(capture: Path, watch_calls: Callable[..., Any]) -> None:
     extractor = build(capture)
     first = extractor.identity
-    monkeypatch.setattr(Path, "read_bytes", lambda self: pytest.fail("read again for every image"))
-    assert extractor.identity == first
+    reads = watch_calls(Path, "read_bytes")
+    assert extractor.identity == first and not reads

@@ -4,8 +4,9 @@ import hashlib
 import http.server
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -25,20 +26,30 @@ HUB = Weights(
 )
 
 
+REALLY_CHECK = module._check_reachable
+Connect = Callable[[Callable[[str], None]], None]
+
+
 @pytest.fixture(autouse=True)
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Empty caches, and no network: reaching for it fails the test unless it replaces `_check_reachable`."""
+    """Empty caches."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-
-    def unexpected(url: str) -> None:
-        pytest.fail(f"went on-line for {url}")
-
-    monkeypatch.setattr(module, "_check_reachable", unexpected)
     return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def connect_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], None]], None]:
+    """Replaces what finds out whether a server answers; until then, to go on-line fails the test."""
+
+    def connect(check: Callable[[str], None]) -> None:
+        monkeypatch.setattr(module, "_check_reachable", check)
+
+    connect(lambda url: pytest.fail(f"went on-line for {url}"))
+    return connect
 
 
 def write(path: Path, content: bytes = b"x") -> Path:
@@ -102,21 +113,26 @@ class TestMissing:
         assert (found.path, found.missing) == (path, False)
         assert str(path) in found.advice
 
-    def test_no_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_no_network(self, connect_with: Connect) -> None:
         def unreachable(url: str) -> None:
             raise OSError("Network is unreachable")
 
-        monkeypatch.setattr(module, "_check_reachable", unreachable)
+        connect_with(unreachable)
         with pytest.raises(WeightsNotFoundError, match="Network is unreachable"):
             resolve(HUB)
 
 
 class TestDownload:
     @pytest.fixture(autouse=True)
-    def reachable(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_check_reachable", lambda url: None)
+    def reachable(self, connect_with: Connect) -> None:
+        connect_with(lambda url: None)
 
-    def test_hub_file_that_a_repository_lacks_is_skipped(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.fixture
+    def hub(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., str]], None]:
+        """Answers for the hub."""
+        return lambda download: monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+
+    def test_hub_file_that_a_repository_lacks_is_skipped(self, caches: Path, hub: Callable[..., None]) -> None:
         asked = []
 
         def download(repository: str, name: str, **options: object) -> str:
@@ -125,26 +141,28 @@ class TestDownload:
                 raise errors.EntryNotFoundError("404")
             return str(caches / name)
 
-        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        hub(download)
         assert resolve(HUB) == caches / "pytorch_model.bin"
         assert asked == list(HUB.hub_files)
 
-    def test_falls_back_to_the_plain_download(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_falls_back_to_the_plain_download(
+        self, caches: Path, hub: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def download(repository: str, name: str, **options: object) -> str:
             raise errors.LocalEntryNotFoundError("no connection")
 
         fetched = []
-        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        hub(download)
         monkeypatch.setattr(torch.hub, "download_url_to_file", lambda url, path, **_: fetched.append((url, path)))
         path = resolve(HUB)
         assert path == caches / "torch" / "hub" / "checkpoints" / "net_s8.pth"
         assert fetched == [(HUB.urls[0], str(path))]
 
-    def test_gated_or_vanished_repository_is_a_plain_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gated_or_vanished_repository_is_a_plain_sentence(self, hub: Callable[..., None]) -> None:
         def download(repository: str, name: str, **options: object) -> str:
             raise OSError("401 Unauthorized\nlong explanation")
 
-        monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+        hub(download)
         hub_only = Weights("Net", "weights", hub_files=HUB.hub_files)
         with pytest.raises(WeightsNotFoundError, match="401 Unauthorized") as caught:
             resolve(hub_only)
@@ -174,8 +192,8 @@ class TestRealServer:
             thread.join()
 
     @pytest.fixture(autouse=True)
-    def really(self, caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_check_reachable", REALLY_CHECK)
+    def really(self, caches: Path, monkeypatch: pytest.MonkeyPatch, connect_with: Connect) -> None:
+        connect_with(REALLY_CHECK)
         for name in list(os.environ):
             if name.lower() in {"http_proxy", "https_proxy", "all_proxy"}:
                 monkeypatch.delenv(name)
@@ -200,9 +218,6 @@ class TestRealServer:
             resolve(Weights("Net", "weights", urls=("http://127.0.0.1:9/net.pth",)))
 
 
-REALLY_CHECK = module._check_reachable
-
-
 class TestHash:
     def test_is_the_start_of_sha256(self, tmp_path: Path) -> None:
         content = os.urandom(3 * module._HASH_CHUNK_BYTES // 2)
@@ -216,11 +231,11 @@ class TestHash:
         os.utime(path, ns=(0, 1))
         assert file_hash(path) == hashlib.sha256(b"two").hexdigest()[:16] != before
 
-    def test_unchanged_file_is_read_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unchanged_file_is_read_once(self, tmp_path: Path, watch_calls: Callable[..., Any]) -> None:
         path = write(tmp_path / "w", b"one")
         before = file_hash(path)
-        monkeypatch.setattr(hashlib, "sha256", lambda: pytest.fail("read again"))
-        assert file_hash(path) == before
+        hashes = watch_calls(hashlib, "sha256")
+        assert file_hash(path) == before and not hashes
 
 
 STATE = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.float16)}

@@ -200,9 +200,8 @@ def test_disk_full_says_what_is_needed_and_keeps_the_rest(lab, images, monkeypat
     assert len(lab.store().manifest.images) == len(images)
 
 
-def test_too_small_a_disk_is_refused_before_work_begins(lab, images, monkeypatch):
-    usage = shutil.disk_usage(lab.folder)
-    monkeypatch.setattr(extraction.shutil, "disk_usage", lambda path: usage._replace(free=100))
+def test_too_small_a_disk_is_refused_before_work_begins(lab, images, set_free_space):
+    set_free_space(100)
     with pytest.raises(FeatureStoreError, match="need about"):
         lab.extract(images)
     assert not lab.logged()

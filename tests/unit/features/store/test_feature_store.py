@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import f3rm_ext.features
 from f3rm_ext.errors import FeatureStoreError
 from f3rm_ext.features.base import PatchGrid
+from f3rm_ext.features.store import feature_store
 from f3rm_ext.features.store.feature_store import FeatureStore, shard_bytes
 from f3rm_ext.utils import atomic_files as atomic
 
@@ -130,19 +132,12 @@ def test_sizes_are_checked_before_anything_is_read(root: Path) -> None:
         store.require(("d" * 32,))
 
 
-def test_content_is_hashed_once_per_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[Path] = []
-    real = atomic.hash_file
-
-    def counting(path: Path) -> str:
-        hashed.append(path)
-        return real(path)
-
-    monkeypatch.setattr("f3rm_ext.features.store.feature_store.hash_file", counting)
+def test_content_is_hashed_once_per_process(root: Path, watch_calls: Callable[..., Any]) -> None:
+    hashed = watch_calls(feature_store, "hash_file")
     store = reopened(root)
     for _ in range(3):
         store.load(KEYS[0])
-    assert hashed == [root / "shards" / f"{KEYS[0]}.npy"]
+    assert [call.args for call in hashed] == [(root / "shards" / f"{KEYS[0]}.npy",)]
 
 
 def test_loaded_map_survives_a_replaced_shard(root: Path) -> None:

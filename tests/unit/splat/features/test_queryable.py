@@ -72,12 +72,22 @@ def test_pictures_of_features(model: SplatModel, camera: Any) -> None:
         assert wanted.std() > 0.05
 
 
+@pytest.fixture
+def split_pictures(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Renders features in strips of so many numbers, and at least a row of tiles."""
+    return lambda numbers: monkeypatch.setattr(rendering, "STRIP_NUMBERS", numbers)
+
+
 @pytest.mark.parametrize("strip_numbers", [1, 1 << 25])
 def test_scores_of_a_picture(
-    model: SplatModel, camera: Any, strip_numbers: int, monkeypatch: pytest.MonkeyPatch
+    model: SplatModel,
+    camera: Any,
+    strip_numbers: int,
+    monkeypatch: pytest.MonkeyPatch,
+    split_pictures: Callable[[int], None],
 ) -> None:
     """Strips of 16 rows, or one; slices of 3 channels; both give what the whole picture has."""
-    monkeypatch.setattr(rendering, "STRIP_NUMBERS", strip_numbers)
+    split_pictures(strip_numbers)
     monkeypatch.setattr(rendering, "CHANNELS", 3)
     strips = model.render_features(camera).strips()
     assert strips == ([(0, 16), (16, 24)] if strip_numbers == 1 else [(0, 24)])
@@ -90,9 +100,9 @@ def test_scores_of_a_picture(
 
 
 def test_no_more_than_a_strip_of_features_is_there_at_a_time(
-    model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch
+    model: SplatModel, camera: Any, split_pictures: Callable[[int], None]
 ) -> None:
-    monkeypatch.setattr(rendering, "STRIP_NUMBERS", 1)
+    split_pictures(1)
     sizes: list[tuple[int, ...]] = []
 
     def look(_: Any, rendered_of: Callable[[str], torch.Tensor]) -> torch.Tensor:
@@ -219,9 +229,9 @@ def test_pictures_of_groups(
     assert lit.any() and float(hot[lit].min()) > float(hot[shares[..., 2] < 0.4].max())
 
 
-def test_metrics_of_features(model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_features(model: SplatModel, camera: Any, split_pictures: Callable[[int], None]) -> None:
     """Against the picture's own features they are perfect; against others they are what they are."""
-    monkeypatch.setattr(rendering, "STRIP_NUMBERS", 1)
+    split_pictures(1)
     seen = whole(model, camera, "first")
     grid = PatchGrid.covering(24, 32, 24, 32)
     own = FeatureMap(seen.numpy().astype(np.float16), grid)

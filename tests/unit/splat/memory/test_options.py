@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -95,12 +96,12 @@ def test_the_cache_is_cleared_on_cuda_alone_and_on_schedule(monkeypatch: pytest.
     assert cleared == [9, 19, 29]
 
 
-def test_rows_fit_in_a_quarter_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_fit_in_a_quarter_of_the_free_memory(
+    monkeypatch: pytest.MonkeyPatch, set_gpu_memory: Callable[..., None]
+) -> None:
     cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 700)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 300)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3600, 10_000))
+    set_gpu_memory(3600, 10_000, reserved=700, allocated=300)
     assert count_fitting_rows(cuda, 10, 5, 1000) == 100
     assert count_fitting_rows(cuda, 10, 200, 1000) == 200 and count_fitting_rows(cuda, 10, 5, 50) == 50
     assert count_fitting_rows(cpu, 10, 5, 1000) == 5

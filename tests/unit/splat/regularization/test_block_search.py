@@ -1,5 +1,8 @@
 """The search in boxes against the tree, on sets that are easy and on sets that are not."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -57,16 +60,10 @@ def test_chunks(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check(uneven(700), 5)
 
 
-def test_points_go_on_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_go_on_one_by_one(monkeypatch: pytest.MonkeyPatch, watch_calls: Callable[..., Any]) -> None:
     monkeypatch.setattr(block_search, "FIRST", 1)
     monkeypatch.setattr(block_search, "LAST", 2)
-    sizes = []
-    nearest = block_search._nearest
-
-    def counted(points: Tensor, candidates: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        sizes.append(points.shape[1])
-        return nearest(points, candidates, count)
-
-    monkeypatch.setattr(block_search, "_nearest", counted)
+    searches = watch_calls(block_search, "_nearest")
     check(uneven(2000), 16)
+    sizes = [call.args[0].shape[1] for call in searches]
     assert sizes[0] > 32 and sizes[-1] == 1
