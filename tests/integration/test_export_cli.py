@@ -176,14 +176,3 @@ class TestRefusals:
             said = f3rm_ext(*typed, *arguments).refuses()
             assert word in said, said
         assert before.is_as_it_was()
-
-    @pytest.mark.parametrize("name", ["room.ply", "room.npz"])
-    def test_files_of_others(
-        self, untrained: Any, f3rm_ext: Typed, remember: Callable, tmp_path: Path, name: str
-    ) -> None:
-        folder = tmp_path / "theirs"
-        folder.mkdir()
-        (folder / name).write_bytes(b"ply of somebody")
-        before = remember(folder)
-        said = f3rm_ext("export", "features", "--load-config", untrained.config, "--out", folder / "room.ply").refuses()
-        assert str(folder / name) in said and before.is_as_it_was()

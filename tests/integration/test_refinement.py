@@ -2,7 +2,6 @@
 
 import json
 import runpy
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,7 @@ def test_a_run_in_two_parts_is_the_same(refined: Path, train: Train, room_mesh: 
 
 
 def test_its_splats_are_exported_and_a_part_of_them_moves(
-    refined: Path, run_command: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refined: Path, run_command: Callable[..., Any], tmp_path: Path, set_command_line: Callable[..., None]
 ) -> None:
     config = refined / "config.yml"
     run_command("f3rm-ext", "export", "splats", "--load-config", config, "--out", tmp_path / "a.ply").succeeds()
@@ -115,7 +114,7 @@ def test_its_splats_are_exported_and_a_part_of_them_moves(
     middle = before.means.median(dim=0).values
     box = ("--low", *(middle - 0.2).tolist(), "--high", *(middle + 0.2).tolist())
     words = ("--load-config", config, "--out", tmp_path / "b.ply", *box, "--shift", 0, 0, 0.5)
-    monkeypatch.setattr(sys, "argv", [str(MOVE), *map(str, words)])
+    set_command_line(MOVE, *words)
     runpy.run_path(str(MOVE), run_name="__main__")
     apart = (read_splats(tmp_path / "b.ply")[0].means - before.means).norm(dim=1)
     assert 0 < int((apart > 1e-4).sum()) < len(apart) and float(apart.max()) == pytest.approx(0.5, abs=1e-3)
