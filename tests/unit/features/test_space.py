@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from f3rm_ext.features import space as space_module
-from f3rm_ext.features.space import FeatureSpace
+from f3rm_ext.features.space import RAYS_AT_ONCE, FeatureSpace
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -70,9 +69,9 @@ def test_what_codes_leave_out_scales_rendered_cosines_alike() -> None:
     torch.testing.assert_close(part, 0.9 * whole)
 
 
-def test_the_most_similar_vector_of_a_group_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(space_module, "RAYS_AT_ONCE", 4)
-    space, rendered, vectors = FeatureSpace.of_features(), random(11, 5), unit(random(6, 5, seed=1))
+def test_the_most_similar_vector_of_a_group_counts() -> None:
+    rendered = random(2 * RAYS_AT_ONCE + 3, 5)
+    space, vectors = FeatureSpace.of_features(), unit(random(6, 5, seed=1))
     single = cosines(space, rendered, vectors)
     wanted = torch.stack([single[:, :2].amax(1), single[:, 2], single[:, 3:].amax(1)], dim=1)
     torch.testing.assert_close(space.best_cosines(rendered, vectors, [0, 2, 3, 6]), wanted)

@@ -119,21 +119,20 @@ def vectors(count: int, dim: int, seed: int) -> Embeddings:
 
 
 @pytest.mark.parametrize("with_codes", [False, True])
-def test_scores_of_a_map_are_those_of_its_interpolated_features(with_codes, monkeypatch) -> None:
-    import f3rm_ext.query.evaluation as module
-
-    monkeypatch.setattr(module, "_PIXELS_AT_ONCE", 17)
+def test_scores_of_a_map_are_those_of_its_interpolated_features(with_codes) -> None:
+    """Of more pixels than are scored at a time."""
+    height, width = 99, 176
     random = np.random.default_rng(2)
     values = random.normal(size=(3, 4, 6)).astype(np.float16)
     residual = random.uniform(0.5, 2, (3, 4)).astype(np.float16)
-    feature_map = FeatureMap(values, PatchGrid.covering(3, 4, 9, 16), residual if with_codes else None)
+    feature_map = FeatureMap(values, PatchGrid.covering(3, 4, height, width), residual if with_codes else None)
     queries = [
         Query("relevancy", "toy", vectors(2, 6, 0), vectors(3, 6, 1), 0.2),
         Query("cosine", "toy", vectors(1, 6, 2), Embeddings.empty(6)),
     ]
-    found = score_feature_map(feature_map, queries, 9, 16)
-    assert found.shape == (9, 16, 2)
-    places = np.stack(np.meshgrid(np.arange(9) + 0.5, np.arange(16) + 0.5, indexing="ij"), axis=-1).reshape(-1, 2)
+    found = score_feature_map(feature_map, queries, height, width)
+    assert found.shape == (height, width, 2)
+    places = np.stack(np.mgrid[:height, :width], axis=-1).reshape(-1, 2) + 0.5
     sampled = torch.from_numpy(sample_map(feature_map, places)).double()
     norm = sampled.norm(dim=-1)
     if with_codes:
