@@ -1,5 +1,6 @@
 """nerfstudio's pipeline, whose evaluation also queries the model where the capture has labels."""
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,8 +107,12 @@ class FeaturePipeline(VanillaPipeline):
         return outputs, weight_losses(losses, terms, self.device), metrics
 
     def get_average_image_metrics(self, data_loader: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The metrics of nerfstudio's pipeline and, in a test, those of queries, see :meth:`query_metrics`."""
+        """The metrics of nerfstudio's pipeline and, in a test, those of queries, see :meth:`query_metrics`.
+
+        A single photo has no deviations: NaN, which JSON cannot hold, is left out.
+        """
         metrics = super().get_average_image_metrics(data_loader, *args, **kwargs)
+        metrics = {key: value for key, value in metrics.items() if not (key.endswith("_std") and math.isnan(value))}
         return metrics | (self.query_metrics(data_loader) if self.test_mode == "test" else {})
 
     def query_metrics(self, views: Iterable[tuple[Cameras, dict[str, Any]]]) -> dict[str, float]:

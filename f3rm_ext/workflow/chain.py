@@ -68,7 +68,8 @@ class ChainRun(StageRunner):
             for one, name in zip(minutes, ("coarse splats", "refinement"), strict=True)
             if one
         ]
-        self.say(f"The trainings take about {max(1, sum(minutes)):.0f} minutes here: {' and '.join(parts)}.")
+        total = f"{max(1, sum(minutes)):.0f}"
+        self.say(f"The trainings take about {total} minute{'s' * (total != '1')} here: {' and '.join(parts)}.")
 
     def _estimate_minutes(self, stage: Stage, log: Path) -> tuple[float, float] | None:
         """Times a few coarse steps, which are thrown away.

@@ -87,6 +87,12 @@ def test_only_tests_query(make, monkeypatch) -> None:
     assert pipeline.get_average_image_metrics([], "eval") == {"psnr": 20.0, "query_miou_labels": 0.5}
 
 
+def test_a_single_photo_has_no_deviation(make, monkeypatch) -> None:
+    metrics = {"psnr": 20.0, "psnr_std": float("nan"), "ssim": 0.5, "ssim_std": 0.1}
+    monkeypatch.setattr(VanillaPipeline, "get_average_image_metrics", lambda *_, **__: metrics)
+    assert make().get_average_image_metrics([], "eval") == {"psnr": 20.0, "ssim": 0.5, "ssim_std": 0.1}
+
+
 def test_nothing_is_queried_without_features_or_labels(make, tiny_capture, tmp_path) -> None:
     plain = make(features=False)
     assert plain.query_metrics(plain.datamanager.fixed_indices_eval_dataloader) == {}
