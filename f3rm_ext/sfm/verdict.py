@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
+from f3rm_ext.capture.images import name_some
 from f3rm_ext.sfm.database import FeatureDatabase, colmap
 from f3rm_ext.sfm.second_pass import POSE_ERROR_PX, estimate_pose
 
@@ -181,10 +182,11 @@ def ambiguities(
             pairs[one].append(np.stack([ours, rows[other][theirs]], axis=1))
     ratios: dict[str, float] = {}
     for number, some in pairs.items():
-        features, seen = np.concatenate(some).T
+        both = np.concatenate(some)
+        features, seen = both[both[:, 1] >= 0].T
         # A point that only one other photo sees comes from this very pose.
-        confirmed = (seen >= 0) & (points.views[seen] - np.isin(seen, points.rows_by_photo[number]) >= 2)
-        confirmed = np.nonzero(confirmed)[0][:: max(1, np.count_nonzero(confirmed) // _CORRESPONDENCES)]
+        confirmed = np.nonzero(points.views[seen] - np.isin(seen, points.rows_by_photo[number]) >= 2)[0]
+        confirmed = confirmed[:: max(1, len(confirmed) // _CORRESPONDENCES)]
         features, xyz = features[confirmed], points.xyz[seen[confirmed]]
         photo, positions = model.image(number), pixels[number][features]
         camera = model.camera(photo.camera_id)
@@ -284,7 +286,7 @@ def find_doubt(evidence: Evidence, separate: Evidence | None = None) -> str:
         )
     if evidence.ambiguous_share > MOST_AMBIGUOUS:
         return (
-            f"{', '.join(evidence.ambiguous[:5])} may belong to another place, which fits at least half as well, as "
+            f"{name_some(evidence.ambiguous)} may belong to another place, which fits at least half as well, as "
             "different places look alike: take photos between these and the others, or leave them out"
         )
     if evidence.blind > MOST_BLIND:

@@ -197,3 +197,11 @@ def test_few_matches_that_agree_on_another_pose_are_a_doubt(make_scene: Callable
     evidence = collect_evidence(model, database)
     assert evidence.matches_fit > 0.92 and evidence.ambiguous_share == 1 / 8
     assert evidence.ambiguous == (model.image(first).name,) and model.image(first).name in find_doubt(evidence)
+
+
+def test_poses_without_points_are_a_doubt(make_scene: Callable[..., Any]) -> None:
+    """As those of a network that fit no match."""
+    model, database = make_scene(num_frames_per_rig=4)
+    for number in list(model.points3D):
+        model.delete_point3D(number)
+    assert "at most 0 points" in find_doubt(collect_evidence(model, database))
