@@ -148,8 +148,9 @@ class QueryWriter:
         return [*overlays, *labels, *scores, *videos, *vectors, *self._negative_vectors.values(), OVERVIEW]
 
     def _draw(self, scored: ScoredView, heat_of: Mapping[str, tuple[float, float]]) -> ViewPictures:
-        background = scored.rgb
-        if scored.view.photo is not None:
+        background, legend_px = scored.rgb, 0
+        if scored.view.photo is not None:  # frames of videos keep their size
+            legend_px = visualization.LEGEND_PX
             background = visualization.resize(self.run.photo(*scored.view.photo), *scored.rgb.shape[:2])
         overlays = {
             query.name: heat_overlay_bytes(background, scored.scores[..., index], *heat_of[query.name])
@@ -159,7 +160,7 @@ class QueryWriter:
             return ViewPictures(background, overlays, None, None)
         labels, names = scored.labels(self.threshold), [query.name for query in self.queries]
         picture = label_overlay_bytes(background, labels, len(names))
-        picture = visualization.enlarge(picture, math.ceil(visualization.LEGEND_PX / picture.shape[1]))
+        picture = visualization.enlarge(picture, max(1, math.ceil(legend_px / picture.shape[1])))
         return ViewPictures(background, overlays, labels, visualization.add_legend(picture, names, self.threshold))
 
     def _write_view(self, scored: ScoredView, pictures: ViewPictures) -> None:
