@@ -7,7 +7,7 @@ what another photo sees from the same side.
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ class Evidence:
     photos that were compared with each other count."""
     points_per_photo: float
     """Points that the median photo sees together with two others at least: two photos alone fit by construction."""
-    ambiguous: tuple[str, ...] = ()
+    ambiguous: list[str] = field(default_factory=list)
     """Names of the photos whose :func:`ambiguities` are more than ``MOST_AMBIGUITY``."""
     ambiguous_share: float = 0.0
     """Share of photos that these are."""
@@ -255,7 +255,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         points_per_photo=float(
             np.median([np.count_nonzero(points.views[rows] > 2) for rows in points.rows_by_photo.values()])
         ),
-        ambiguous=tuple(sorted(ambiguous)),
+        ambiguous=sorted(ambiguous),
         ambiguous_share=len(ambiguous) / max(1, len(photos)),
     )
 

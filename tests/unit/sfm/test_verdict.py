@@ -186,7 +186,7 @@ def test_patterns_that_contradict_right_poses_are_no_doubt(make_scene: Callable[
     thin_out(database, [(a, b) for a in numbers[:2] for b in numbers[5:]], shuffle=True)
     evidence = collect_evidence(model, database)
     assert evidence.pairs_fit < 0.8 and evidence.matches_fit > 0.92
-    assert evidence.ambiguous == () and find_doubt(evidence) == ""
+    assert evidence.ambiguous == [] and find_doubt(evidence) == ""
 
 
 def test_few_matches_that_agree_on_another_pose_are_a_doubt(make_scene: Callable[..., Any]) -> None:
@@ -196,7 +196,7 @@ def test_few_matches_that_agree_on_another_pose_are_a_doubt(make_scene: Callable
     turn(model, 90, [first])
     evidence = collect_evidence(model, database)
     assert evidence.matches_fit > 0.92 and evidence.ambiguous_share == 1 / 8
-    assert evidence.ambiguous == (model.image(first).name,) and model.image(first).name in find_doubt(evidence)
+    assert evidence.ambiguous == [model.image(first).name] and model.image(first).name in find_doubt(evidence)
 
 
 def test_poses_without_points_are_a_doubt(make_scene: Callable[..., Any]) -> None:
