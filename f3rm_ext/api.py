@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -60,8 +60,11 @@ class Scene:
         """Names of the features that can be queried; the first is the default."""
         return tuple(self.photos.model.query_heads())
 
-    def cameras(self, split: Literal["train", "test"] = "test") -> Cameras:
+    def cameras(self, split: str = "test") -> Cameras:
         """Returns the cameras of the training or of the held-out photos, scene frame.
+
+        Args:
+            split: ``train`` or ``test``.
 
         Raises:
             ConfigError: the capture has no held-out photos, or the split is another.
@@ -163,7 +166,7 @@ class Scene:
     def mesh(
         self,
         *,
-        frame: Literal["capture", "scene"] = "capture",
+        frame: str = "capture",
         resolution_scale: float = 1.0,
         on_progress: StageProgress = lambda stage, done, total: None,
         **options: Any,
@@ -171,7 +174,8 @@ class Scene:
         """Extracts a triangle mesh with colours at its vertices. A scene that is a mesh already is returned as it is.
 
         Args:
-            frame: Coordinates of the vertices: those of transforms.json, or those of the model.
+            frame: Coordinates of the vertices: ``capture`` for those of transforms.json, or ``scene`` for those of the
+                model.
             resolution_scale: Factor on the size of the rendered views, above 0.
             on_progress: Called with each stage and how far it is.
             options: Fields of :class:`~f3rm_ext.mesh.options.ExtractionOptions`, such as ``vertices=50_000``.
