@@ -336,7 +336,7 @@ def plan(name: str, folder: Path, about: dict[str, Any], warm: bool = True) -> d
     }
 
 
-def in_child(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def in_child(work: Callable[[], Any]) -> Any:
     """Returns the result of a function, from a process of its own in which everything is imported already."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -397,7 +397,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory(prefix="plan-memory-") as work:
         folder = Path(work)
-        write_lpips(folder / "lpips.pth")
+        in_child(lambda: write_lpips(folder / "lpips.pth"))  # children hang after threads of OpenMP ran here
         if options.one:
             report_result(on_cuda(options.one, folder, options.device, options.tiny))
             return
