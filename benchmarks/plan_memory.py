@@ -2,9 +2,9 @@
 
 python benchmarks/plan_memory.py            # writes results/plan_memory.json
 
-Eight runs, fields and splats, that differ in rays, window, dimensions, number of Gaussians, SH degree and storage. Each
-is built and trained for some steps by its real trainer on photos of noise, twice: once under torch's profiler, whose
-memory events are what torch allocated, and once without, for the memory of the process.
+Nine runs, fields and splats, that differ in rays, window, dimensions, number of Gaussians, SH degree, storage and
+regularisation. Each is built and trained for some steps by its real trainer on photos of noise, twice: once under
+torch's profiler, whose memory events are what torch allocated, and once without, for the memory of the process.
 """
 
 import argparse
@@ -42,7 +42,8 @@ MODEL, MANAGER = "pipeline.model.", "pipeline.datamanager."
 RAYS, WINDOW = MANAGER + "train_num_rays_per_batch", MANAGER + "train_num_images_to_sample_from"
 COUNT, DEGREE, REGULARIZATION = MODEL + "num_random", MODEL + "sh_degree", MODEL + "regularization"
 VANILLA = {REGULARIZATION: "none"}
-SURFACES = {MODEL + "surface." + name: 0 for name in ("start", "entropy_start", "entropy_end", "neighbours_start")}
+STARTS = "start", "entropy_start", "entropy_end", "neighbours_start", "planar_start"
+AT_ONCE = {MODEL + "surface." + name: 0 for name in STARTS}
 RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "f3rm-ext-lite, 1024 rays, 16 dimensions, all images": ("f3rm-ext-lite", 16, {}),
     "f3rm-ext-lite, 4096 rays, 64 dimensions, 12 images": ("f3rm-ext-lite", 64, {RAYS: 4096, WINDOW: 12}),
@@ -66,7 +67,19 @@ RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "sugar-ext, 150 000, degree 1, int8, dn-consistency, 50 000 points": (
         "sugar-ext",
         0,
-        {COUNT: 150_000, DEGREE: 1, MODEL + "memory.sh_moments": "int8", MODEL + "surface.samples": 50_000, **SURFACES},
+        {
+            COUNT: 150_000,
+            DEGREE: 1,
+            MODEL + "memory.sh_moments": "int8",
+            REGULARIZATION: "dn-consistency",
+            MODEL + "surface.samples": 50_000,
+            **AT_ONCE,
+        },
+    ),
+    "sugar-ext, 150 000, degree 3, planar": (
+        "sugar-ext",
+        0,
+        {COUNT: 150_000, REGULARIZATION: "planar", **AT_ONCE},
     ),
 }
 """Method, dimensions of the features, and options, by name."""
