@@ -63,11 +63,14 @@ def read_config(path: Path) -> "TrainerConfig":
     out.
 
     Raises:
-        ConfigError: the file is not such a config, or names what belongs to no config of nerfstudio or of an installed
-            method.
+        ConfigError: there is no such file, it is not such a config, or it names what belongs to no config of nerfstudio
+            or of an installed method.
     """
     from nerfstudio.engine.trainer import TrainerConfig
 
+    if not path.is_file():
+        what = f"{path} is a folder" if path.is_dir() else f"There is no file {path}"
+        raise ConfigError(f"{what}: give the config.yml that ns-train wrote for a run.")
     try:
         node = yaml.compose(path.read_text("utf8"), Loader=yaml.SafeLoader)
         config = None if node is None else _Builder(method_packages()).build(node)

@@ -49,8 +49,6 @@ def open_run(
 
     from f3rm_ext.engine import checkpoint
 
-    if not load_config.is_file():
-        raise ConfigError(f"There is no file {load_config}: give the config.yml that ns-train wrote for a run.")
     config = read_config(load_config)
     folder = load_config.parent / "nerfstudio_models"
     if not checkpoint.newest_first(folder):

@@ -165,7 +165,8 @@ class Query(QueryOptions):
     def _table(self, summary: dict[str, Any]) -> Any:
         from rich.table import Table
 
-        table = Table(title=f"Best of {len(summary['views'])} views")
+        count = len(summary["views"])
+        table = Table(title=f"Best of {count} view{'s' * (count != 1)}")
         for column in ("query", "view", "x, y px", "score", "place in the capture"):
             table.add_column(column, justify="left" if column in ("query", "view") else "right")
         for name, best in summary["best"].items():

@@ -121,6 +121,4 @@ def read_datamanager(load_config: Path) -> Any:
     """
     from f3rm_ext.engine.config_file import read_config
 
-    if not load_config.is_file():
-        raise ConfigError(f"There is no file {load_config}: give the config.yml that ns-train wrote for a run.")
     return read_config(load_config).pipeline.datamanager

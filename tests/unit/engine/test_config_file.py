@@ -242,6 +242,8 @@ def test_another_file_in_place_of_a_config_is_named_before_checkpoints_are_misse
     (tmp_path / "splats.ply").write_bytes(b"ply\nformat binary_little_endian 1.0\nend_header\n\xff\xfe")
     with pytest.raises(ConfigError, match=r"splats\.ply is not understood"):
         open_run(tmp_path / "splats.ply", lambda config: True, "")
+    with pytest.raises(ConfigError, match=r"folder.*config\.yml"):
+        open_run(tmp_path, lambda config: True, "")
 
 
 def test_ns_train_of_our_methods_refuses_another_config_that_runs_code(tmp_path: Path, mark: Path) -> None:
