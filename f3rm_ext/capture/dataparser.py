@@ -19,13 +19,10 @@ from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture import checks
 from f3rm_ext.capture.colmap_model import MODEL_KEY, align_z_up
-from f3rm_ext.capture.images import allow_large_photos, image_size, image_sizes, name_some
+from f3rm_ext.capture.images import COPY_FACTORS, allow_large_photos, image_size, image_sizes, name_some
 from f3rm_ext.capture.points import read_capture_points
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.utils.ranges import Range, check_ranges
-
-_COPIES = (2, 4, 8, 16)
-"""Factors of the reduced copies of photos that programs write."""
 
 
 @dataclass
@@ -189,7 +186,7 @@ def _only_copies(meta: checks.Meta, folder: Path) -> int | None:
     """The factor of reduced copies (``images_4``) where all photos themselves are missing; None otherwise."""
     first = {**meta, **meta["frames"][0]}
     name = Path(first["file_path"]).name
-    factors = [factor for factor in _COPIES if (folder / f"images_{factor}" / name).is_file()]
+    factors = [factor for factor in COPY_FACTORS if (folder / f"images_{factor}" / name).is_file()]
     if not factors or any((folder / frame["file_path"]).is_file() for frame in meta["frames"]):
         return None
     sides = (first.get(key) for key in "wh")

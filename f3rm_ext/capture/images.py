@@ -19,6 +19,8 @@ _TAIL_BYTES = 1 << 16
 _END_MARKS = {"JPEG": b"\xff\xd9", "PNG": b"IEND"}
 _THREADS = 8
 _NAMED = 5
+COPY_FACTORS = (2, 4, 8, 16)
+"""Factors of the reduced copies of photos that programs write, which the names of their folders end in."""
 MOST_PIXELS = 1_000_000_000
 """Pixels of the largest photo that is believed."""
 

@@ -8,7 +8,7 @@ from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 @dataclass(frozen=True)
 class Protocol:
-    """How often to run, and what of it to measure."""
+    """Number of runs, the steps that are timed, and the views that are evaluated."""
 
     repeats: Count = 3
     """Number of runs, at least 1. Speed is judged from 3 on."""

@@ -62,7 +62,7 @@ class TrainConfig:
     use_grad_checkpointing: bool = False
     """Recompute residual or transformer blocks in the backward pass, which saves memory and takes more time."""
     reading: Annotated[PictureOptions, tyro.conf.arg(name="")] = field(default_factory=PictureOptions)
-    """How pictures become tiles."""
+    """Bands, white level and size of the tiles that pictures are cut into."""
     image_size: Annotated[int, Range(32, 4096)] = 64
     """Width and height of the views, in px, 32 to 4096."""
     optimizer: OptimizerName | None = None

@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt8
 from torch import Tensor
 from torch.nn import functional
 
@@ -22,6 +23,11 @@ _MIN_MSE = 1e-10
 def is_empty(mask: Bool[Tensor, "*batch 1"] | None) -> bool:
     """Returns whether there is a mask and it keeps no pixel."""
     return mask is not None and not bool(mask.any())
+
+
+def grey_out_bytes(picture: UInt8[np.ndarray, "h w 3"], kept: Bool[np.ndarray, "h w"]) -> UInt8[np.ndarray, "h w 3"]:
+    """Returns a picture with grey in place of pixels that the mask leaves out."""
+    return np.where(kept[..., None], picture, np.uint8(round(255 * LEFT_OUT_GREY)))
 
 
 def masked_mean(values: Float[Tensor, "*batch channels"], mask: Bool[Tensor, "*batch 1"] | None) -> Float[Tensor, ""]:

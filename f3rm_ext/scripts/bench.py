@@ -59,7 +59,7 @@ class Run(_LedgerOptions):
     note: str = ""
     """Purpose of the measurement, for the lab book."""
     protocol: Annotated[Protocol, tyro.conf.arg(name="")] = field(default_factory=Protocol)
-    """What to measure."""
+    """Number of runs, the steps that are timed, and the views that are evaluated."""
     against: str = ""
     """Entry to run again, in turn with this one, so that changes of the machine cancel out. Its repeats become the
     entry NAME-baseline."""

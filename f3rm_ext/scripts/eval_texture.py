@@ -44,7 +44,7 @@ class EvalTexture(MeshPhotos):
 
         from f3rm_ext.mesh.mesh_files import find_frame, read_mesh
         from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo
-        from f3rm_ext.model_components.masks import LEFT_OUT_GREY
+        from f3rm_ext.model_components.masks import grey_out_bytes
         from f3rm_ext.utils.console import image_progress, say
         from f3rm_ext.utils.output_file import replace_file, require_writable
         from f3rm_ext.utils.output_folder import png_bytes
@@ -68,7 +68,7 @@ class EvalTexture(MeshPhotos):
                 if pictures:
                     both = np.concatenate([np.rint(made.colors).astype(np.uint8), photo.colors], axis=1)
                     if photo.valid is not None:
-                        both[~np.tile(photo.valid, 2)] = round(255 * LEFT_OUT_GREY)
+                        both = grey_out_bytes(both, np.tile(photo.valid, 2))
                     with replace_file(pictures[index], "--pictures") as stream:
                         stream.write(png_bytes(both, json.dumps(sign)))
                 progress.update(task, completed=index + 1)

@@ -165,8 +165,9 @@ class Query(QueryOptions):
     def _table(self, summary: dict[str, Any]) -> Any:
         from rich.table import Table
 
-        count = len(summary["views"])
-        table = Table(title=f"Best of {count} view{'s' * (count != 1)}")
+        from f3rm_ext.html.page import plural
+
+        table = Table(title=f"Best of {plural(len(summary['views']), 'view')}")
         for column in ("query", "view", "x, y px", "score", "place in the capture"):
             table.add_column(column, justify="left" if column in ("query", "view") else "right")
         for name, best in summary["best"].items():

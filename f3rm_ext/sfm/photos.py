@@ -13,15 +13,13 @@ from jaxtyping import Bool, Float
 from PIL import Image, ImageOps
 from PIL.ExifTags import IFD, Base
 
-from f3rm_ext.capture.images import MOST_PIXELS, name_some
+from f3rm_ext.capture.images import COPY_FACTORS, MOST_PIXELS, name_some
 from f3rm_ext.errors import CaptureError, reason_of
 from f3rm_ext.utils.output_folder import file_names
 from f3rm_ext.utils.pictures import UNREADABLE
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".avif", ".heic", ".heif"}
 RAW_SUFFIXES = {".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"}
-_COPIES = ("2", "4", "8", "16")
-"""Factors of reduced copies, at the end of the names of their folders."""
 LOSSY = {"JPEG", "MPO", "WEBP", "AVIF", "HEIF"}
 _JPEG_QUALITY = 95
 THUMBNAIL_PX = 640
@@ -75,7 +73,7 @@ def _is_reduced_copy(path: Path, folder: Path) -> bool:
     """Returns whether a photo of ``name_4`` is a quarter of that in ``name``, both in the folder."""
     name, _, factor = path.parent.name.rpartition("_")
     original = path.parent.with_name(name or "_") / path.name
-    if path.parent == folder or factor not in _COPIES or not original.is_file():
+    if path.parent == folder or factor not in map(str, COPY_FACTORS) or not original.is_file():
         return False
     try:
         with Image.open(path) as small, Image.open(original) as large:

@@ -126,17 +126,18 @@ class PointVisibility:
 
     def __init__(self, model: Any) -> None:
         points = list(model.points3D.values())
-        seen_by = [{element.image_id for element in point.track.elements} for point in points]
+        photos = {number: model.image(number) for number in model.reg_image_ids()}
         self.xyz = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)
-        self.views = np.array([len(numbers) for numbers in seen_by], dtype=np.int64)
-        """Photos that see each point."""
-        rows: dict[int, list[int]] = {number: [] for number in model.reg_image_ids()}
-        for row, numbers in enumerate(seen_by):
-            for number in numbers:
-                rows[number].append(row)
-        self.rows_by_photo = {number: np.array(some, dtype=np.int64) for number, some in rows.items()}
+        self.rows_by_feature = {number: np.full(photo.num_points2D(), -1) for number, photo in photos.items()}
+        """For each photo, the row of the point that each feature is of; -1 for none."""
+        for row, point in enumerate(points):
+            for element in point.track.elements:
+                self.rows_by_feature[element.image_id][element.point2D_idx] = row
+        self.rows_by_photo = {number: np.unique(rows[rows >= 0]) for number, rows in self.rows_by_feature.items()}
         """Rows of the points that each photo sees."""
-        self._centers = {number: model.image(number).projection_center() for number in rows}
+        self.views = np.bincount(np.concatenate([*self.rows_by_photo.values()]), minlength=len(points))
+        """Photos that see each point."""
+        self._centers = {number: photo.projection_center() for number, photo in photos.items()}
 
     def expected_points(self, number: int, camera: Any, pose: Any) -> Int64[np.ndarray, " points"]:
         """Returns a sample of the points of a photo that another camera should see, too: those inside its picture that
@@ -171,15 +172,11 @@ def ambiguities(
         pixels: positions of the features of each photo.
         matches: rows of the features that match, by pair of photos.
     """
-    rows = {number: np.full(len(positions), -1) for number, positions in pixels.items()}
-    for row, point in enumerate(model.points3D.values()):
-        for element in point.track.elements:
-            rows[element.image_id][element.point2D_idx] = row
     pairs = {number: [np.empty((0, 2), np.int64)] for number in pixels}
     """For each photo, features and the points that they are matched with."""
     for (a, b), both in matches.items():
         for one, other, ours, theirs in ((a, b, *both.T), (b, a, *both[:, ::-1].T)):
-            pairs[one].append(np.stack([ours, rows[other][theirs]], axis=1))
+            pairs[one].append(np.stack([ours, points.rows_by_feature[other][theirs]], axis=1))
     ratios: dict[str, float] = {}
     for number, some in pairs.items():
         both = np.concatenate(some)

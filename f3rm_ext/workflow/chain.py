@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.html.page import plural
 from f3rm_ext.workflow.chain_stages import ChainStages
 from f3rm_ext.workflow.commands import Command, CommandError, run_command
 from f3rm_ext.workflow.defaults import apply_defaults, choose_defaults, describe_defaults
@@ -68,8 +69,8 @@ class ChainRun(StageRunner):
             for one, name in zip(minutes, ("coarse splats", "refinement"), strict=True)
             if one
         ]
-        total = f"{max(1, sum(minutes)):.0f}"
-        self.say(f"The trainings take about {total} minute{'s' * (total != '1')} here: {' and '.join(parts)}.")
+        total = plural(round(max(1, sum(minutes))), "minute")
+        self.say(f"The trainings take about {total} here: {' and '.join(parts)}.")
 
     def _estimate_minutes(self, stage: Stage, log: Path) -> tuple[float, float] | None:
         """Times a few coarse steps, which are thrown away.

@@ -23,7 +23,7 @@ from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledObject
 from f3rm_ext.capture.images import image_size
 from f3rm_ext.data.eval_dataloaders import NOTHING_KEPT
 from f3rm_ext.errors import CaptureError, ConfigError, install_excepthook
-from f3rm_ext.model_components.masks import LEFT_OUT_GREY
+from f3rm_ext.model_components.masks import grey_out_bytes
 from f3rm_ext.model_components.visualization import display_map
 from f3rm_ext.query.builders import query_example
 from f3rm_ext.query.embeddings import Query
@@ -60,7 +60,7 @@ class View:
 
     def masked(self, picture: np.ndarray) -> np.ndarray:
         """Returns a uint8 picture with masked pixels in grey."""
-        return np.where(self.kept[..., None], picture, np.uint8(round(255 * LEFT_OUT_GREY)))
+        return grey_out_bytes(picture, self.kept)
 
 
 @dataclass
