@@ -4,7 +4,8 @@ import contextlib
 import importlib
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,11 @@ from f3rm_ext.utils.pictures import UNREADABLE
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".avif", ".heic", ".heif"}
 RAW_SUFFIXES = {".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"}
+AUXILIARY_FOLDERS = {
+    *("confidence", "corrected_images", "depth", "depths", "images_undistorted"),
+    *("labels", "mask", "masks", "masks_undistorted", "normals"),
+}
+"""Subfolders of captures, and of what apps for scanning export, whose pictures are no photos or copies of others."""
 LOSSY = {"JPEG", "MPO", "WEBP", "AVIF", "HEIF"}
 _JPEG_QUALITY = 95
 THUMBNAIL_PX = 640
@@ -50,10 +56,14 @@ class Photo:
     """A small grey copy, 0 to 1."""
 
 
-def find_photos(folder: Path) -> list[Path]:
+def find_photos(folder: Path, say: Callable[[str], None] = lambda _: None) -> list[Path]:
     """Returns the photos of a folder and its subfolders, in natural order (2 before 10).
 
-    Reduced copies are none: photos in ``images_4`` beside their originals in ``images``, as captures have them.
+    What captures and exports of phones have beside their photos is left out: reduced copies, as in ``images_4`` beside
+    ``images``, and the subfolders in :data:`AUXILIARY_FOLDERS`, unless they hold all the photos there are.
+
+    Args:
+        say: is told what is left out.
 
     Raises:
         CaptureError: there is no folder, or no photo in it.
@@ -61,7 +71,12 @@ def find_photos(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise CaptureError(f"{folder} is not a folder: give a folder of photos with --images, or a file with --video.")
     files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    photos = [path for path in files if path.suffix.lower() in SUFFIXES and not _is_reduced_copy(path, folder)]
+    pictures = {path: _auxiliary_folder(path, folder) for path in files if path.suffix.lower() in SUFFIXES}
+    photos = [path for path, auxiliary in pictures.items() if not auxiliary] or list(pictures)
+    counts = Counter(pictures[path] for path in pictures.keys() - photos)
+    if counts:
+        others = ", ".join(f"{count} in {name}" for name, count in sorted(counts.items()))
+        say(f"Left out, because there are photos in other folders: {others}.")
     if not photos and any(path.suffix.lower() in RAW_SUFFIXES for path in files):
         raise CaptureError(f"The photos in {folder} are raw camera files: develop them to JPEG or PNG first.")
     if not photos:
@@ -69,11 +84,20 @@ def find_photos(folder: Path) -> list[Path]:
     return sorted(photos, key=lambda path: _natural_key(path.relative_to(folder).as_posix()))
 
 
-def _is_reduced_copy(path: Path, folder: Path) -> bool:
-    """Returns whether a photo of ``name_4`` is a quarter of that in ``name``, both in the folder."""
+def _auxiliary_folder(path: Path, folder: Path) -> str:
+    """Returns the subfolder that makes a picture no photo, relative to the folder; empty for a photo."""
+    parents = path.relative_to(folder).parents
+    names = [parent.as_posix() for parent in parents if parent.name.lower() in AUXILIARY_FOLDERS]
+    if not names and path.parent != folder and _is_reduced_copy(path):
+        names = [parents[0].as_posix()]
+    return names[0] if names else ""
+
+
+def _is_reduced_copy(path: Path) -> bool:
+    """Returns whether a photo of ``name_4`` is a quarter of that in ``name`` beside it."""
     name, _, factor = path.parent.name.rpartition("_")
     original = path.parent.with_name(name or "_") / path.name
-    if path.parent == folder or factor not in map(str, COPY_FACTORS) or not original.is_file():
+    if factor not in map(str, COPY_FACTORS) or not original.is_file():
         return False
     try:
         with Image.open(path) as small, Image.open(original) as large:

@@ -63,7 +63,7 @@ class Processing:
         config = self.config
         config.check()
         estimator = build_estimator(config.method)
-        sources = find_sources(config)
+        sources = find_sources(config, self.say)
         work = WorkFolder(config.output)
         with work.lock.hold():
             values = {name: str(v.resolve()) if isinstance(v, Path) else v for name, v in asdict(config).items()}

@@ -40,7 +40,7 @@ class Source:
         return " ".join(file_stamp(path) for path in (self.path, self.mask) if path is not None)
 
 
-def find_sources(config: ProcessConfig) -> dict[str, Source]:
+def find_sources(config: ProcessConfig, say: Callable[[str], None]) -> dict[str, Source]:
     """Returns the original photos by their name in the capture, without suffix; none for a video.
 
     Raises:
@@ -48,7 +48,7 @@ def find_sources(config: ProcessConfig) -> dict[str, Source]:
     """
     if config.images is None:
         return {}
-    paths = find_photos(config.images)
+    paths = find_photos(config.images, say)
     require_images(len(paths), config.images)
     masks = {} if config.masks is None else find_masks(config.masks, paths, config.images)
     sources = [Source(path, masks.get(path)) for path in paths]

@@ -1,6 +1,8 @@
 """Photos in every state people have them in become upright 8-bit JPEG or PNG files."""
 
 import io
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -37,15 +39,27 @@ def test_photos_come_in_natural_order_and_other_files_are_ignored(tmp_path: Path
     assert capture_names(paths, Path("in")) == ["été_1", "été_1_2", "x_été_1", "日本"]
 
 
-def test_reduced_copies_of_photos_are_none(tmp_path: Path) -> None:
+def test_what_captures_have_beside_their_photos_is_left_out(tmp_path: Path) -> None:
     sizes = {"images/a.jpg": (40, 21), "images_2/a.jpg": (20, 10), "images_4/a.jpg": (10, 5), "images_4/b.jpg": (10, 5),
              "images_8/a.jpg": (40, 21), "cam_1/a.jpg": (40, 20), "cam_2/a.jpg": (20, 10)}  # fmt: skip
     for name, size in sizes.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         picture(*size).save(tmp_path / name)
-    found = [path.relative_to(tmp_path).as_posix() for path in find_photos(tmp_path)]
+    for name in ("depth/a.png", "Confidence/a.png", "masks/cam_1/a.png", "masks/cam_2/a.png", "corrected_images/a.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        picture(40, 21).save(tmp_path / name)
+    said: list[str] = []
+    found = [path.relative_to(tmp_path).as_posix() for path in find_photos(tmp_path, said.append)]
     assert found == ["cam_1/a.jpg", "cam_2/a.jpg", "images/a.jpg", "images_4/b.jpg", "images_8/a.jpg"]
+    assert re.findall(r"(\d+) in (\w+)", said[0]) == [
+        *(("1", "Confidence"), ("1", "corrected_images"), ("1", "depth"), ("1", "images_2"), ("1", "images_4")),
+        ("2", "masks"),
+    ]
     assert len(find_photos(tmp_path / "images_2")) == 1, "unless their folder is named"
+    assert len(find_photos(tmp_path / "masks")) == 2
+    for name in ("images", "images_2", "images_4", "images_8", "cam_1", "cam_2"):
+        shutil.rmtree(tmp_path / name)
+    assert len(find_photos(tmp_path)) == 5, "or there is nothing else"
 
 
 def test_a_file_that_can_be_used_keeps_its_bytes(tmp_path: Path) -> None:
