@@ -195,6 +195,17 @@ def test_labels_places_and_keys(page: OpenPage) -> None:
     assert page.page.title() == "Two <balls>"
 
 
+def test_a_long_question_stays_within_the_panel(browser: Any, file: Path) -> None:
+    view = OpenPage(browser, file, 800, 600)
+    view.page.evaluate(
+        "document.querySelector('[data-question=\"0\"]').append('IMG_20261128_221940.jpg:215.739,69.3286')"
+    )
+    right = "(element) => element.getBoundingClientRect().right"
+    button, row = (view.page.locator(name).first for name in ("[data-question]", "#panel .row:visible"))
+    assert button.evaluate(right) <= row.evaluate(right)
+    view.context.close()
+
+
 def test_notes_follow_the_camera_and_can_be_added_and_saved(page: OpenPage) -> None:
     first = page.page.locator(".note", has_text="middle of the left")
     assert first.is_visible() and not page.page.locator(".note", has_text="far up").is_visible()
