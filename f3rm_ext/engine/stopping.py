@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 from nerfstudio.engine.optimizers import Optimizers
 from nerfstudio.utils import writer
 from nerfstudio.utils.rich_utils import CONSOLE
@@ -32,6 +33,7 @@ class StoppableTrainer(ABC):
     base_dir: Path
     checkpoint_dir: Path
     optimizers: Optimizers
+    callbacks: list[TrainingCallback]
     training_state: Literal["training", "paused", "completed"]
     _completed_step: int | None
     ranks: Ranks | None = None
@@ -95,6 +97,8 @@ class StoppableTrainer(ABC):
     def _stop(self, number: int) -> NoReturn:
         if self._completed_step is not None:
             self.save_checkpoint(self._completed_step)
+            for callback in self.callbacks:
+                callback.run_callback_at_location(self._completed_step, TrainingCallbackLocation.AFTER_TRAIN)
         writer.write_out_storage()
         self._part()
         self._leave(f"Stopped. {self._resume_sentence()}", 128 + number)

@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from nerfstudio.configs.base_config import ViewerConfig
+from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 from nerfstudio.engine.trainer import Trainer
 from nerfstudio.utils.eval_utils import eval_load_checkpoint
 from nerfstudio.utils.writer import GLOBAL_BUFFER
@@ -401,6 +402,21 @@ class TestSignals:
 
         resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=folder), seed=7)
         assert resumed.pipeline.losses == {step: loss for step, loss in whole.pipeline.losses.items() if step > 6}
+
+    def test_stop_concludes_as_a_finished_run_does(
+        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_each_step: Callable[..., None]
+    ) -> None:
+        concluded: list[int] = []
+
+        def conclude(step: int) -> None:
+            concluded.append(step)
+
+        callback = TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN], conclude)
+        monkeypatch.setattr(toy.ToyPipeline, "get_training_callbacks", lambda *_: [callback])
+        in_each_step(lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 6 else None)
+        with pytest.raises(SystemExit):
+            toy.run(toy.make_config(tmp_path, LAST + 1))
+        assert concluded == [6]
 
     def test_stop_in_the_last_step_is_a_finished_run(
         self, toy: ModuleType, tmp_path: Path, in_each_step: Callable[..., None]
