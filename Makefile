@@ -1,6 +1,6 @@
 # Everything a developer types; `make` alone says what there is. Nothing is installed outside .venv.
 
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.10; do $$p -c "" 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10; do $$p -c "" 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 PLUGINS := examples/extractor_conse examples/pose_estimator_turntable
@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 EXTRAS ?= dev,docs,e2e
 JOBS ?= 2
 OUT ?= demo
-SYSTEM = build-essential python3-dev python3-venv libegl1 libgl1 libopengl0
+SYSTEM = build-essential python3-dev python3-venv libegl1 libgl1 libglib2.0-0 libopengl0
 PYTEST = OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
@@ -17,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS
 help:  ## Show this help
 	@echo "usage: make TARGET"
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  \1\t/' | expand -t 12
-	@echo "Python: $(or $(PYTHON),none found (3.10, 3.11 or 3.12 is needed: make PYTHON=...)); extras: $(EXTRAS)"
+	@echo "Python: $(or $(PYTHON),none found (3.10 to 3.13 is needed: make PYTHON=...)); extras: $(EXTRAS)"
 
 install: same-python $(STAMP)  ## Make .venv and install the package with its development tools
 
@@ -29,20 +29,20 @@ same-python:
 	  echo "Error: $(VENV) is of $$($(BIN)/python --version), not of $(PYTHON): run make clean first." >&2; exit 2; \
 	fi
 
-# What no wheel brings, all of it at once and before minutes of installing. The libraries are Open3D's and MeshLab's.
+# What no wheel brings, all of it at once and before minutes of installing. The libraries are OpenCV's, Open3D's and MeshLab's.
 system:
 	@test "$$(uname)" = Linux && test ! -e $(STAMP) && test -n "$(PYTHON)" || exit 0; missing=; \
 	command -v c++ >/dev/null || missing="$$missing c++"; \
 	$(PYTHON) -c "import ensurepip" 2>/dev/null || missing="$$missing ensurepip"; \
 	$(PYTHON) -c "import os, sysconfig; os.stat(sysconfig.get_path('include') + '/Python.h')" 2>/dev/null || \
 	  missing="$$missing Python.h"; \
-	for library in libEGL.so.1 libGL.so.1 libOpenGL.so.0 libX11.so.6; do \
+	for library in libEGL.so.1 libGL.so.1 libgthread-2.0.so.0 libOpenGL.so.0 libX11.so.6; do \
 	  $(PYTHON) -c "import ctypes; ctypes.CDLL('$$library')" 2>/dev/null || missing="$$missing $$library"; \
 	done; \
 	test -z "$$missing" || { echo "Error: this machine lacks$$missing: on Debian or Ubuntu, apt install $(SYSTEM)." >&2; exit 2; }
 
 $(STAMP): pyproject.toml $(PLUGINS:%=%/pyproject.toml) | system
-	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10, 3.11 or 3.12 was found: install one, or say make PYTHON=/path/to/python." >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 to 3.13 was found: install one, or say make PYTHON=/path/to/python." >&2; exit 2; }
 	@echo "Installing into $(VENV) (a few minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip

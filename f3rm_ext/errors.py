@@ -82,6 +82,12 @@ def reason_of(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
+def library_advice(error: BaseException) -> str:
+    """Returns how to install a library of the system that an import misses; empty for other errors."""
+    library = "cannot open shared object file" in str(error)
+    return "on Debian or Ubuntu, `apt install libegl1 libgl1 libglib2.0-0 libopengl0`" if library else ""
+
+
 def report(error: UserError) -> None:
     """Prints an error the way users see it, one line on stderr, and tells it to the program that started this one."""
     events.error(str(error))

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from nerfstudio.cameras.camera_optimizers import CameraOptimizer, CameraOptimizerConfig
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle, RaySamples
@@ -313,6 +314,11 @@ class F3rmModel(QueryableField):
             TrainingCallback([TrainingCallbackLocation.BEFORE_TRAIN_ITERATION], begin_step, update_every_num_iters=1),
             TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], end_step, update_every_num_iters=1),
         ]
+
+    @property
+    def background(self) -> Float[Tensor, "3"]:
+        """The colour behind the scene, 0 to 1, in renderings of the trained model."""
+        return self.renderer_rgb.blend_background(torch.zeros(4, device=self.device))
 
     def memory_options(self) -> list[MemoryOption]:
         """Returns the options that lower the memory of a training step."""

@@ -17,7 +17,7 @@ from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.query.exemplar import scene_clusters
 from f3rm_ext.query.queryable import Queryable, QueryHead, get_head, render_map
 from f3rm_ext.utils.console import note
-from f3rm_ext.utils.pictures import pick_evenly
+from f3rm_ext.utils.pictures import pick_evenly, to_bytes
 
 if TYPE_CHECKING:
     from nerfstudio.data.datasets.base_dataset import InputDataset
@@ -101,11 +101,16 @@ class Photos:
             note(f"{len(found)} photos are called {name}: {first} is taken; name another with its folder, as {other}.")
         return next(iter(found.values()), None)
 
-    def photo(self, split: str, index: int) -> np.ndarray:
-        """Decodes a photo as the run sees it, uint8, (h, w, 3)."""
-        from f3rm_ext.features.store.images import on_white
+    def photo(self, split: str, index: int, rendered: bool = False) -> np.ndarray:
+        """Decodes a photo as the run sees it, uint8, (h, w, 3).
 
-        return on_white(self.dataset(split).get_numpy_image(index))
+        Args:
+            rendered: transparent pixels show what renderings have behind the scene, in place of white.
+        """
+        from f3rm_ext.features.store.images import WHITE, over
+
+        behind = to_bytes(self.model.background.cpu().numpy()) if rendered else WHITE
+        return over(self.dataset(split).get_numpy_image(index), behind)
 
     def photo_mask(self, split: str, index: int) -> Bool[np.ndarray, "h w"] | None:
         """Returns the pixels of a photo that its mask keeps; None where it has no mask."""

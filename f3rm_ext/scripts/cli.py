@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from f3rm_ext import __version__, compat, errors
-from f3rm_ext.errors import ConfigError, UserError, reason_of
+from f3rm_ext.errors import ConfigError, UserError, library_advice, reason_of
 from f3rm_ext.utils import threads
 
 PROGRAM = "f3rm-ext"
@@ -45,10 +45,9 @@ class Group:
         except UserError:
             raise
         except Exception as error:  # importing a broken package can raise anything
-            reason = reason_of(error)
+            advice = library_advice(error) or f"run `{PROGRAM} doctor` to see what is missing"
             raise ConfigError(
-                f"`{PROGRAM} {name}` cannot be used here ({type(error).__name__}: {reason}): "
-                f"run `{PROGRAM} doctor` to see what is missing."
+                f"`{PROGRAM} {name}` cannot be used here ({type(error).__name__}: {reason_of(error)}): {advice}."
             ) from error
 
 

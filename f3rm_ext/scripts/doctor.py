@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from f3rm_ext import __version__, compat
-from f3rm_ext.errors import ConfigError, reason_of
+from f3rm_ext.errors import ConfigError, library_advice, reason_of
 from f3rm_ext.utils import kernel_cache, threads
 from f3rm_ext.utils.ffmpeg import provide_ffmpeg
 from f3rm_ext.utils.libusb import LIBUSB, provide_libusb
@@ -75,10 +75,10 @@ def check_packages() -> Iterator[Finding]:
     """Checks versions of packages and whether they can be imported."""
     yield Finding("packages", "f3rm_ext", Verdict.OK, __version__)
     python = platform.python_version()
-    if python.split(".")[:2] in (["3", "10"], ["3", "11"], ["3", "12"]):
+    if python.split(".")[:2] in (["3", "10"], ["3", "11"], ["3", "12"], ["3", "13"]):
         yield Finding("packages", "python", Verdict.OK, python)
     else:
-        yield Finding("packages", "python", Verdict.ABSENT, python, "3.10 to 3.12 have been tried.")
+        yield Finding("packages", "python", Verdict.ABSENT, python, "3.10 to 3.13 have been tried.")
     for distribution, (module, essential, purpose) in _PACKAGES.items():
         verdict = Verdict.BROKEN if essential else Verdict.ABSENT
         install = f"`pip install {distribution}`; needed for {purpose}."
@@ -250,7 +250,8 @@ def check_methods() -> Iterator[Finding]:
             try:
                 loaded = point.load()
             except Exception as error:
-                advice = f"Mend or uninstall {package}: until then no ns-* command works."
+                advice = library_advice(error) or f"mend or uninstall {package}"
+                advice = f"Until this loads, no ns-* command works: {advice}."
                 yield Finding("methods", name, Verdict.BROKEN, _reason(error), advice)
                 continue
             broken = getattr(getattr(loaded, "config", None), "reason", "")

@@ -5,11 +5,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
 
-from f3rm_ext.errors import ConfigError, reason_of
+from f3rm_ext.errors import ConfigError, library_advice, reason_of
 from f3rm_ext.utils.libusb import provide_libusb
-
-INSTALL_LIBRARIES = "apt install libegl1 libgl1 libopengl0"
-"""Brings what Open3D and MeshLab link to, and servers and containers lack."""
 
 
 def open3d() -> Any:
@@ -23,8 +20,9 @@ def open3d() -> Any:
         import open3d as module
     except (ImportError, OSError) as error:
         reason = reason_of(error)
-        packaged = isinstance(error, ModuleNotFoundError) or "libusb" in reason
-        advice = "`pip install open3d libusb-package`" if packaged else f"on Debian or Ubuntu, `{INSTALL_LIBRARIES}`"
+        advice = library_advice(error)
+        if not advice or "libusb" in reason:
+            advice = "`pip install open3d libusb-package`"
         raise ConfigError(
             f"Open3D, which meshes and the synthetic room need, cannot be imported ({reason}): {advice}."
         ) from error

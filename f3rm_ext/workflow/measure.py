@@ -156,7 +156,7 @@ class Measure:
         low, high = np.quantile((depth_m if true_m is None else true_m)[known if known.any() else kept], (0.02, 0.98))
         low, high = 0.9 * float(low), float(high)
         shown = {
-            "true": self.run.photo(self.split, index),
+            "true": self.run.photo(self.split, index, rendered=True),
             "rendered": pictures.to_bytes(view.rgb),
             "depth": depth_colors_bytes(depth_m, low, high),
         }

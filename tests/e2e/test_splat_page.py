@@ -185,6 +185,7 @@ def test_labels_places_and_keys(page: OpenPage) -> None:
     page.does("f3rm.settled")
     labels = page.picture()
     assert len(np.unique((labels > 0.5).reshape(-1, 3), axis=0)) > 2
+    page.page.locator("#threshold").focus()
     page.page.keyboard.press("1")
     page.does("f3rm.settled")
     assert page.page.locator("#places button").count() == 1

@@ -18,6 +18,7 @@ from f3rm_ext.errors import CaptureError
 from f3rm_ext.utils.atomic_files import write_atomic
 
 INDEX_NAME = "images.json"
+WHITE = np.full(3, 255, np.uint8)
 _MAX_INDEX_ENTRIES = 100_000
 _DECODERS = 4
 _SAVE_EVERY_S = 5.0
@@ -63,17 +64,16 @@ def set_key(keys: Sequence[str]) -> str:
     return hashlib.blake2b("".join(sorted(set(keys))).encode(), digest_size=8).hexdigest()
 
 
-def on_white(image: UInt8[np.ndarray, "h w c"]) -> UInt8[np.ndarray, "h w 3"]:
-    """Lays an RGBA image on white; returns an RGB image as it is.
+def over(image: UInt8[np.ndarray, "h w c"], color: UInt8[np.ndarray, "3"] = WHITE) -> UInt8[np.ndarray, "h w 3"]:
+    """Lays an RGBA image over a colour; returns an RGB image as it is.
 
-    >>> on_white(np.array([[[200, 0, 0, 0]]], dtype=np.uint8)).tolist()
+    >>> over(np.array([[[200, 0, 0, 0]]], dtype=np.uint8)).tolist()
     [[[255, 255, 255]]]
     """
     if image.shape[2] == 3:
         return image
     alpha = image[..., 3:].astype(np.uint16)
-    color = image[..., :3].astype(np.uint16)
-    return ((color * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
+    return ((image[..., :3] * alpha + color * (255 - alpha) + 127) // 255).astype(np.uint8)
 
 
 class ImageIndex:
@@ -184,7 +184,7 @@ class ImageSet:
         self._keys[i] = key
         if file is not None:
             self.index.set(*file, key)
-        return Decoded(key, on_white(image), Path(self.name(i)))
+        return Decoded(key, over(image), Path(self.name(i)))
 
     def name(self, i: int) -> str:
         """Returns the path of an image, for messages."""

@@ -375,8 +375,9 @@ class SplatPage {
   }
 
   press(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || /SELECT|INPUT/.test(event.target.tagName)) return;
     const key = event.key.toLowerCase(), last = this.content.questions.length;
+    const typed = event.target.matches("select, [type=text]") || (event.target.matches("[type=range]") && key.startsWith("arrow"));
+    if (event.ctrlKey || event.metaKey || event.altKey || typed) return;
     if ("wasdqe".includes(key) || key.startsWith("arrow")) {
       event.preventDefault();
       if (!this.held.size) this.last = performance.now();

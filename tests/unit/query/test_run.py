@@ -43,6 +43,15 @@ def test_splits(run) -> None:
     assert photo.shape == (48, 64, 3) and photo.dtype == np.uint8
 
 
+def test_transparent_photos_can_be_laid_over_what_renderings_have_behind_them(run, monkeypatch) -> None:
+    clear = np.zeros((48, 64, 4), np.uint8)
+    monkeypatch.setattr(type(run.dataset("test")), "get_numpy_image", lambda self, index: clear)
+    assert (run.photo("test", 1) == 255).all()
+    for color, value in (("white", 255), ("black", 0), ("random", 0)):
+        monkeypatch.setattr(run.model.renderer_rgb, "background_color", color)
+        assert (run.photo("test", 1, rendered=True) == value).all(), color
+
+
 def test_photos_are_found(run, monkeypatch) -> None:
     file = run.files("test")[1]
     for name in (file.name, f"images/{file.name}", str(file)):

@@ -197,6 +197,14 @@ class TestMethods:
         assert "uninstall some-plugin" in found["bad (method)"].advice
         assert found["good (method)"].verdict is Verdict.OK
 
+    def test_library_of_the_system_that_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail() -> None:
+            raise ImportError("libgthread-2.0.so.0: cannot open shared object file: No such file or directory")
+
+        monkeypatch.setattr(importlib.metadata, "entry_points", self.points(ours=fail))
+        (found,) = doctor.check_methods()
+        assert "libglib2.0-0" in found.advice and "uninstall" not in found.advice
+
 
 class TestReport:
     @pytest.fixture
