@@ -43,7 +43,10 @@ class _Extractors:
         if extractor is None:
             try:
                 if texts and not understands_text(head.extractor):
-                    raise ExtractorError(f"The feature {head.name!r} ({head.extractor}) understands no text")
+                    raise ExtractorError(
+                        f"The feature {head.name!r} ({head.extractor}) understands no text: query, or train with, "
+                        "one that does, such as clip"
+                    )
                 extractor = self._built[head.extractor] = build_extractor(head.extractor, device=self.device)
             except UserError as error:
                 kind = type(error) if isinstance(error, ExtractorError) else ExtractorError

@@ -149,7 +149,7 @@ def test_weights_that_arrive_later_are_used(words_head, monkeypatch) -> None:
 
 @pytest.mark.parametrize("weights", ["here", "missing"])
 def test_features_without_texts_say_so_whatever_their_weights(words_head, weights) -> None:
-    with pytest.raises(ExtractorError, match=r"'w' \(silent.*example") as caught:
+    with pytest.raises(ExtractorError, match=r"'w' \(silent.*clip.*example") as caught:
         TextEncoder().encode(words_head(f"silent:weights={weights}"), ["a"])
     assert not isinstance(caught.value, WeightsNotFoundError) and Silent.built == []
 
