@@ -302,6 +302,7 @@ class EvalQuery(QueryTarget):
 
     def _class_table(self, results: "dict[Protocol, QueryMetrics]") -> Any:
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(title="Localisation and IoU at the fixed threshold, by class")
         table.add_column("")
@@ -310,7 +311,9 @@ class EvalQuery(QueryTarget):
         classes = {name: metrics.summarize_classes() for name, metrics in results.items()}
         for thing in classes["rendered"]:
             cells = [results.get(thing) for results in classes.values()]
-            table.add_row(thing, *("-" if c is None else f"{c['localisation']:.2f}  {c['miou']:.3f}" for c in cells))
+            table.add_row(
+                Text(thing), *("-" if c is None else f"{c['localisation']:.2f}  {c['miou']:.3f}" for c in cells)
+            )
         return table
 
 

@@ -91,7 +91,7 @@ class Query(QueryOptions):
             self._write_heat_meshes(run, queries, writer, result)
         console().print(self._table(result.summary))
         overview = result.folder / "overview.png"
-        console().print(f"The results are in {result.folder}; begin with {overview}.", soft_wrap=True)
+        say(f"The results are in {result.folder}; begin with {overview}.")
         return 0
 
     def _list_groups(self) -> int:
@@ -164,6 +164,7 @@ class Query(QueryOptions):
 
     def _table(self, summary: dict[str, Any]) -> Any:
         from rich.table import Table
+        from rich.text import Text
 
         from f3rm_ext.html.page import plural
 
@@ -174,7 +175,7 @@ class Query(QueryOptions):
             place = best["best_at_capture"]
             x, y = best["best_px"]
             at = "-" if place is None else ", ".join(f"{value:.3f}" for value in place)
-            table.add_row(name, best["view"], f"{x:g}, {y:g}", f"{best['best_score']:.3f}", at)
+            table.add_row(Text(name), Text(best["view"]), f"{x:g}, {y:g}", f"{best['best_score']:.3f}", at)
         return table
 
 

@@ -10,7 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from rich.console import Console
+
+from f3rm_ext.query.metrics import QueryMetrics
+from f3rm_ext.scripts.eval_query import EvalQuery
 
 Typed = Callable[..., Any]
 pytestmark = pytest.mark.timeout(800)  # the first one waits for a training of 420 steps
@@ -151,6 +156,13 @@ def surface(room: Path, name: str) -> np.ndarray:
         pose = np.asarray(frame["transform_matrix"])
         points.append(np.stack([x, y, -z], axis=1) @ pose[:3, :3].T + pose[:3, 3])
     return np.concatenate(points)
+
+
+def test_names_of_classes_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = QueryMetrics()
+    metrics.add("cup [/red]", torch.tensor([0.9, 0.1]), torch.tensor([True, False]))
+    Console().print(EvalQuery._class_table(EvalQuery(load_config=Path("config.yml")), {"rendered": metrics}))
+    assert "cup [/red]" in capsys.readouterr().out
 
 
 class TestNsEval:
