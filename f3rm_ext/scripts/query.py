@@ -66,6 +66,7 @@ class Query(QueryOptions):
 
     def main(self) -> int:
         """Runs the queries and writes their results. Returns the exit code."""
+        from f3rm_ext.html.page import plural
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.render import score_views
@@ -81,8 +82,8 @@ class Query(QueryOptions):
         queries = encode_queries(specs, run)
         for query in queries:
             say(
-                f"{query.name}: {len(query.positives)} directions to find, {len(query.negatives)} to tell them from; "
-                f"scores from {self.threshold:g} match."
+                f"{query.name}: {plural(len(query.positives), 'direction')} to find, {len(query.negatives)} to tell "
+                f"from; scores from {self.threshold:g} match."
             )
         scored_views = score_views(run.model, views, queries)
         writer = self._writer(run, queries, views, path)
@@ -90,6 +91,9 @@ class Query(QueryOptions):
         if self.mesh is not None:
             self._write_heat_meshes(run, queries, writer, result)
         console().print(self._table(result.summary))
+        for name, best in result.summary["best"].items():
+            if best["best_score"] < self.threshold:
+                say(f"{name}: nothing matches; the place above is only where the score is highest.")
         overview = result.folder / "overview.png"
         say(f"The results are in {result.folder}; begin with {overview}.")
         return 0

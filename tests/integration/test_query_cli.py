@@ -149,6 +149,19 @@ class TestResults:
         assert "Best of 3 views" in said and "middle" in said and str(folder / "overview.png") in said
 
 
+def test_a_query_that_nothing_matches_says_so(trained: Any, f3rm_ext: Typed, tmp_path: Path) -> None:
+    """Its name is printed as it was typed, brackets too."""
+    said = f3rm_ext(
+        *("query", "--load-config", trained.config, "--exemplar", f"all [red]={EXAMPLE}", f"any={EXAMPLE}:20,20"),
+        *("--threshold", "0.99", "--views", "frame_00003.png", "--out", tmp_path / "new"),
+    ).succeeds()
+    best = read(tmp_path / "new" / "summary.json")["best"]
+    for name, found in best.items():
+        assert (f"{name}: nothing matches" in said.stdout) == (found["best_score"] < 0.99)
+    assert "│ all [red]" in said.stdout and "all [red]: 1 direction to find" in said.stdout
+    assert best["all [red]"]["best_score"] < 0.99
+
+
 def test_groups_of_a_field(trained: Any, f3rm_ext: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(surface_groups, "POINTS", 1000)
     done = f3rm_ext("query", "--load-config", trained.config, "--list", "--out", tmp_path).succeeds()
