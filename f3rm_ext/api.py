@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ class Match:
 
     view: str
     """Name of the view: that of its photo without suffix, or ``frame-00000`` along a camera path."""
-    camera: Cameras
+    camera: Cameras = field(repr=False)
     """One camera, scene frame, on the CPU."""
     score: float
     """Score of the best pixel: relevancy, 0 to 1, or cosine, -1 to 1, for a query without negatives."""
@@ -40,9 +40,9 @@ class Match:
     """Centre (x, y) of the best pixel, px."""
     position: tuple[float, float, float] | None
     """Where its ray meets a surface, in the frame and units of the capture; None where it meets none."""
-    scores: Float32[np.ndarray, "h w"]
+    scores: Float32[np.ndarray, "h w"] = field(repr=False)
     """Score of every pixel."""
-    rgb: UInt8[np.ndarray, "h w 3"]
+    rgb: UInt8[np.ndarray, "h w 3"] = field(repr=False)
     """The rendered view."""
 
 

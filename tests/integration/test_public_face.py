@@ -72,6 +72,7 @@ def test_readme_on_a_run(run_folder: Path, tiny_capture: Path, tmp_path: Path, m
     col, row = (int(value) for value in best.pixel)
     assert best.scores[row, col] == best.score == best.scores.max()
     matches = run.query("mug")
+    assert len(repr(matches[0])) < 200, "a notebook shows it"
     assert matches[0].view == best.view and len(matches) == len(run.cameras("test"))
     assert [match.score for match in matches] == sorted((match.score for match in matches), reverse=True)
     if best.position is not None:  # the place projects to the pixel
