@@ -1,6 +1,6 @@
 # Everything a developer types; `make` alone says what there is. Nothing is installed outside .venv.
 
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.10; do $$p -c "" 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3.10; do $$p -c "" 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 PLUGINS := examples/extractor_conse examples/pose_estimator_turntable
@@ -17,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS
 help:  ## Show this help
 	@echo "usage: make TARGET"
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */  \1\t/' | expand -t 12
-	@echo "Python: $(or $(PYTHON),none found (3.10 to 3.13 is needed: make PYTHON=...)); extras: $(EXTRAS)"
+	@echo "Python: $(or $(PYTHON),none found (3.10 to 3.14 is needed: make PYTHON=...)); extras: $(EXTRAS)"
 
 install: same-python $(STAMP)  ## Make .venv and install the package with its development tools
 
@@ -42,7 +42,7 @@ system:
 	test -z "$$missing" || { echo "Error: this machine lacks$$missing: on Debian or Ubuntu, apt install $(SYSTEM)." >&2; exit 2; }
 
 $(STAMP): pyproject.toml $(PLUGINS:%=%/pyproject.toml) | system
-	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 to 3.13 was found: install one, or say make PYTHON=/path/to/python." >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "Error: no Python 3.10 to 3.14 was found: install one, or say make PYTHON=/path/to/python." >&2; exit 2; }
 	@echo "Installing into $(VENV) (a few minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --upgrade pip

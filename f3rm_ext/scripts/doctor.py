@@ -75,10 +75,11 @@ def check_packages() -> Iterator[Finding]:
     """Checks versions of packages and whether they can be imported."""
     yield Finding("packages", "f3rm_ext", Verdict.OK, __version__)
     python = platform.python_version()
-    if python.split(".")[:2] in (["3", "10"], ["3", "11"], ["3", "12"], ["3", "13"]):
+    major, minor, *_ = python.split(".")
+    if major == "3" and 10 <= int(minor) <= 14:
         yield Finding("packages", "python", Verdict.OK, python)
     else:
-        yield Finding("packages", "python", Verdict.ABSENT, python, "3.10 to 3.13 have been tried.")
+        yield Finding("packages", "python", Verdict.ABSENT, python, "3.10 to 3.14 have been tried.")
     for distribution, (module, essential, purpose) in _PACKAGES.items():
         verdict = Verdict.BROKEN if essential else Verdict.ABSENT
         install = f"`pip install {distribution}`; needed for {purpose}."
