@@ -138,5 +138,7 @@ def sentence(error: BaseException) -> str:
 
 
 def _names(sources: tuple[str, ...]) -> str:
-    shown = [f"“{plain(source)}”" for source in sources[:_MOST_NAMES]]
-    return ", ".join([*shown, "…"] if len(sources) > _MOST_NAMES else shown)
+    # Of an example and what it is told from, there are several directions each.
+    names = list(dict.fromkeys(re.sub(r", (cluster|part) \d+$", "", source) for source in sources))
+    shown = [f"“{plain(name)}”" for name in names[:_MOST_NAMES]]
+    return ", ".join([*shown, "…"] if len(names) > _MOST_NAMES else shown)

@@ -58,6 +58,10 @@ def test_queries_are_described_by_what_they_were_made_of() -> None:
     assert status.describe_labels([]) == ""
     many = Query("q", "toy", Embeddings.from_full(torch.ones(9, 3), [str(i) for i in range(9)]), Embeddings.empty(3))
     assert "“4”, …" in status.describe_query(many, 0.5)
+    example = Embeddings.from_full(torch.eye(3)[:2], ["click 1:60,60", "click 1:60,60, part 1"])
+    rest = Embeddings.from_full(torch.eye(3)[:2], ["scene, cluster 1", "scene, cluster 2"])
+    clicked = status.describe_query(Query("q", "toy", example, rest), 0.5)
+    assert clicked == f"**Query** “{status.plain('click 1:60,60')}” against “scene”, found from 0.50"
 
 
 def test_errors_speak_for_themselves_if_they_are_for_users() -> None:
