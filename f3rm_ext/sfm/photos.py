@@ -21,10 +21,9 @@ from f3rm_ext.utils.pictures import UNREADABLE
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".avif", ".heic", ".heif"}
 RAW_SUFFIXES = {".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"}
-AUXILIARY_FOLDERS = {
-    *("confidence", "corrected_images", "depth", "depths", "images_undistorted"),
-    *("labels", "mask", "masks", "masks_undistorted", "normals"),
-}
+AUXILIARY_FOLDERS = set(
+    "confidence corrected_images depth depths images_undistorted labels mask masks masks_undistorted normals".split()
+)
 """Subfolders of captures, and of what apps for scanning export, whose pictures are no photos or copies of others."""
 LOSSY = {"JPEG", "MPO", "WEBP", "AVIF", "HEIF"}
 _JPEG_QUALITY = 95

@@ -376,8 +376,8 @@ class SplatPage {
 
   press(event) {
     const key = event.key.toLowerCase(), last = this.content.questions.length;
-    const typed = event.target.matches("select, [type=text]") || (event.target.matches("[type=range]") && key.startsWith("arrow"));
-    if (event.ctrlKey || event.metaKey || event.altKey || typed) return;
+    const own = event.target.matches(key.startsWith("arrow") ? "select, input" : "select, [type=text]");
+    if (event.ctrlKey || event.metaKey || event.altKey || own) return;
     if ("wasdqe".includes(key) || key.startsWith("arrow")) {
       event.preventDefault();
       if (!this.held.size) this.last = performance.now();
