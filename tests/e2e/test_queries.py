@@ -139,7 +139,7 @@ def test_a_click_lights_up_what_was_clicked(
         wait_until(lambda: "Click on the scene" in page.view.status(), WAIT_S, "being asked to click")
         page.view.click_at(float(x[thing.row, thing.col]), float(y[thing.row, thing.col]))
         wait_until(lambda thing=thing: page.heat(thing.label) > FOUND, WAIT_S, f"heat on {thing.name}")
-        assert "cluster 1" in page.view.status()
+        assert "against “scene”" in page.view.status()
     assert page.heat(things[0].label) < FOUND / 2
 
 
