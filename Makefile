@@ -29,7 +29,8 @@ same-python:
 	  echo "Error: $(VENV) is of $$($(BIN)/python --version), not of $(PYTHON): run make clean first." >&2; exit 2; \
 	fi
 
-# What no wheel brings, all of it at once and before minutes of installing. The libraries are OpenCV's, Open3D's and MeshLab's.
+# What no wheel brings, all of it at once and before minutes of installing. The libraries are those of OpenCV, Open3D and
+# MeshLab.
 system:
 	@test "$$(uname)" = Linux && test ! -e $(STAMP) && test -n "$(PYTHON)" || exit 0; missing=; \
 	command -v c++ >/dev/null || missing="$$missing c++"; \

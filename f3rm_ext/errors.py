@@ -83,9 +83,13 @@ def reason_of(error: BaseException) -> str:
 
 
 def library_advice(error: BaseException) -> str:
-    """Returns how to install a library of the system that an import misses; empty for other errors."""
-    library = "cannot open shared object file" in str(error)
-    return "on Debian or Ubuntu, `apt install libegl1 libgl1 libglib2.0-0 libopengl0`" if library else ""
+    """Returns how to install a library of the system that an import misses; empty for other errors.
+
+    Libusb is none of them: the package libusb-package brings it.
+    """
+    if "cannot open shared object file" not in str(error) or "libusb" in str(error):
+        return ""
+    return "on Debian or Ubuntu, `apt install libegl1 libgl1 libglib2.0-0 libopengl0`"
 
 
 def report(error: UserError) -> None:

@@ -57,8 +57,8 @@ class Selection:
     """Names of the queries and classes that found it."""
     chosen: Bool[Tensor, " gaussians"]
     """The object."""
-    alone: Bool[Tensor, " gaussians"]
-    """What of it is kept without the scene."""
+    core: Bool[Tensor, " gaussians"]
+    """The object without its hidden Gaussians outside the extent of the others, as ``--keep`` writes it."""
     shares: Float[Tensor, " gaussians"]
     """Share of the weight of each Gaussian that the training views show on the object, 0 to 1."""
     hidden: int
@@ -106,8 +106,8 @@ def select_splats(run: SplatRun, wish: Wish) -> Selection:
         _require_some(found.chosen, wish)
         object_px, empty_px = _count_empty(run, found.chosen, views, masks, advance)
     hidden = int((found.chosen & ~found.visible).sum())
-    alone = found.alone(splats.means).cpu()
-    return Selection(wish.names, found.chosen.cpu(), alone, found.shares.cpu(), hidden, object_px, empty_px)
+    core = found.core(splats.means).cpu()
+    return Selection(wish.names, found.chosen.cpu(), core, found.shares.cpu(), hidden, object_px, empty_px)
 
 
 def _require_some(chosen: Bool[Tensor, " gaussians"], wish: Wish) -> None:
@@ -192,7 +192,7 @@ def write_selection(
     run: SplatRun, load_config: Path, out: Path, selection: Selection, *, keep: bool, wish: Wish
 ) -> None:
     """Writes the object, or the scene without it, as a run; see :func:`~f3rm_ext.export.derived.write_derived`."""
-    kept = selection.alone if keep else ~selection.chosen
+    kept = selection.core if keep else ~selection.chosen
     removed, names = ~kept, ", ".join(selection.names)
     count = int(selection.chosen.sum())
     rows = [

@@ -14,7 +14,7 @@ from f3rm_ext.capture.images import image_size
 from f3rm_ext.errors import ConfigError, ExtractorError, UserError
 from f3rm_ext.features.base import Extractor, FeatureMap, FileExtractor, TextExtractor
 from f3rm_ext.features.pca_codes import encode
-from f3rm_ext.features.store.images import over
+from f3rm_ext.features.store.images import blend_background
 from f3rm_ext.query.embeddings import Embeddings
 from f3rm_ext.query.exemplar import Example, take_example
 from f3rm_ext.query.options import Region
@@ -184,7 +184,7 @@ def read_upright(path: Path) -> UInt8[np.ndarray, "h w 3"]:
         with Image.open(path) as image:
             upright = ImageOps.exif_transpose(image)
             transparent = upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info
-            return over(np.asarray(upright.convert("RGBA" if transparent else "RGB")))
+            return blend_background(np.asarray(upright.convert("RGBA" if transparent else "RGB")))
     except FileNotFoundError as error:
         raise ConfigError(
             f"There is no image {str(path)!r}, neither among the photos of the capture nor as a file: check its name."

@@ -107,10 +107,10 @@ class Photos:
         Args:
             rendered: transparent pixels show what renderings have behind the scene, in place of white.
         """
-        from f3rm_ext.features.store.images import WHITE, over
+        from f3rm_ext.features.store.images import WHITE, blend_background
 
         behind = to_bytes(self.model.background.cpu().numpy()) if rendered else WHITE
-        return over(self.dataset(split).get_numpy_image(index), behind)
+        return blend_background(self.dataset(split).get_numpy_image(index), behind)
 
     def photo_mask(self, split: str, index: int) -> Bool[np.ndarray, "h w"] | None:
         """Returns the pixels of a photo that its mask keeps; None where it has no mask."""

@@ -86,10 +86,10 @@ def find_photos(folder: Path, say: Callable[[str], None] = lambda _: None) -> li
 def _auxiliary_folder(path: Path, folder: Path) -> str:
     """Returns the subfolder that makes a picture no photo, relative to the folder; empty for a photo."""
     parents = path.relative_to(folder).parents
-    names = [parent.as_posix() for parent in parents if parent.name.lower() in AUXILIARY_FOLDERS]
-    if not names and path.parent != folder and _is_reduced_copy(path):
-        names = [parents[0].as_posix()]
-    return names[0] if names else ""
+    for parent in parents:
+        if parent.name.lower() in AUXILIARY_FOLDERS:
+            return parent.as_posix()
+    return parents[0].as_posix() if path.parent != folder and _is_reduced_copy(path) else ""
 
 
 def _is_reduced_copy(path: Path) -> bool:

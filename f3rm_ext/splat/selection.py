@@ -89,8 +89,8 @@ class Chosen(NamedTuple):
     shares: Float[Tensor, " gaussians"]
     """Share of the weight of each Gaussian that the views show on the object, 0 to 1."""
 
-    def alone(self, means: Float[Tensor, "gaussians 3"]) -> Bool[Tensor, " gaussians"]:
-        """Returns those that show the object without its scene: not the hidden ones outside the extent of the others.
+    def core(self, means: Float[Tensor, "gaussians 3"]) -> Bool[Tensor, " gaussians"]:
+        """Returns the object without the hidden Gaussians outside the extent of the others.
 
         Args:
             means: centres of the Gaussians, scene frame.

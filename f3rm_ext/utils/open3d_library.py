@@ -19,12 +19,9 @@ def open3d() -> Any:
     try:
         import open3d as module
     except (ImportError, OSError) as error:
-        reason = reason_of(error)
-        advice = library_advice(error)
-        if not advice or "libusb" in reason:
-            advice = "`pip install open3d libusb-package`"
+        advice = library_advice(error) or "`pip install open3d libusb-package`"
         raise ConfigError(
-            f"Open3D, which meshes and the synthetic room need, cannot be imported ({reason}): {advice}."
+            f"Open3D, which meshes and the synthetic room need, cannot be imported ({reason_of(error)}): {advice}."
         ) from error
     module.utility.set_verbosity_level(module.utility.VerbosityLevel.Error)
     return module

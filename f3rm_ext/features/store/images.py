@@ -19,6 +19,7 @@ from f3rm_ext.utils.atomic_files import write_atomic
 
 INDEX_NAME = "images.json"
 WHITE = np.full(3, 255, np.uint8)
+"""The colour behind transparent pixels where features are extracted."""
 _MAX_INDEX_ENTRIES = 100_000
 _DECODERS = 4
 _SAVE_EVERY_S = 5.0
@@ -64,10 +65,12 @@ def set_key(keys: Sequence[str]) -> str:
     return hashlib.blake2b("".join(sorted(set(keys))).encode(), digest_size=8).hexdigest()
 
 
-def over(image: UInt8[np.ndarray, "h w c"], color: UInt8[np.ndarray, "3"] = WHITE) -> UInt8[np.ndarray, "h w 3"]:
+def blend_background(
+    image: UInt8[np.ndarray, "h w c"], color: UInt8[np.ndarray, "3"] = WHITE
+) -> UInt8[np.ndarray, "h w 3"]:
     """Lays an RGBA image over a colour; returns an RGB image as it is.
 
-    >>> over(np.array([[[200, 0, 0, 0]]], dtype=np.uint8)).tolist()
+    >>> blend_background(np.array([[[200, 0, 0, 0]]], dtype=np.uint8)).tolist()
     [[[255, 255, 255]]]
     """
     if image.shape[2] == 3:
@@ -184,7 +187,7 @@ class ImageSet:
         self._keys[i] = key
         if file is not None:
             self.index.set(*file, key)
-        return Decoded(key, over(image), Path(self.name(i)))
+        return Decoded(key, blend_background(image), Path(self.name(i)))
 
     def name(self, i: int) -> str:
         """Returns the path of an image, for messages."""

@@ -23,7 +23,7 @@ from f3rm_ext.features import stored_head
 from f3rm_ext.features.pca_codes import project_query
 from f3rm_ext.features.source import head_names
 from f3rm_ext.features.store.feature_store import cache_root
-from f3rm_ext.features.store.images import over
+from f3rm_ext.features.store.images import blend_background
 from f3rm_ext.utils.atomic_files import FolderLock
 
 pytestmark = pytest.mark.usefixtures("no_fsync", "quick_collection")
@@ -95,11 +95,12 @@ def test_lost_or_damaged_index_costs_time_only(lab, content):
     assert len(json.loads(index.read_text())["entries"]) == 5
 
 
-def test_transparent_images_are_laid_over(lab):
+def test_transparent_images_are_laid_on_white(lab):
     paths = lab.toy.write_images(lab.folder / "rgba", 1, channels=4)
     loaded = lab.prepare(paths)[0].load(0)["toy"].values
     raw = lab.toy.ToyDataset(paths).get_numpy_image(0)
-    np.testing.assert_array_equal(loaded, lab.toy.ToyExtractor().extract([over(raw)])[0].numpy().astype(np.float16))
+    white = blend_background(raw)
+    np.testing.assert_array_equal(loaded, lab.toy.ToyExtractor().extract([white])[0].numpy().astype(np.float16))
 
 
 def test_head_names_are_unique() -> None:

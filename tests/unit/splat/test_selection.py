@@ -62,4 +62,4 @@ def test_an_object_alone_ends_where_the_views_show_it() -> None:
     """What is hidden within it stays, what is hidden far behind it does not."""
     means = torch.tensor([[0.0, 0, 0], [1, 1, 1], [0.5, 0.5, 0.5], [0.5, 0.5, 9], [0.5, 0.5, 0.6]])
     chosen, visible = torch.tensor([1, 1, 1, 1, 0]).bool(), torch.tensor([1, 1, 0, 0, 0]).bool()
-    assert selection.Chosen(chosen, visible, visible.float()).alone(means).tolist() == [True, True, True, False, False]
+    assert selection.Chosen(chosen, visible, visible.float()).core(means).tolist() == [True, True, True, False, False]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from f3rm_ext.features.store import images as images_module
-from f3rm_ext.features.store.images import ImageIndex, ImageSet, image_key, over, set_key
+from f3rm_ext.features.store.images import ImageIndex, ImageSet, blend_background, image_key, set_key
 
 pytestmark = pytest.mark.usefixtures("no_fsync")
 
@@ -65,4 +65,4 @@ def test_transparent_pixels_are_laid_on_white() -> None:
     image = np.zeros((1, 3, 4), dtype=np.uint8)
     image[0, :, 0] = 200
     image[0, :, 3] = (0, 255, 51)
-    assert over(image).tolist() == [[[255, 255, 255], [200, 0, 0], [244, 204, 204]]]
+    assert blend_background(image).tolist() == [[[255, 255, 255], [200, 0, 0], [244, 204, 204]]]
