@@ -136,6 +136,11 @@ def kernel_device(tensor: Tensor) -> str:
     return _Planned.device_type if isinstance(tensor, ShapeTensor) or tensor.is_meta else tensor.device.type
 
 
+def fits_numba(*tensors: Tensor) -> bool:
+    """Returns whether numba's kernels are for these tensors: float32, on the CPU."""
+    return all(kernel_device(tensor) == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
+
+
 def run_kernel(kernel: Callable[..., None], *arguments: Any) -> None:
     """Runs one of numba's kernels on the arrays of tensors and on other arguments, unless a tensor lacks values."""
     if not any(isinstance(value, Tensor) and lacks_values(value) for value in arguments):

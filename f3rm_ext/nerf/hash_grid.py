@@ -39,6 +39,7 @@ def hash_grid_reference(
     outputs = []
     corners = torch.tensor([[(c >> axis) & 1 for axis in range(3)] for c in range(8)], device=points.device)
     for level in levels:
+        # Half a cell of shift, as in Instant NGP, so that vertices of all levels do not meet at the origin.
         position = points * level.scale + 0.5
         cell = position.detach().floor()
         fraction = position - cell

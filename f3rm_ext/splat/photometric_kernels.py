@@ -56,6 +56,7 @@ def _slopes(one, two, window, factor, slopes, parts):
             structure = (two_ * (moments[4, q] - a * b) + C2) / spread
             total += np.float32(1.0) - light * structure
             product, square = two_ * light / spread, -light * structure / spread
+            # By the mean, the mean square and the mean product of the window; variances depend on the mean as well.
             by_window[0, q] = structure * two_ * (b - a * light) / squares - product * b - two_ * square * a
             by_window[1, q] = two_ * square
             by_window[2, q] = product
@@ -88,6 +89,7 @@ def _gradient(one, two, window, slopes, ssim_factor, l1_factor, gradient, parts)
             a, b = one[i, q], two[i, q]
             difference = a - b
             total += abs(difference)
+            # Neither greater nor less is 0, and NaN, which has to stay NaN.
             sign = l1_factor if difference > zero else (-l1_factor if difference < zero else difference * zero)
             gradient[i, q] = sign - ssim_factor * (up[0, q] + a * up[1, q] + b * up[2, q])
         parts[i] = l1_factor * total

@@ -11,7 +11,7 @@ from pathlib import Path
 import f3rm_ext
 
 ROOT = Path(__file__).parents[2]
-HEAVY = {"open_clip", "transformers", "skimage", "numba", "tinycudann"}
+HEAVY = {"open_clip", "transformers", "skimage", "numba", "scipy.ndimage", "tinycudann"}
 NEEDS = {"f3rm_ext.nerf.hash_triton": "triton"}
 """Modules that are only imported where a package is installed."""
 
@@ -69,13 +69,14 @@ def test_every_package_is_listed_for_the_wheel() -> None:
 
 def test_registration_imports_nothing_heavy() -> None:
     code = (
-        "import sys, f3rm_ext.capture.dataparser, f3rm_ext.method_configs.nerf as methods;"
-        "print(methods.f3rm_ext.config.method_name, type(methods.f3rm_ext.config).__name__);"
+        "import sys, f3rm_ext.capture.dataparser, f3rm_ext.method_configs.nerf as nerf;"
+        "import f3rm_ext.method_configs.splat as splat;"
+        "print(*(type(method.config).__name__ for method in (nerf.f3rm_ext, splat.sugar_ext, splat.sugar_ext_refine)));"
         f"print(sorted({HEAVY!r} & sys.modules.keys()))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["f3rm-ext F3rmTrainerConfig", "[]"]
+    assert result.stdout.splitlines() == ["F3rmTrainerConfig " * 2 + "F3rmTrainerConfig", "[]"]
 
 
 def test_importing_the_package_imports_only_itself() -> None:

@@ -34,6 +34,7 @@ def warp_photo(photo, height, width, warp, first, out, begin, stop):
         y = np.float32(first + row)
         u, v, w = warp[0, 1] * y + warp[0, 2], warp[1, 1] * y + warp[1, 2], warp[2, 1] * y + warp[2, 2]
         low, high = np.float32(0), np.float32(out.shape[1] - 1)
+        # Limits of u / w and v / w are linear in x once multiplied by w, which is positive in front of the camera.
         low, high = _clip_range(low, high, w - np.float32(1e-6), c)
         low, high = _clip_range(low, high, u, a)
         low, high = _clip_range(low, high, right * w - u, right * c - a)
@@ -170,6 +171,7 @@ def sweep_planes(own, others, sizes, still, moving, nearness, rows, window, nois
                         total[x] += top[rank, row, x]
                 for x in range(inner):
                     fit = total[x] / better
+                    # Scores beside the best one are all that the parabola needs: no volume is kept.
                     if chosen[row, x] == plane - 1:
                         high[row, x] = fit
                     if fit > best[row, x]:

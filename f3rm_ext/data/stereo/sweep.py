@@ -16,7 +16,6 @@ import cv2
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64, UInt8
-from scipy.ndimage import map_coordinates
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
@@ -222,6 +221,7 @@ def best_plane_reference(
     window_px: int,
 ) -> Fit:
     """Does the same as :func:`best_plane`, written for readability; it keeps the scores of all planes in memory."""
+    from scipy.ndimage import map_coordinates
 
     def mean(values: Float32[np.ndarray, "h w"]) -> Float32[np.ndarray, "h w"]:
         return cv2.blur(values, (window_px, window_px))

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional
 
-from f3rm_ext.mesh.bound import kernels
+from f3rm_ext.memory.shapes import fits_numba
 from f3rm_ext.mesh.bound.layout import INITIAL_SIZES, barycentric_weights
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count, sh_to_rgb
 
@@ -83,8 +83,11 @@ class BoundGaussians:
         vertices, faces, turns, count = self.vertices, self.faces, self.turns, self.per_triangle
         # The viewer looks at a model before it has its mesh.
         weights = barycentric_weights(count, vertices.device, vertices.dtype) if count else vertices.new_zeros(0, 3)
-        if kernels.fit(vertices, turns):
-            return kernels.BoundGeometry.apply(vertices, turns, faces, weights)  # type: ignore[return-value]
+        if fits_numba(vertices, turns):
+            # numba loads slowly, and every ns-* command loads this module to register the method.
+            from f3rm_ext.mesh.bound.kernels import BoundGeometry
+
+            return BoundGeometry.apply(vertices, turns, faces, weights)  # type: ignore[return-value]
         corners = vertices[faces]
         frames = frame_quats(triangle_frames(corners)).repeat_interleave(count, dim=0)
         means = torch.einsum("nk,fkc->fnc", weights, corners).reshape(-1, 3)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from f3rm_ext.memory.shapes import kernel_device, run_kernel
+from f3rm_ext.memory.shapes import run_kernel
 from f3rm_ext.splat.triton_kernels import KernelLoss
 
 LEAST = 1e-20
@@ -50,6 +50,7 @@ def _frame(ax, ay, az, cx, cy, cz):
 @numba.njit(error_model="numpy", inline="always")
 def _quat(ex, ey, ez, tx, ty, tz, nx, ny, nz):
     """Returns the unit quaternion of a frame, see :func:`f3rm_ext.mesh.bound.gaussians.frame_quats`."""
+    # Each is four times the square of a component; dividing by the largest never divides by nearly 0.
     w, x, y, z = 1 + ex + ty + nz, 1 + ex - ty - nz, 1 - ex + ty - nz, 1 - ex - ty + nz
     if w >= x and w >= y and w >= z:
         x, y, z = tz - ny, nx - ez, ey - tx
@@ -69,6 +70,7 @@ def _half_turn(turns, g):
     """Returns the cosine and sine of a turn, its length, and those of its half, up to a factor."""
     length = max(np.sqrt(np.float64(turns[g, 0]) ** 2 + np.float64(turns[g, 1]) ** 2), 1e-12)
     cosine, sine = turns[g, 0] / length, turns[g, 1] / length
+    # Two forms of the same half turn: each is free of cancellation where it is used.
     if cosine >= 0:
         return cosine, sine, length, 1 + cosine, sine
     return cosine, sine, length, sine, 1 - cosine
@@ -194,11 +196,6 @@ def _normals_backward(vertices, faces, by_normals, factor, by_corners):
             outwards, scale = gx * nx + gy * ny + gz * nz, factor / twice
             px, py, pz = scale * (gx - outwards * nx), scale * (gy - outwards * ny), scale * (gz - outwards * nz)
             _add_edges(by_corners, f, ax, ay, az, bx, by, bz, px, py, pz, 0.0, 0.0, 0.0)
-
-
-def fit(*tensors: Tensor) -> bool:
-    """Returns whether the kernels are for these tensors, indices aside: float32, on the CPU."""
-    return all(kernel_device(tensor) == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
 
 
 class BoundGeometry(torch.autograd.Function):

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from f3rm_ext.memory.shapes import lacks_values
-from f3rm_ext.mesh.bound import kernels
+from f3rm_ext.memory.shapes import fits_numba, lacks_values
 from f3rm_ext.mesh.bound.gaussians import triangle_normals
 
 
@@ -56,8 +55,11 @@ def normal_inconsistency(
     """
     if not len(pairs.first):
         return 0 * vertices.sum()
-    if kernels.fit(vertices, pairs.signs):
-        return kernels.NormalInconsistency.apply(vertices, faces, *pairs)  # type: ignore[return-value]
+    if fits_numba(vertices, pairs.signs):
+        # numba loads slowly, and every ns-* command loads this module to register the method.
+        from f3rm_ext.mesh.bound.kernels import NormalInconsistency
+
+        return NormalInconsistency.apply(vertices, faces, *pairs)  # type: ignore[return-value]
     normals = triangle_normals(vertices[faces])
     return (1 - pairs.signs * (normals[pairs.first] * normals[pairs.second]).sum(dim=1)).mean()
 

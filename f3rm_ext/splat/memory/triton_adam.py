@@ -73,6 +73,8 @@ def _signed_noise(bits):
 @no_type_check
 @triton.jit
 def _to_half(values, bits):
+    # Float16 keeps 10 of 23 bits of the mantissa: noise in the 13 below, then cutting them off, rounds up as often as
+    # the remainder says. Below the smallest normal number the steps are 2^−24, which are those of float32 near 0.75.
     noise = _signed_noise(bits)
     raised = (values.to(tl.int32, bitcast=True) + (noise & 0x1FFF)) & ~0x1FFF
     normal = raised.to(tl.float32, bitcast=True)

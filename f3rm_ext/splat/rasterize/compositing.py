@@ -65,6 +65,7 @@ def decay(power):
     scaled = min(power, FADED) * LOG2E
     whole = np.int32(scaled + HALF)
     f = np.float32(whole) - scaled
+    # 2^(f − whole): the series gives 2^f, and 2^−whole is written straight into the bits of the exponent.
     mantissa = ONE + f * (E1 + f * (E2 + f * (E3 + f * (E4 + f * (E5 + f * E6)))))
     return mantissa * np.int32((np.int32(127) - whole) << np.int32(23)).view(np.float32)
 
@@ -116,6 +117,7 @@ def weigh(lo, hi, x, y, a, b, c, opacity, mark, through, final, last, weights):
         before = through[p]
         after = before * (ONE - alpha)
         seen = (power >= ZERO) & (alpha >= SKIP)
+        # A Gaussian that would leave less than END is not drawn itself, and ends the pixel, as in gsplat.
         drawn = seen & (after > END)
         weights[p] = min(before * alpha, ONE if drawn else ZERO)
         final[p] = min(final[p], after if drawn else ONE)
@@ -188,6 +190,7 @@ def forward(order, starts, ranks, geometry, payload, background, columns, colors
                         value, total = payload[rank, channel], sums[channel]
                         for p in range(lo, hi):
                             total[p] += weights[p] * value
+            # Summing the whole tile is not worth it after every Gaussian.
             if k % PATIENCE == PATIENCE - 1:
                 left_over = ZERO
                 for p in range(PIXELS):
@@ -297,6 +300,7 @@ def _moments(lo, hi, x, y, a, b, c, opacity, mark, last, through, behind, dots, 
         alpha = min(TOP, raw)
         drawn = (mark <= last[p]) & (power >= ZERO) & (alpha >= SKIP)
         alpha = alpha if drawn else ZERO
+        # Back to front, the transmittance before a Gaussian is that behind it over 1 − alpha; alpha is at most TOP.
         left_over = ONE / (ONE - alpha)
         before = through[p] * left_over
         through[p] = before
@@ -304,6 +308,7 @@ def _moments(lo, hi, x, y, a, b, c, opacity, mark, last, through, behind, dots, 
         weights[p] = weight
         g_alpha = dots[p] * before - behind[p] * left_over
         behind[p] += weight * dots[p]
+        # A capped alpha depends neither on the opacity nor on the place of the Gaussian.
         g = -raw * g_alpha if drawn & (raw <= TOP) else ZERO
         m += g
         mx += g * dx
@@ -341,6 +346,7 @@ def backward(
         _gather(tile, columns, height, width, upstream, grads)
         for p in range(PIXELS):
             row, column = top + np.int64(PIXEL_Y[p]), left + np.int64(PIXEL_X[p])
+            # By the final transmittance: the background shows through it, and the accumulation is 1 minus it.
             total = -g_alphas[row, column] if row < height and column < width else ZERO
             for channel in range(channels):
                 total += background[channel] * grads[channel, p]

@@ -95,6 +95,7 @@ def _forward(means, quats, sizes, view, intrinsics, near, eps2d, means2d, conics
         px, py = fx * x / z + cx, fy * y / z + cy
         if not (px + radius > 0 and px - radius < width and py + radius > 0 and py - radius < height):
             continue
+        # The share of the area before eps2d was added (Mip-Splatting's 2D filter): what antialiasing leaves of alpha.
         ratio = (_dot(u, u) * _dot(v, v) - xy * xy) / det
         radii[i] = np.int32(radius)
         means2d[i, 0], means2d[i, 1], depths[i] = px, py, z
@@ -131,6 +132,7 @@ def _quat_gradients(w, x, y, z, norm, c0, c1, c2):
     gx = 2 * (-2 * x * (c1[1] + c2[2]) + y * (c1[0] + c0[1]) + z * (c2[0] + c0[2]) + w * (c1[2] - c2[1]))
     gy = 2 * (x * (c1[0] + c0[1]) - 2 * y * (c0[0] + c2[2]) + z * (c2[1] + c1[2]) + w * (c2[0] - c0[2]))
     gz = 2 * (x * (c2[0] + c0[2]) + y * (c2[1] + c1[2]) - 2 * z * (c0[0] + c1[1]) + w * (c0[1] - c1[0]))
+    # Only what is perpendicular to the quaternion turns; its length has no effect.
     along = w * gw + x * gx + y * gy + z * gz
     return (gw - w * along) / norm, (gx - x * along) / norm, (gy - y * along) / norm, (gz - z * along) / norm
 
@@ -151,6 +153,7 @@ def _backward(
     fx, fy, cx, cy, width, height = intrinsics
     w0, w1, w2 = _load(view, 0), _load(view, 1), _load(view, 2)
     for task in numba.prange(g_view.shape[0]):
+        # One matrix per task, summed in order afterwards: the camera's gradient does not depend on the threads.
         total = g_view[task]
         for i in range(task * CHUNK, min((task + 1) * CHUNK, means.shape[0])):
             if radii[i] == 0:
@@ -183,6 +186,7 @@ def _backward(
             g_px, g_py = np.float64(g_means2d[i, 0]), np.float64(g_means2d[i, 1])
             g_inverse_z = fx * _dot(g_a, j0) + fy * _dot(g_b, j1) + fx * x * g_px + fy * y * g_py
             g_x, g_y = fx / z * g_px, fy / z * g_py
+            # A direction that was limited does not depend on the Gaussian's place.
             if x_over_z == x / z:
                 slope = -fx / z * _dot(g_a, w2)
                 g_x += slope / z

@@ -82,6 +82,7 @@ def update(value, first, second, seen, directions, colors, degree, count, step, 
                         gradient[3 * k] += basis * red
                         gradient[3 * k + 1] += basis * green
                         gradient[3 * k + 2] += basis * blue
+            # A row that no picture shows waits: its decay and momentum are caught up when it is shown again.
             if not shown:
                 continue
             missed = step - 1 - seen[i]
@@ -90,7 +91,7 @@ def update(value, first, second, seen, directions, colors, degree, count, step, 
             series = np.float32((1 - ratio**missed) * (ratio / (1 - ratio)))
             for j in range(width):
                 m, v, g = first[i, j], second[i, j], gradient[j]
-                # The momentum of the steps that the row has missed.
+                # The momentum of the steps that the row has missed: a geometric series of β₁ / √β₂.
                 change = series * (m / (np.sqrt(v) / root + eps) * rate)
                 m, v = decay1 * m, decay2 * v
                 m, v = m + add1 * (g - m), keep2 * v + add2 * g * g

@@ -53,6 +53,7 @@ def _measure(order, means2d, conics, alphas, radii, columns, rows, geometry, rec
             reach_x = np.sqrt(twice * c / det) + SLACK_PX
             reach_y = np.sqrt(twice * a / det) + SLACK_PX
             slope, rise, lean = -b / c, np.sqrt(det) / c, -b * reach_x / np.sqrt(a * c)
+        # The radius of three standard deviations is gsplat's; the reach is less where a Gaussian is faint or narrow.
         x0 = max(np.floor((x - radius) / tile), np.floor((x - reach_x) / tile))
         y0 = max(np.floor((y - radius) / tile), np.floor((y - reach_y) / tile))
         x1 = min(np.ceil((x + radius) / tile), np.ceil((x + reach_x) / tile))
@@ -81,6 +82,7 @@ def _count(rectangles, columns, starts):
 @no_type_check
 @numba.njit(cache=True, nogil=True)
 def _fill(rectangles, columns, cursor, ranks, slots):
+    # Ranks go from front to back, so a counting sort by tile leaves every tile sorted by depth.
     slot = 0
     for rank in range(rectangles.shape[0]):
         for row in range(rectangles[rank, 1], rectangles[rank, 3]):

@@ -135,6 +135,7 @@ def _plane_depth(normals, distances, x, y, least_cosine, depth, slopes):
             towards = a * x[j] + b * y[i] + c
             long = math.sqrt((ONE + x[j] * x[j] + y[i] * y[i]) * (a * a + b * b + c * c))
             depth[i, j] = slopes[i, j] = ZERO
+            # The plane has to face the camera, not edge-on, in front of it.
             if towards < -least_cosine * long and distance < 0 and math.isfinite(distance):
                 slopes[i, j] = ONE / towards
                 depth[i, j] = distance / towards
@@ -209,6 +210,7 @@ def _dn_consistency(
                     dx, dy, dz = (below - above) * x[j], below * y[i + 1] - above * y[i - 1], below - above
                     nx, ny, nz = dy * az - dz * ay, dz * ax - dx * az, dx * ay - dy * ax
                     stretch, length = math.sqrt(nx * nx + ny * ny + nz * nz), math.sqrt(squared)
+                    # Without a direction, the pixel disagrees wholly and pulls nowhere.
                     if stretch == 0:
                         total += weight
                         continue

@@ -74,6 +74,7 @@ def _multiview_consistency(seen, other, x, y, focal, camera, turn, shift, most, 
                 continue
             d00, d01 = ONE / d00 if d00 > 0 else ONE, ONE / d01 if d01 > 0 else ONE
             d10, d11 = ONE / d10 if d10 > 0 else ONE, ONE / d11 if d11 > 0 else ONE
+            # A plane's inverse depth is linear in the picture, its depth is not.
             there = ONE / ((d00 * (ONE - u) + d01 * u) * (ONE - v) + (d10 * (ONE - u) + d11 * u) * v)
             bx, by, bz = rotate_back(turn, rx * there - shift[0], ry * there - shift[1], there - shift[2])
             if not bz > far * z:
@@ -83,6 +84,7 @@ def _multiview_consistency(seen, other, x, y, focal, camera, turn, shift, most, 
             error = math.sqrt(miss_x * miss_x + miss_y * miss_y + LEAST_SQUARED)
             if not error < most:
                 continue
+            # The trust counts as a constant: it must not pay to disagree more.
             trust[i, j] = math.exp(-error)
             total += trust[i, j] * error
             # The same round trip for a small change of depth.
@@ -167,6 +169,7 @@ def _patch_disagreement(
         for s in range(size):
             row, column = i + s // side - radius, j + s % side - radius
             slants[s] = fx * x[column] + fy * y[row] + fz
+            # Where the plane is seen almost edge-on, its depth runs away within the patch.
             if not slants[s] < np.float32(0.2) * towards:
                 inside = False
                 break
