@@ -94,7 +94,7 @@ def open_splat_scene(
     from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 
     outputs = CaptureDataParserConfig(data=data).setup().get_dataparser_outputs("train")
-    start = read_start(splats)
+    start = read_start(splats).as_drawn()
     gaussians = start.to_scene(outputs, frame).gaussians
     cameras = pinhole(outputs.cameras, scale)
     if not bool(sampling_intervals(gaussians.means, PinholeCameras.of(cameras))[1].any()):

@@ -183,6 +183,8 @@ class SplatModel(GaussianModel):
         from f3rm_ext.splat.start_from import read_start
 
         start = read_start(config.start_from, config.start_iteration)
+        if not self.mip.filter_3d:
+            start = start.as_drawn()
         if self.sharded:
             start = replace(start, gaussians=start.gaussians[own_slice()])
         start = start.to_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
@@ -309,7 +311,7 @@ class SplatModel(GaussianModel):
         return self.set_gaussians(gaussians, state_dict.get("filter_3d", torch.zeros(len(gaussians))))
 
     def _about(self) -> dict[str, Any]:
-        return {**super()._about(), "regularization": self.config.regularization}
+        return {**super()._about(), "regularization": self.config.regularization, "filter_area": self.mip.area}
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the state that the checkpoint keeps beside the parameters."""

@@ -1,5 +1,6 @@
 """Splats to start a run from, read from a file or a checkpoint."""
 
+import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,11 +49,14 @@ class Start:
     scene frame."""
     filter_3d: torch.Tensor | None = None
     """Standard deviations of the 3D filter that a run of this package had, (gaussians,), scene units; None without."""
+    filter_area: bool = False
+    """Whether that filter left the thinnest side out of its compensation; see :class:`MipOptions`."""
 
-    @property
-    def fused_gaussians(self) -> Gaussians:
-        """The Gaussians as they were drawn: with the 3D filter in them."""
-        return self.gaussians if self.filter_3d is None else fuse(self.gaussians, self.filter_3d)
+    def as_drawn(self) -> "Start":
+        """Returns the Gaussians as their run drew them: with its 3D filter in them."""
+        if self.filter_3d is None:
+            return self
+        return replace(self, gaussians=fuse(self.gaussians, self.filter_3d, self.filter_area), filter_3d=None)
 
     def to_scene(self, outputs: Any, frame: Literal["auto", "scene", "capture"]) -> "Start":
         """Transforms the splats to the scene frame.
@@ -178,8 +182,12 @@ def _read_checkpoint(path: Path) -> Start:
             _require_shapes(tensors, path)
             gaussians = Gaussians.from_tensors(tensors).require_finite(str(path))
             filters = state.get("_model.filter_3d")
-            filtered = isinstance(filters, torch.Tensor) and filters.shape == (len(gaussians),) and filters.any()
-            return Start(gaussians, False, path, "scene", filters if filtered else None)
+            if not (isinstance(filters, torch.Tensor) and filters.shape == (len(gaussians),) and filters.any()):
+                return Start(gaussians, False, path, "scene")
+            about = json.loads(state.get("_model._extra_state", {}).get("about", "{}"))
+            # Runs before this was stored chose the compensation by the regularisation.
+            area = about.get("filter_area", about.get("regularization") == "planar")
+            return Start(gaussians, False, path, "scene", filters, area)
     raise CheckpointError(f"The checkpoint {path} holds no Gaussians: give one of sugar-ext, splatfacto or SuGaR.")
 
 

@@ -226,8 +226,7 @@ class BoundModel(GaussianModel):
         """Returns the splats to start from, on the CPU, float32 and of the model's SH degree."""
         config = self.config
         assert config.start_from is not None
-        start = read_start(config.start_from, config.start_iteration)
-        start = replace(start, gaussians=start.fused_gaussians, filter_3d=None)
+        start = read_start(config.start_from, config.start_iteration).as_drawn()
         start = start.to_scene(getattr(manager, "train_dataparser_outputs", None), config.start_frame)
         gaussians = start.prepare_gaussians(views, config.mip).to("cpu")
         values = Gaussians.from_tensors({name: value.float() for name, value in gaussians.tensors().items()})

@@ -65,6 +65,25 @@ def test_a_filter_that_is_in_the_splats_is_taken_out(
     )  # a run without the filter keeps what it shows
 
 
+@pytest.mark.parametrize(
+    ("options", "area"),
+    [
+        ({}, True),
+        ({"regularization": "density"}, False),
+        ({"regularization": "density", "mip": MipOptions(compensation="area")}, True),
+    ],
+)
+def test_the_filter_of_a_run_is_compensated_as_the_run_did(
+    tmp_path: Path, make_splat_model: Any, options: dict[str, Any], area: bool
+) -> None:
+    """With the compensation of volumes, the thin discs of planar are almost transparent."""
+    model = make_splat_model(**options)
+    torch.save({"pipeline": {f"_model.{name}": value for name, value in model.state_dict().items()}}, tmp_path / "a.pt")
+    drawn = read_start(tmp_path / "a.pt").as_drawn()
+    same(drawn.gaussians, fuse(model.gaussians, model.filter_3d, area))
+    assert drawn.filter_3d is None
+
+
 def test_a_filter_of_other_cameras_stays_and_the_log_says_so(
     tmp_path: Path, colorful: Any, ring_cameras: Any, capsys: pytest.CaptureFixture
 ) -> None:
