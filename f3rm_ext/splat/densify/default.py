@@ -19,6 +19,8 @@ GEOMETRY = ("means", "scales", "quats", "opacities")
 SUMS = ("grad2d", "count")
 STATISTICS = (*SUMS, "radii")
 KEPT = "kept"
+LEAST_RESET, MOST_RESET = 0.01, 0.99
+"""Range of the opacity to which all are lowered: no rasteriser draws less than 1/255, so that nothing would recover."""
 _NEVER = 1 << 62
 
 
@@ -27,6 +29,8 @@ class _CappedStrategy(DefaultStrategy):
 
     cap: int | None = None
     sharded: bool = False
+    least_opacity: float = 0.005
+    """Gaussians with less are pruned. To twice :attr:`prune_opa`, opacities are reset."""
     grown: tuple[int, int] = (0, 0)
     pruned: int = 0
 
@@ -75,7 +79,9 @@ class _CappedStrategy(DefaultStrategy):
 
     @torch.no_grad()
     def _prune_gs(self, params: Any, optimizers: Any, state: dict[str, Any], step: int) -> int:
+        half_reset, self.prune_opa = self.prune_opa, self.least_opacity
         self.pruned = super()._prune_gs(params, optimizers, state, step)
+        self.prune_opa = half_reset
         return self.pruned
 
     def _leave_room(self, state: dict[str, Any], step: int) -> None:
@@ -118,7 +124,7 @@ class DefaultDensifier(Densifier):
         super().__init__(options, last_step, sharded)
         self.absgrad = options.absgrad
         self.strategy = _CappedStrategy(
-            prune_opa=options.prune_opacity,
+            prune_opa=min(max(2 * options.prune_opacity, LEAST_RESET), MOST_RESET) / 2,
             grow_grad2d=options.grow_grad2d,
             grow_scale3d=options.grow_scale3d,
             grow_scale2d=options.grow_scale2d,
@@ -134,6 +140,7 @@ class DefaultDensifier(Densifier):
             revised_opacity=options.revised_opacity,
         )
         self.strategy.cap, self.strategy.sharded = self.options.cap, sharded
+        self.strategy.least_opacity = options.prune_opacity
         self.statistics: dict[str, Any] = self.strategy.initialize_state(scene_scale=scene_scale)
 
     def step_pre_backward(self, step: int, rasterization: Rasterization) -> None:

@@ -49,7 +49,8 @@ class DensifyOptions:
     stop_scale2d: int = 0
     """Step up to which image radii are checked, ≥ 0; 0 never checks them, as 3DGS does in effect."""
     reset_every: Annotated[int, Range(0)] = 3000
-    """Steps between resets, which lower all opacities; 0 never resets them and never removes large Gaussians."""
+    """Steps between resets, which lower all opacities to twice prune-opacity, within 0.01 to 0.99; 0 never resets them
+    and never removes large Gaussians."""
     pause_after_reset: int = 0
     """Steps without densification after a reset; the number of training images is a good choice."""
     revised_opacity: bool = False
@@ -58,7 +59,7 @@ class DensifyOptions:
     mcmc_stop: int = 25_000
     """mcmc: step at which adding and moving Gaussians ends, ≥ 0; noise continues."""
     mcmc_min_opacity: Annotated[float, Range(0, 1, below=True)] = 0.005
-    """mcmc: opacity up to which a Gaussian counts as dead, above 0 to below 1."""
+    """mcmc: opacity up to which a Gaussian counts as dead, 0 to below 1."""
     mcmc_noise: Annotated[float, Range(0)] = 5e5
     """mcmc: strength of the noise on centres, in units of their learning rate, ≥ 0."""
     mcmc_growth: float = 0.05

@@ -121,6 +121,16 @@ def test_reset_lowers_opacities_and_forgets_their_moments_but_not_at_the_start(
     assert world.moments("opacities").abs().max() == 0 and world.moments("means").abs().min() > 0
 
 
+@pytest.mark.parametrize(("threshold", "highest"), [(0.0, 0.01), (0.001, 0.01), (0.02, 0.04), (0.6, 0.99)])
+def test_reset_leaves_gaussians_that_can_be_seen(
+    make_world: Make, make_seen: Make, threshold: float, highest: float
+) -> None:
+    """Whatever opacity they are pruned at: what is below 1/255 is not drawn, and so would never come back."""
+    world = make_world([SMALL] * 2, [0.995, 0.997])
+    assert not round_of(world, make_seen([LOW] * 2), step=3000, prune_opacity=threshold).rows_changed
+    torch.testing.assert_close(world.params["opacities"].sigmoid().flatten(), torch.full((2,), highest))
+
+
 def test_reset_in_a_round_that_grows_reaches_the_new_rows(make_world: Make, make_seen: Make) -> None:
     world = make_world([SMALL] * 2, [0.5, 0.5])
     world.step()
