@@ -80,11 +80,12 @@ class QueryableSplats(Model):
         scene, kept = self._inside(obb_box)
         groups = self.lifted.to_dict()[name].groups
         assert groups is not None
-        draw = prepare_view(scene, view := PinholeCameras.to_render(camera, self.device))
-        image, groups = draw((0, int(view.heights[0]))), groups[kept].long()
-        best = torch.full((int(view.heights[0]), int(view.widths[0])), OTHER, device=groups.device)
+        view, count = PinholeCameras.to_render(camera, self.device), int(groups.max()) + 1
+        height, width = int(view.heights[0]), int(view.widths[0])
+        image, groups = prepare_view(scene, view)((0, height)), groups[kept].long()
+        best = torch.full((height, width), OTHER, device=groups.device)
         most = torch.full(best.shape, _LEAST_SHARE, device=groups.device)
-        for first in range(0, int(groups.max()) + 1, CHANNELS):
+        for first in range(0, count, CHANNELS):
             own = (groups >= first) & (groups < first + CHANNELS)
             marks = torch.zeros(len(groups), CHANNELS, device=groups.device)
             marks[own, groups[own] - first] = 1.0

@@ -229,6 +229,13 @@ def test_pictures_of_groups(
     assert lit.any() and float(hot[lit].min()) > float(hot[shares[..., 2] < 0.4].max())
 
 
+def test_a_box_without_gaussians_shows_no_group(model: SplatModel, make_spec: Any, camera: Any) -> None:
+    codes = model.query_heads()["first"].codes
+    model.lifted.add(LiftedHead(make_spec("first", DIM), codes, torch.zeros(60, dtype=torch.int32)))
+    nowhere = OrientedBox(torch.eye(3), torch.full((3,), 50.0), torch.ones(3))
+    assert (model.group_map(camera, "first", nowhere) == -1).all()
+
+
 def test_metrics_of_features(model: SplatModel, camera: Any, split_pictures: Callable[[int], None]) -> None:
     """Against the picture's own features they are perfect; against others they are what they are."""
     split_pictures(1)
