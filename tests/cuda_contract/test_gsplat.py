@@ -214,7 +214,7 @@ def densify(device: str, **options: Any) -> tuple[Any, Trained]:
 def test_what_is_in_view_grows(kernels: Kernels) -> None:
     densifier, trained = densify("cuda", reset_every=3000)
     change = densifier.step_post_backward(5, trained.rasterization, trained.params, trained.optimizers)
-    assert change.duplicated + change.split == 20 and not change.opacities_reset
+    assert change.new_count == 40 + 20 and bool((trained.params["opacities"].detach().cpu().sigmoid() > 0.8).all())
     for name, parameter in trained.params.items():
         assert isinstance(parameter, PretendCuda) and len(parameter) == change.new_count, name
         assert trained.optimizers[name].param_groups[0]["params"][0] is parameter
@@ -226,8 +226,7 @@ def test_opacities_are_reset(kernels: Kernels) -> None:
     densifier, trained = densify("cuda", reset_every=5, prune_opacity=0.05)
     before = trained.params["opacities"].detach().cpu().sigmoid()
     assert bool((before > 0.8).all())
-    change = densifier.step_post_backward(5, trained.rasterization, trained.params, trained.optimizers)
-    assert change.opacities_reset
+    densifier.step_post_backward(5, trained.rasterization, trained.params, trained.optimizers)
     opacities = trained.params["opacities"]
     assert bool((opacities.detach().cpu().sigmoid() <= 0.1 + 1e-6).all())
     assert not bool(trained.optimizers["opacities"].state[opacities]["exp_avg"].cpu().any())

@@ -1,19 +1,10 @@
 """Densification: growth and pruning of Gaussians."""
 
 from f3rm_ext.splat.densify.base import Densifier
-from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply, rebind
+from f3rm_ext.splat.densify.ops import Change, RunOptimizers, apply
 from f3rm_ext.splat.densify.options import DensifyOptions
 
-__all__ = [
-    "Change",
-    "Densifier",
-    "DensifyOptions",
-    "Parameters",
-    "RunOptimizers",
-    "apply",
-    "make_densifier",
-    "rebind",
-]
+__all__ = ["Change", "Densifier", "DensifyOptions", "RunOptimizers", "apply", "make_densifier"]
 
 
 def make_densifier(

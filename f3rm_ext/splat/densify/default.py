@@ -31,8 +31,6 @@ class _CappedStrategy(DefaultStrategy):
     sharded: bool = False
     least_opacity: float = 0.005
     """Gaussians with less are pruned. To twice :attr:`prune_opa`, opacities are reset."""
-    grown: tuple[int, int] = (0, 0)
-    pruned: int = 0
 
     @torch.no_grad()
     def _update_state(self, params: Any, state: dict[str, Any], info: dict[str, Any], packed: bool = False) -> None:
@@ -72,17 +70,17 @@ class _CappedStrategy(DefaultStrategy):
         if not self.sharded:
             _add_up(state)
         self._leave_room(state, step)
-        self.grown = super()._grow_gs(params, optimizers, state, step)
+        grown = super()._grow_gs(params, optimizers, state, step)
         if "all_radii" in state:
             state["radii"] = state.pop("all_radii")
-        return self.grown
+        return grown
 
     @torch.no_grad()
     def _prune_gs(self, params: Any, optimizers: Any, state: dict[str, Any], step: int) -> int:
         half_reset, self.prune_opa = self.prune_opa, self.least_opacity
-        self.pruned = super()._prune_gs(params, optimizers, state, step)
+        pruned = super()._prune_gs(params, optimizers, state, step)
         self.prune_opa = half_reset
-        return self.pruned
+        return pruned
 
     def _leave_room(self, state: dict[str, Any], step: int) -> None:
         """Clears the statistics of candidates for which there is no room; a copy or a split adds one Gaussian each."""
@@ -172,7 +170,6 @@ class DefaultDensifier(Densifier):
         """Runs gsplat on a sketch, then applies the change to everything else."""
         count, device = len(params["means"]), params["means"].device
         sketch, counter = _sketch(params)
-        self.strategy.grown, self.strategy.pruned = (0, 0), 0
         self.statistics["source"] = torch.arange(count, device=device)
         with self.random_numbers(device):
             self.strategy.step_post_backward(sketch, counter, self.statistics, step, info)  # type: ignore[arg-type]
@@ -181,19 +178,11 @@ class DefaultDensifier(Densifier):
             highest = torch.logit(torch.tensor(self.strategy.prune_opa * 2.0)).item()
             sketch["opacities"].data.clamp_(max=highest)
         source = self.statistics.pop("source")
-        duplicated, split = self.strategy.grown
-        if not (duplicated or split or self.strategy.pruned):
+        fresh = counter["means"].state[sketch["means"]][KEPT] == 0
+        if len(source) == count and not bool(fresh.any()):  # none was added, so none was removed
             params["opacities"].data.copy_(sketch["opacities"])
-            return Change(count, opacities_reset=resets)
-        change = Change(
-            count,
-            source,
-            fresh=counter["means"].state[sketch["means"]][KEPT] == 0,
-            duplicated=duplicated,
-            split=split,
-            pruned=self.strategy.pruned,
-            opacities_reset=resets,
-        )
+            return Change(count)
+        change = Change(count, source, fresh)
         apply(change, params, optimizers, {name: value.detach() for name, value in sketch.items()})
         return change
 

@@ -64,7 +64,7 @@ class MCMCDensifier(Densifier):
             alphas, sizes, source, fresh = alphas[rows], sizes[rows], source[rows], fresh[rows]
         if not moved and not added:
             return Change(count)
-        change = Change(count, source, fresh, relocated=moved, added=added)
+        change = Change(count, source, fresh)
         # Untouched rows keep their exact values.
         opacities = torch.where(fresh, alphas.logit(), change.carry(params["opacities"].detach()).flatten())
         scales = torch.where(fresh[:, None], sizes.log(), change.carry(params["scales"].detach()))

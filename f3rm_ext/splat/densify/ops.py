@@ -28,18 +28,6 @@ class Change:
     """Row of the old set from which each row of the new set comes; None if the rows are unchanged."""
     fresh: Bool[Tensor, " gaussians"] | None = None
     """Rows of the new set that were copied, moved or resized; their moments start at zero. None if `source` is None."""
-    duplicated: int = 0
-    """Number of Gaussians that got a copy."""
-    split: int = 0
-    """Number of Gaussians replaced by two smaller ones."""
-    pruned: int = 0
-    """Number of Gaussians removed."""
-    relocated: int = 0
-    """Number of dead Gaussians moved to a live one."""
-    added: int = 0
-    """Number of Gaussians added by sampling."""
-    opacities_reset: bool = False
-    """Whether all opacities were lowered."""
 
     @property
     def rows_changed(self) -> bool:
@@ -70,7 +58,7 @@ class Change:
         source = keep.nonzero().squeeze(-1)
         if len(source) == len(keep):
             return cls(len(keep))
-        return cls(len(keep), source, torch.zeros_like(source, dtype=torch.bool), pruned=len(keep) - len(source))
+        return cls(len(keep), source, torch.zeros_like(source, dtype=torch.bool))
 
 
 def apply(
@@ -100,7 +88,7 @@ def apply(
         with torch.no_grad():
             value = values[name] if values and name in values else change.carry(old.detach())
         params[name] = replacement = Parameter(value, requires_grad=old.requires_grad)
-        rebind(name, old, replacement, optimizers, change)
+        _rebind(name, old, replacement, optimizers, change)
 
 
 def optimizers_by_name(optimizers: RunOptimizers) -> Mapping[str, torch.optim.Optimizer]:
@@ -108,12 +96,11 @@ def optimizers_by_name(optimizers: RunOptimizers) -> Mapping[str, torch.optim.Op
     return optimizers.optimizers if isinstance(optimizers, Optimizers) else optimizers
 
 
-def rebind(name: str, old: Parameter, new: Parameter, optimizers: RunOptimizers, change: Change | None = None) -> None:
-    """Replaces a parameter in its optimiser.
+def _rebind(name: str, old: Parameter, new: Parameter, optimizers: RunOptimizers, change: Change) -> None:
+    """Replaces a parameter in its optimiser, and applies a change to its state.
 
     Args:
         old: the replaced parameter; nerfstudio's optimisers drop it too, which frees its memory.
-        change: applied to the optimiser's state; by default all rows stay.
     """
     by_name = optimizers_by_name(optimizers)
     if isinstance(optimizers, Optimizers) and name in optimizers.parameters:
@@ -125,9 +112,8 @@ def rebind(name: str, old: Parameter, new: Parameter, optimizers: RunOptimizers,
         group["params"] = [new if item is old else item for item in group["params"]]
     state = optimizer.state.pop(old, None)
     if state:
-        if change is not None:
-            for key, value in _row_tensors(state, change.old_count).items():
-                state[key] = change.carry(value, fresh=0)
+        for key, value in _row_tensors(state, change.old_count).items():
+            state[key] = change.carry(value, fresh=0)
         optimizer.state[new] = state
 
 

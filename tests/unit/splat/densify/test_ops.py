@@ -8,7 +8,7 @@ from nerfstudio.engine.optimizers import AdamOptimizerConfig, Optimizers
 from torch.nn import Parameter
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.splat.densify import Change, apply, rebind
+from f3rm_ext.splat.densify import Change, apply
 
 
 def test_rows_and_moments_follow_their_source(make_world: Any) -> None:
@@ -85,13 +85,3 @@ def test_a_graph_that_is_still_alive_does_no_harm() -> None:
     params["means"].square().sum().backward()
     picture.backward()
     assert params["means"].grad is not None and params["means"].grad.shape == (2, 3)
-
-
-def test_rebinding_moves_the_state_with_it(make_world: Any) -> None:
-    world = make_world([1.0] * 2, [0.5] * 2)
-    world.step()
-    old, new = world.params["means"], Parameter(torch.zeros(2, 3))
-    rebind("means", old, new, world.optimizers)
-    world.params["means"] = new
-    assert old not in world.optimizers["means"].state
-    torch.testing.assert_close(world.moments("means")[:, 0], torch.tensor([1.0, 2.0]))
