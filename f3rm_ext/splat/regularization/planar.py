@@ -1,7 +1,7 @@
 """The regularisation ``planar``: flat Gaussians whose planes are the surface that all views see.
 
-It is that of PGSR (Chen et al. 2024). Unlike SuGaR's, it drives no opacities to
-0 or 1 and needs no neighbours in space, so it keeps the Gaussians that renderings need.
+It is that of PGSR (Chen et al. 2024). Unlike SuGaR's, it drives no opacities to 0 or 1 and needs no neighbours in
+space, so it keeps the Gaussians that renderings need.
 """
 
 import torch
@@ -62,12 +62,7 @@ class PlanarRegularizer(Regularizer):
     def needs(self, step: int) -> Needs:
         options, active = self.options, self.active(step)
         consistent = options.multiview_factor > 0 or options.patch_factor > 0
-        return Needs(
-            depth=False,
-            normals=False,
-            planes=active and (consistent or options.plane_factor > 0),
-            neighbour=active and consistent,
-        )
+        return Needs(planes=active and (consistent or options.plane_factor > 0), neighbour=active and consistent)
 
     def _opacity_losses(self, step: int, view: TrainingView) -> dict[str, Tensor]:
         return {}

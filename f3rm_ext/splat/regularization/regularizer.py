@@ -26,11 +26,9 @@ FEWEST_LEFT = 0.01
 
 
 class Needs(NamedTuple):
-    """Images that the model must render at a step, differentiably."""
+    """Images that the model must render at a step, differentiably, besides colours, depth and accumulation."""
 
-    depth: bool
-    """Composited depth and accumulation."""
-    normals: bool
+    normals: bool = False
     """Composited normals: :func:`~f3rm_ext.splat.regularization.normals.facing_normals` as three channels over 0."""
     planes: bool = False
     """Normals as above, and depth of planes (:mod:`~f3rm_ext.splat.regularization.normals`)."""
@@ -100,9 +98,8 @@ class Regularizer:
 
     def needs(self, step: int) -> Needs:
         """Returns what must be rendered for :meth:`losses`."""
-        active, options = self.active(step), self.options
-        consistency = active and options.mode == "dn-consistency" and options.dn_factor > 0
-        return Needs(depth=consistency or (active and options.mode == "sdf"), normals=consistency)
+        options = self.options
+        return Needs(normals=self.active(step) and options.mode == "dn-consistency" and options.dn_factor > 0)
 
     def losses(self, step: int, view: TrainingView) -> dict[str, Tensor]:
         """Computes the weighted losses of a step, by name, for the caller to sum.

@@ -51,19 +51,19 @@ def test_which_losses_when(wall: Make, losses_of: Losses) -> None:
     names = {"thickness", "plane_normals", "multiview", "patches"}
     for step, expected in [(0, set()), (START, set()), (START + 1, names), (14_999, names)]:
         assert set(losses_of(planar(), wall(), step)) == expected, step
-    assert planar().needs(START) == Needs(False, False)
-    assert planar().needs(START + 1) == Needs(False, False, planes=True, neighbour=True)
+    assert planar().needs(START) == Needs()
+    assert planar().needs(START + 1) == Needs(planes=True, neighbour=True)
 
 
 @pytest.mark.parametrize(
     ("off", "needs", "left"),
     [
-        ({"multiview_factor": 0.0}, Needs(False, False, True, True), {"thickness", "plane_normals", "patches"}),
-        ({"patch_factor": 0.0}, Needs(False, False, True, True), {"thickness", "plane_normals", "multiview"}),
-        ({"multiview_factor": 0.0, "patch_factor": 0.0}, Needs(False, False, True), {"thickness", "plane_normals"}),
-        ({"plane_factor": 0.0}, Needs(False, False, True, True), {"thickness", "multiview", "patches"}),
-        ({"plane_factor": 0.0, "multiview_factor": 0.0, "patch_factor": 0.0}, Needs(False, False), {"thickness"}),
-        ({"flat_factor": 0.0}, Needs(False, False, True, True), {"plane_normals", "multiview", "patches"}),
+        ({"multiview_factor": 0.0}, Needs(planes=True, neighbour=True), {"thickness", "plane_normals", "patches"}),
+        ({"patch_factor": 0.0}, Needs(planes=True, neighbour=True), {"thickness", "plane_normals", "multiview"}),
+        ({"multiview_factor": 0.0, "patch_factor": 0.0}, Needs(planes=True), {"thickness", "plane_normals"}),
+        ({"plane_factor": 0.0}, Needs(planes=True, neighbour=True), {"thickness", "multiview", "patches"}),
+        ({"plane_factor": 0.0, "multiview_factor": 0.0, "patch_factor": 0.0}, Needs(), {"thickness"}),
+        ({"flat_factor": 0.0}, Needs(planes=True, neighbour=True), {"plane_normals", "multiview", "patches"}),
     ],
 )
 def test_parts_can_be_off(off: dict[str, float], needs: Needs, left: set[str], wall: Make, losses_of: Losses) -> None:

@@ -59,10 +59,10 @@ Losses = Callable[..., dict[str, Tensor]]
 @pytest.mark.parametrize(
     ("mode", "names", "needs"),
     [
-        ("none", set(), Needs(False, False)),
-        ("density", {"surface_density", "surface_normal"}, Needs(False, False)),
-        ("sdf", {"surface_sdf", "surface_normal"}, Needs(True, False)),
-        ("dn-consistency", {"surface_density", "surface_normal", "dn_consistency"}, Needs(True, True)),
+        ("none", set(), Needs()),
+        ("density", {"surface_density", "surface_normal"}, Needs()),
+        ("sdf", {"surface_sdf", "surface_normal"}, Needs()),
+        ("dn-consistency", {"surface_density", "surface_normal", "dn_consistency"}, Needs(normals=True)),
     ],
 )
 def test_what_is_active_when(mode: Mode, names: set[str], needs: Needs, wall: Make, losses_of: Losses) -> None:
@@ -70,12 +70,12 @@ def test_what_is_active_when(mode: Mode, names: set[str], needs: Needs, wall: Ma
     entropy = {"opacity_entropy"} if mode != "none" else set()
     for step, expected in [(7000, set()), (7001, entropy), (8999, entropy), (9000, set()), (9001, names)]:
         assert set(losses_of(regularizer(mode), gaussians, step)) == expected, step
-        assert regularizer(mode).needs(step) == (needs if step > 9000 else Needs(False, False))
+        assert regularizer(mode).needs(step) == (needs if step > 9000 else Needs())
 
 
 def test_dn_without_weight_needs_nothing(wall: Make, losses_of: Losses) -> None:
     reg = regularizer("dn-consistency", dn_factor=0.0)
-    assert reg.needs(ACTIVE) == Needs(False, False)
+    assert reg.needs(ACTIVE) == Needs()
     assert set(losses_of(reg, wall(), depth=None, alpha=None, normals=None)) == {"surface_density", "surface_normal"}
 
 
