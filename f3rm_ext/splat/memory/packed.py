@@ -146,18 +146,10 @@ def gather_gradient(parameter: Tensor, ranks: Ranks) -> bool:
             table = torch.zeros(0, 7, device=parameter.device)
         counts = [shape[2 * index] for shape in shapes]
         for shape, rows in zip(shapes, ranks.gather_rows(table, counts), strict=True):
-            if len(rows):
+            degree = shape[2 * index + 1]
+            if degree:  # 0 for ranks with fewer pictures
                 indices = rows[:, 0].contiguous().view(torch.int32).long()
-                gathered.pictures.append(ColorGradient(indices, rows[:, 1:4], rows[:, 4:], shape[2 * index + 1]))
-    if not gathered.pictures:
-        gathered.pictures.append(
-            ColorGradient(
-                torch.zeros(0, dtype=torch.int64, device=parameter.device),
-                torch.zeros(0, 3, device=parameter.device),
-                torch.zeros(0, 3, device=parameter.device),
-                0,
-            )
-        )
+                gathered.pictures.append(ColorGradient(indices, rows[:, 1:4], rows[:, 4:], degree))
     setattr(parameter, _ATTRIBUTE, gathered)
     parameter.grad = parameter.new_zeros(()).expand(parameter.shape)
     return True
