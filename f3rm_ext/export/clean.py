@@ -16,7 +16,7 @@ from f3rm_ext.export.budget import SplatBudget
 from f3rm_ext.export.derived import REMOVED, Report, write_derived
 from f3rm_ext.export.splats import SplatRun, export_run
 from f3rm_ext.html.tables import Table
-from f3rm_ext.splat.cleaning import KEPT, ROUNDS, Reason, decide_in_rounds, withdraw
+from f3rm_ext.splat.cleaning import KEPT, MEANINGS, ROUNDS, Reason, decide_in_rounds, withdraw
 from f3rm_ext.splat.evidence import Evidence, Photo, gather_evidence
 from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.utils.console import image_progress
@@ -128,7 +128,7 @@ def read_photo(run: SplatRun, dataset: "PinholeDataset", index: int) -> Photo:
 def write_cleaned(run: SplatRun, load_config: Path, out: Path, cleaning: Cleaning) -> None:
     """Writes what remains of a run as a run of its own; see :func:`~f3rm_ext.export.derived.write_derived`."""
     rows = [
-        (reason.value, str(count), f"{reason.meaning}{' (withdrawn)' * (reason in cleaning.withdrawn)}")
+        (reason.value, str(count), f"{MEANINGS[reason]}{' (withdrawn)' * (reason in cleaning.withdrawn)}")
         for reason, count in cleaning.counts().items()
     ]
     removed = ~cleaning.kept

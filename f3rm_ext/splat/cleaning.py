@@ -45,13 +45,8 @@ class Reason(Enum):
     FAINT = "faint"
     AGAINST_PHOTOS = "against_photos"
 
-    @property
-    def meaning(self) -> str:
-        """A sentence for people."""
-        return _MEANINGS[self]
 
-
-_MEANINGS = {
+MEANINGS = {
     Reason.OVERSIZED: f"{_OVERSIZED:g} times as large as usual, and the photos fit better without it.",
     Reason.FREE_SPACE: "Most views look through its place, and the photos fit better without it.",
     Reason.FEW_VIEWS: "One view shows it, or several from almost one direction, and the photos fit better without it.",
@@ -59,6 +54,7 @@ _MEANINGS = {
     Reason.FAINT: "On no ray of any view does it make up 1/255 of the colour.",
     Reason.AGAINST_PHOTOS: "The photos fit much better without it.",
 }
+"""A sentence on each reason, for people."""
 
 
 def decide(evidence: Evidence, strictness: float = 1.0, *, unseen: bool = True) -> Int8[Tensor, " gaussians"]:

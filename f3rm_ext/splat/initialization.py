@@ -8,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count
 from f3rm_ext.splat.mip import sampling_intervals
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
@@ -111,8 +110,10 @@ def points_seen_by_many(views: PinholeCameras, count: int, generator: torch.Gene
 
     The centre of the ball is the point nearest to all optical axes; the farthest camera lies on its surface. A point
     is drawn again if fewer than half as many cameras see it as see the best-seen point.
+
+    Args:
+        views: training cameras, on the CPU.
     """
-    views = views.to("cpu")
     centre, radius = views.focus(), views.radius()
     kept, seen_most = [], 1.0
     for attempt in range(_ROUNDS):
@@ -148,15 +149,11 @@ def initial_gaussians(
     """Creates isotropic, nearly transparent Gaussians.
 
     Args:
-        means: centres, scene frame, on the CPU.
+        means: centres, scene frame, on the CPU; at least one.
+        rgb: colours, 0 to 1; grey if None.
         largest: upper limit of the standard deviations, scene units.
-
-    Raises:
-        ConfigError: ``means`` is empty.
     """
     count = len(means)
-    if not count:
-        raise ConfigError("There is no Gaussian to start with: the capture's points are empty, so leave them out.")
     if count > 1:
         neighbours = nearest_neighbours(means, min(NEIGHBOURS + 1, count)).long()
         apart = (means[:, None] - means[neighbours.clamp_min(0)]).norm(dim=-1)

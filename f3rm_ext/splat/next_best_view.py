@@ -111,8 +111,8 @@ def survey(scene: SplatScene, views: PinholeCameras, on_view: Callable[[], None]
         scene: the Gaussians, without a 3D filter.
     """
     views = views.to("cpu").shrink(SURVEY_PX)
-    usual = _turn_cameras(views, USUAL)
-    places = torch.cat([_draw_places(views, _DRAWN * PLACES), usual.positions])
+    usual = _turn_cameras(views)
+    places = torch.cat([_draw_places(views), usual.positions])
     free_views, empty_px = torch.zeros(len(places), dtype=torch.int32), [0, 0]
 
     def watch(camera: Camera, sight: Sight) -> None:
@@ -126,9 +126,9 @@ def survey(scene: SplatScene, views: PinholeCameras, on_view: Callable[[], None]
     return Survey(evidence, places, usual, free_views, empty_px[0] / max(empty_px[1], 1))
 
 
-def _draw_places(views: PinholeCameras, count: int) -> Float[Tensor, "places 3"]:
+def _draw_places(views: PinholeCameras) -> Float[Tensor, "places 3"]:
     """Draws places over the ground that the cameras span, at the heights of cameras."""
-    generator = torch.Generator().manual_seed(0)
+    generator, count = torch.Generator().manual_seed(0), _DRAWN * PLACES
     up = up_of(views)
     heights = views.positions @ up
     flat = views.positions - heights[:, None] * up
@@ -142,13 +142,13 @@ def _draw_places(views: PinholeCameras, count: int) -> Float[Tensor, "places 3"]
     return middle + drawn @ axes[:2] + heights[chosen, None] * up
 
 
-def _turn_cameras(views: PinholeCameras, count: int) -> PinholeCameras:
+def _turn_cameras(views: PinholeCameras) -> PinholeCameras:
     """Turns some of the cameras about the vertical axis through the middle of the scene, evenly spread."""
     generator, centre, up = torch.Generator().manual_seed(0), views.focus(), up_of(views)
     if ((centre - views.positions) * views.forward).sum(dim=1).median() <= 0:  # they look outwards
         centre = views.positions.mean(dim=0)
-    chosen = views.take(torch.randint(len(views.widths), (count,), generator=generator))
-    angles = 2 * torch.pi * (torch.arange(count) + torch.rand(count, generator=generator)) / count
+    chosen = views.take(torch.randint(len(views.widths), (USUAL,), generator=generator))
+    angles = 2 * torch.pi * (torch.arange(USUAL) + torch.rand(USUAL, generator=generator)) / USUAL
     axes = [_turn(row, up, angles) for row in chosen.viewmats[:, :3, :3].unbind(1)]
     positions = centre + _turn(chosen.positions - centre, up, angles)
     return _place(torch.stack(axes, dim=1), positions, chosen)
@@ -160,13 +160,11 @@ def propose(
     views: PinholeCameras,
     found: Survey,
     places: int = PLACES,
-    targets: int = TARGETS,
 ) -> PinholeCameras:
     """Returns cameras where one could stand, some that look at uncertain Gaussians and some that look around.
 
     Args:
         places: number of places to stand; there are fewer where the photos leave no room.
-        targets: cameras at each place that look at something uncertain; one more looks around.
     """
     generator = torch.Generator().manual_seed(0)
     views, gaussians, evidence = views.to("cpu"), scene.gaussians, found.evidence
@@ -186,26 +184,24 @@ def propose(
     # Someone stood where the photos were taken.
     stands = torch.cat([stands, views.positions[torch.randperm(len(views.widths), generator=generator)[: places // 3]]])
     doubt = uncertainty(evidence.information) * evidence.size.square() * alphas * ~evidence.refuted
-    aims = _targets(stands, means, doubt, targets, generator)
+    aims = _targets(stands, means, doubt, generator)
     around = views.forward[torch.randint(len(views.widths), (len(stands),), generator=generator)]
     around = _turn(around, up_of(views), 2 * torch.pi * torch.rand(len(stands), generator=generator))
     forward = torch.cat([aims - stands[:, None], around[:, None]], dim=1).flatten(0, 1)
-    aimed = _aim(stands.repeat_interleave(targets + 1, dim=0), forward, views)
+    aimed = _aim(stands.repeat_interleave(TARGETS + 1, dim=0), forward, views)
     usual = _aim(found.usual.positions[possible[drawn:]], found.usual.forward[possible[drawn:]], views)
     return PinholeCameras(*map(torch.cat, zip(aimed, usual, strict=True)))
 
 
 def _targets(
-    stands: Tensor, means: Tensor, doubt: Tensor, count: int, generator: torch.Generator
-) -> Float[Tensor, "places count 3"]:
-    if not count:
-        return torch.zeros(len(stands), 0, 3)
+    stands: Tensor, means: Tensor, doubt: Tensor, generator: torch.Generator
+) -> Float[Tensor, "places targets 3"]:
     if not bool((doubt > 0).any()):
         doubt = torch.ones_like(doubt)
     # More than 2^24 cannot be drawn from at once.
     some = torch.randperm(len(means), generator=generator)[: 1 << 20]
-    drawn = torch.multinomial(doubt[some], len(stands) * count, replacement=True, generator=generator)
-    return means[some[drawn]].view(len(stands), count, 3)
+    drawn = torch.multinomial(doubt[some], len(stands) * TARGETS, replacement=True, generator=generator)
+    return means[some[drawn]].view(len(stands), TARGETS, 3)
 
 
 def _turn(

@@ -9,9 +9,7 @@ import torch
 from f3rm_ext import compat
 from f3rm_ext.data.placement import free_memory
 
-VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
-_ALSO = ("PYTORCH_ALLOC_CONF",)
-"""Newer names of the same variable."""
+VARIABLE, NEWER_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 SETTING = "expandable_segments:True"
 
 
@@ -26,7 +24,7 @@ def request_expandable_segments() -> Literal["set", "kept", "late", "unsupported
     """
     if not sys.platform.startswith("linux"):
         return "unsupported"
-    given = {name: os.environ[name] for name in (VARIABLE, *_ALSO) if os.environ.get(name)}
+    given = {name: os.environ[name] for name in (VARIABLE, NEWER_VARIABLE) if os.environ.get(name)}
     if any("expandable_segments" in value or "cudaMallocAsync" in value for value in given.values()):
         return "kept"
     # Torch reads one of the variables, depending on its version.

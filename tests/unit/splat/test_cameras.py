@@ -8,7 +8,6 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.initialization import (
     FARTHEST,
     NEAREST,
@@ -115,12 +114,10 @@ def test_first_gaussians_are_round_and_as_large_as_their_distances() -> None:
     torch.testing.assert_close(found.alphas(), torch.full((5,), 0.1))
 
 
-def test_one_gaussian_and_none() -> None:
+def test_a_lone_gaussian_has_the_largest_size() -> None:
     one = initial_gaussians(torch.zeros(1, 3), None, 0, largest=0.5, generator=torch.Generator())
     torch.testing.assert_close(one.sizes(), torch.full((1, 3), 0.5))
     assert not one.features_dc.any()
-    with pytest.raises(ConfigError, match="no Gaussian"):
-        initial_gaussians(torch.zeros(0, 3), None, 0, largest=0.5, generator=torch.Generator())
 
 
 def test_a_camera_to_render_is_the_same_camera(ring: Ring) -> None:
