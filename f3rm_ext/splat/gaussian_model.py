@@ -186,11 +186,8 @@ class GaussianModel(QueryableSplats):
                 if hasattr(manager, "train_feature_source"):
                     self.lift_features(manager.train_dataset, manager.train_feature_source())
 
-        locations = (TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION)
-        return [
-            TrainingCallback([location], call, update_every_num_iters=1)
-            for location, call in zip(locations, (begin_step, end_step), strict=True)
-        ]
+        before, after = TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION
+        return [TrainingCallback([before], begin_step, 1), TrainingCallback([after], end_step, 1)]
 
     def _change_gaussians(self, step: int, optimizers: RunOptimizers) -> bool:
         """Adds and removes Gaussians after a step. Returns whether their set changed."""

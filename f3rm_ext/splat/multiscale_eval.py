@@ -9,7 +9,6 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from nerfstudio.models.base_model import Model
@@ -19,6 +18,7 @@ from torch import Tensor
 from f3rm_ext.data.image_stream import picture_batch
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.undistort import PinholeIntrinsics, shrunk, shrunk_cameras, shrunk_size
+from f3rm_ext.utils.pictures import to_bytes
 
 METRICS = ("psnr", "ssim", "lpips", "l1")
 MIN_SIDE_PX = 11
@@ -171,7 +171,7 @@ def _column(result: ScaleResult) -> tuple[Image.Image, str] | None:
     """Returns the photo above the rendering, and the label; None where no example was kept."""
     if result.example is None:
         return None
-    pixels = (result.example.clamp(0, 1).numpy() * 255).round().astype(np.uint8)
+    pixels = to_bytes(result.example.numpy())
     height, both, _ = pixels.shape
     width_px = max(1, round(both / 2 * HEIGHT_PX / height))
     resampling = Image.Resampling.NEAREST if height < HEIGHT_PX else Image.Resampling.BOX

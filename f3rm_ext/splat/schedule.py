@@ -75,7 +75,7 @@ class Schedule:
             ConfigError: the checkpoint was trained without regularisation past the point where this run's would have
                 started.
         """
-        if trained_as == "none" != surface.mode and self.position(step) > surface.first_loss:
+        if trained_as == "none" and surface.mode != "none" and self.position(step) > surface.first_loss:
             raise ConfigError(
                 f"The checkpoint of step {step} is of a run without regularisation, but this run would have started "
                 f"the stages of {surface.mode} at step {max(0, surface.first_loss - self.offset)}: continue with "

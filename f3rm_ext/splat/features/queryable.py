@@ -28,6 +28,7 @@ from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 from f3rm_ext.splat.features.lifting import count_lifting_steps, lift
 from f3rm_ext.splat.features.rendering import CHANNELS, FeatureRender
 from f3rm_ext.splat.knn import NearestGaussians
+from f3rm_ext.splat.regularization.frames import pixel_rays
 from f3rm_ext.splat.rendering import SplatScene, composite, prepare_view, render_outputs
 from f3rm_ext.utils.colormaps import heat_overlay
 from f3rm_ext.utils.console import image_progress
@@ -149,12 +150,9 @@ class QueryableSplats(Model):
         the camera's axis.
         """
         outputs = self.render_with_features(camera, extra, obb_box)
-        view = PinholeCameras.to_render(camera, self.device)
-        height, width = outputs["depth"].shape[:2]
-        rows, cols = (torch.arange(side, device=self.device) + 0.5 for side in (height, width))
-        fx, fy, cx, cy = view.Ks[0, 0, 0], view.Ks[0, 1, 1], view.Ks[0, 0, 2], view.Ks[0, 1, 2]
-        longer = (1 + ((cols - cx) / fx).square() + ((rows[:, None] - cy) / fy).square()).sqrt()
-        outputs["depth"] = outputs["depth"] * longer[..., None]
+        x, y = pixel_rays(*outputs["depth"].shape[:2], PinholeCameras.to_render(camera, self.device).Ks[0])
+        lengths = (1 + x.square() + y[:, None].square()).sqrt()
+        outputs["depth"] = outputs["depth"] * lengths[..., None]
         outputs["expected_depth"] = outputs["depth"]
         return outputs
 

@@ -121,9 +121,7 @@ class FeatureRender:
         cosine = squared = 0.0
         for top, bottom in self.strips(COMPARED_COPIES):
             rendered = self.strip(name, (top, bottom))
-            strip = PinholeCameras(
-                self._view.viewmats, self._view.Ks, self._view.widths, torch.full_like(self._view.heights, bottom - top)
-            )
+            strip = self._view._replace(heights=torch.full_like(self._view.heights, bottom - top))
             grid = feature_map.grid
             moved = replace(grid, origin_px=(grid.origin_px[0] - top, grid.origin_px[1]))
             wanted = upsample(replace(feature_map, grid=moved), slice(None), strip).flatten(0, 1)
