@@ -147,9 +147,9 @@ def median_depths(
     x, y = ((points @ camera.K.T)[:, :2] / depths[:, None]).unbind(1)
     inside = (depths > camera.near_plane) & (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
     rows, columns = y[inside].long(), x[inside].long()
-    at = torch.zeros_like(depths)
-    at[inside] = median_depth[rows, columns]
-    return at
+    medians = torch.zeros_like(depths)
+    medians[inside] = median_depth[rows, columns]
+    return medians
 
 
 def compare(scene: SplatScene, view: PinholeCameras, photo: Photo | None = None) -> Truth:

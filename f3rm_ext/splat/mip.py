@@ -113,8 +113,8 @@ def sampling_intervals(
     low_x, high_x = -margin * widths, (1 + margin) * widths
     low_y, high_y = -margin * heights, (1 + margin) * heights
     for part in torch.arange(len(means), device=means.device).split(max(1, ELEMENTS // len(viewmats))):
-        at = means[part]
-        x, y, z = _affine(at, rows[:, 0]), _affine(at, rows[:, 1]), _affine(at, viewmats[:, 2])
+        centres = means[part]
+        x, y, z = _affine(centres, rows[:, 0]), _affine(centres, rows[:, 1]), _affine(centres, viewmats[:, 2])
         # Multiplies the bounds by the depth instead of dividing the projection: z is positive wherever it matters.
         seen = (z > near) & (x >= low_x * z) & (x <= high_x * z) & (y >= low_y * z) & (y <= high_y * z)
         finest[part] = torch.where(seen, z / focal, torch.inf).amin(dim=1)

@@ -148,8 +148,8 @@ class SplatModel(GaussianModel):
 
         masks = PackedMasks(match, len(cameras), on_view)
         views = PinholeCameras.of(cameras).to(self.device)
-        found = choose_gaussians(self._scene(), views, masks, inside, on_view, lock)
-        return found.chosen, found.shares
+        selection = choose_gaussians(self._scene(), views, masks, inside, on_view, lock)
+        return selection.chosen, selection.shares
 
     # --- training ----------------------------------------------------------------------------------------------------
 

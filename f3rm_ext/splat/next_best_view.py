@@ -158,7 +158,7 @@ def _turn_cameras(views: PinholeCameras) -> PinholeCameras:
 def propose(
     scene: SplatScene,
     views: PinholeCameras,
-    found: Survey,
+    survey: Survey,
     places: int = PLACES,
 ) -> PinholeCameras:
     """Returns cameras where one could stand, some that look at uncertain Gaussians and some that look around.
@@ -167,7 +167,7 @@ def propose(
         places: number of places to stand; there are fewer where the photos leave no room.
     """
     generator = torch.Generator().manual_seed(0)
-    views, gaussians, evidence = views.to("cpu"), scene.gaussians, found.evidence
+    views, gaussians, evidence = views.to("cpu"), scene.gaussians, survey.evidence
     means, alphas = gaussians.means.detach().float().cpu(), gaussians.alphas().detach().float().cpu()
     solid = (alphas > _SOLID) & ~evidence.refuted
     nearest = NearestGaussians(means[solid]) if bool(solid.any()) else None
@@ -178,9 +178,9 @@ def propose(
         return (means[solid][nearest(points, 1)[:, 0]] - points).norm(dim=1)
 
     least = clearances(views.positions).quantile(0.1)
-    possible = (found.free_views >= 2) & (clearances(found.places) >= least)
-    drawn = len(found.places) - len(found.usual.widths)
-    stands = found.places[:drawn][possible[:drawn]][:places]
+    possible = (survey.free_views >= 2) & (clearances(survey.places) >= least)
+    drawn = len(survey.places) - len(survey.usual.widths)
+    stands = survey.places[:drawn][possible[:drawn]][:places]
     # Someone stood where the photos were taken.
     stands = torch.cat([stands, views.positions[torch.randperm(len(views.widths), generator=generator)[: places // 3]]])
     doubt = uncertainty(evidence.information) * evidence.size.square() * alphas * ~evidence.refuted
@@ -189,7 +189,7 @@ def propose(
     around = _turn(around, up_of(views), 2 * torch.pi * torch.rand(len(stands), generator=generator))
     forward = torch.cat([aims - stands[:, None], around[:, None]], dim=1).flatten(0, 1)
     aimed = _aim(stands.repeat_interleave(TARGETS + 1, dim=0), forward, views)
-    usual = _aim(found.usual.positions[possible[drawn:]], found.usual.forward[possible[drawn:]], views)
+    usual = _aim(survey.usual.positions[possible[drawn:]], survey.usual.forward[possible[drawn:]], views)
     return PinholeCameras(*map(torch.cat, zip(aimed, usual, strict=True)))
 
 
@@ -240,7 +240,7 @@ def _place(
 def choose(
     scene: SplatScene,
     views: PinholeCameras,
-    found: Survey,
+    survey: Survey,
     candidates: PinholeCameras,
     count: int,
     on_view: Callable[[], None] = lambda: None,
@@ -251,8 +251,8 @@ def choose(
         count: cameras to choose at most; fewer if no other adds anything.
         on_view: called after each candidate, and after each of the ``usual`` cameras.
     """
-    shapes, evidence = scene.shapes().map(lambda value: value.detach().float().cpu()), found.evidence
-    unseen = _unseen_points(views.to("cpu"), shapes.means, evidence) if found.empty <= _EMPTY else torch.zeros(0, 3)
+    shapes, evidence = scene.shapes().map(lambda value: value.detach().float().cpu()), survey.evidence
+    unseen = _unseen_points(views.to("cpu"), shapes.means, evidence) if survey.empty <= _EMPTY else torch.zeros(0, 3)
     points = torch.cat([shapes.means, unseen])
     information = torch.cat([evidence.information, torch.zeros(len(unseen), 3, 3)])
     counts = torch.cat([~evidence.refuted, torch.ones(len(unseen), dtype=torch.bool)])
@@ -265,8 +265,8 @@ def choose(
             on_view()
 
     demand = torch.zeros(len(points))
-    for reading in read(found.usual):
-        demand[reading.points] += reading.shares / len(found.usual.widths)
+    for reading in read(survey.usual):
+        demand[reading.points] += reading.shares / len(survey.usual.widths)
     readings = list(read(candidates))
     chosen: list[NextView] = []
     left = set(range(len(readings)))

@@ -78,9 +78,9 @@ class LiftedHeads(nn.Module):
     def grow(self, described: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], prefix: str) -> None:
         """Replaces all features by those of a checkpoint."""
         self.clear()
-        at = f"{prefix}heads."
-        for spec in specs_from_checkpoint(described, state_dict, at):
-            parts = (state_dict.get(f"{at}{spec.name}.{part}") for part in ("codes", "groups", "clusters"))
+        prefix += "heads."
+        for spec in specs_from_checkpoint(described, state_dict, prefix):
+            parts = (state_dict.get(f"{prefix}{spec.name}.{part}") for part in ("codes", "groups", "clusters"))
             codes, *others = (None if part is None else part.clone() for part in parts)
             assert codes is not None
             self.add(LiftedHead(spec, codes, *others))

@@ -142,11 +142,11 @@ class _ChunkedField(torch.autograd.Function):
             part = slice(start, start + ctx.chunk)
             index, present = _rows(owners[part], neighbours, points.dtype)
             with torch.enable_grad():
-                at = points[part].detach().requires_grad_()
+                places = points[part].detach().requires_grad_()
                 own = table[owners[part]].detach().requires_grad_()
                 rows = table[index].detach().requires_grad_()
-                outputs = field_reference(at, own, rows, present)
-                grads = torch.autograd.grad(outputs, (at, own, rows), [grad[part] for grad in grad_outputs])
+                outputs = field_reference(places, own, rows, present)
+                grads = torch.autograd.grad(outputs, (places, own, rows), [grad[part] for grad in grad_outputs])
             grad_points[part] = grads[0]
             grad_table.index_add_(0, owners[part], grads[1])
             grad_table.index_add_(0, index.flatten(), grads[2].flatten(0, 1))

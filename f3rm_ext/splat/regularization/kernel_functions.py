@@ -78,9 +78,9 @@ class MultiviewConsistency(KernelLoss):
     """See :func:`~f3rm_ext.splat.regularization.multiview.multiview_consistency`."""
 
     @staticmethod
-    def forward(ctx: Any, depth: Tensor, seen: Any, other: Any, most: float, kernels: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, depth: Tensor, view: Any, other: Any, most: float, kernels: Any) -> tuple[Tensor, Tensor]:
         trust, gradient = (depth.new_empty(depth.shape) for _ in range(2))
-        parts = kernels.multiview_consistency(depth, seen, other, most, trust, gradient)
+        parts = kernels.multiview_consistency(depth, view, other, most, trust, gradient)
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(trust)
         return parts.sum().float(), trust
@@ -92,12 +92,12 @@ class PatchDisagreement(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, depth: Tensor, normals: Tensor, photo: Tensor, picture: Tensor, trust: Tensor, places: Tensor,
-        seen: Any, other: Any, limits: tuple[int, float, float], kernels: Any,
+        view: Any, other: Any, limits: tuple[int, float, float], kernels: Any,
     ) -> Tensor:  # fmt: skip
         grads = depth.new_empty(len(places)), depth.new_empty(len(places), 3)
         losses = depth.new_empty(len(places))
         pictures = depth, normals, photo, picture, trust
-        kernels.patch_disagreement(*pictures, places, seen, other, limits, *grads, losses)
+        kernels.patch_disagreement(*pictures, places, view, other, limits, *grads, losses)
         ctx.save_for_backward(places, *grads)
         ctx.shape = depth.shape
         return losses.sum() / max(1, len(places))

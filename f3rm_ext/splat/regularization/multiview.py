@@ -106,21 +106,21 @@ def sample_depth(
     return torch.where(usable, 1 / samples[0], 0), usable
 
 
-def reprojection_errors(seen: DepthView, other: DepthView) -> tuple[Float[Tensor, "h w"], Bool[Tensor, "h w"]]:
+def reprojection_errors(view: DepthView, other: DepthView) -> tuple[Float[Tensor, "h w"], Bool[Tensor, "h w"]]:
     """Computes how far each pixel is from itself after a round trip: to its depth, into the other view, to the depth
-    found there, and back (Chen et al. 2024, PGSR). Differentiable in the depth of ``seen``.
+    found there, and back (Chen et al. 2024, PGSR). Differentiable in the depth of ``view``.
 
     Returns:
         Distances in pixels, and a mask of pixels that have one: with a depth in both views, and in front of both
         cameras. Others are 0.
     """
-    h, w = seen.depth.shape
-    x, y = pixel_rays(h, w, seen.K)
+    h, w = view.depth.shape
+    x, y = pixel_rays(h, w, view.K)
     with torch.no_grad():
-        known = (seen.depth > 0).flatten()
-    depth = torch.where(known, seen.depth.flatten(), 1)
-    rays = torch.stack([x.expand(h, w), y[:, None].expand(h, w), torch.ones_like(seen.depth)], dim=-1).reshape(-1, 3)
-    points = rotate(rays * depth[:, None] - seen.viewmat[:3, 3], seen.viewmat[:3, :3].T)
+        known = (view.depth > 0).flatten()
+    depth = torch.where(known, view.depth.flatten(), 1)
+    rays = torch.stack([x.expand(h, w), y[:, None].expand(h, w), torch.ones_like(view.depth)], dim=-1).reshape(-1, 3)
+    points = rotate(rays * depth[:, None] - view.viewmat[:3, 3], view.viewmat[:3, :3].T)
     there = to_camera(points, other.viewmat)
     with torch.no_grad():
         known = known & (there[:, 2] > 1e-3 * depth)
@@ -129,30 +129,30 @@ def reprojection_errors(seen: DepthView, other: DepthView) -> tuple[Float[Tensor
     focal, middle = other.K.diagonal()[:2], other.K[:2, 2]
     depth_there, usable = sample_depth(other.depth, ray[:, :2] * focal + middle)
     met = rotate(ray * depth_there[:, None] - other.viewmat[:3, 3], other.viewmat[:3, :3].T)
-    back = to_camera(met, seen.viewmat)
+    back = to_camera(met, view.viewmat)
     with torch.no_grad():
         known = known & usable & (back[:, 2] > 1e-3 * depth)
     back = torch.where(known[:, None], back, rays)
-    miss = (back[:, :2] / back[:, 2:] - rays[:, :2]) * seen.K.diagonal()[:2]
+    miss = (back[:, :2] / back[:, 2:] - rays[:, :2]) * view.K.diagonal()[:2]
     # The root has no gradient at 0.
     errors = torch.where(known, (miss.square().sum(-1) + 1e-12).sqrt(), 0)
     return errors.reshape(h, w), known.reshape(h, w)
 
 
-def multiview_consistency(seen: DepthView, other: DepthView) -> tuple[Float[Tensor, ""], Float[Tensor, "h w"]]:
+def multiview_consistency(view: DepthView, other: DepthView) -> tuple[Float[Tensor, ""], Float[Tensor, "h w"]]:
     """Computes the mean over all pixels of their :func:`reprojection_errors` times trust, and the trust.
 
     The trust exp(−φ) of an error φ, without gradient, is largest where views agree already. It is 0 where the error is
     :data:`MOST_ERROR_PX` or more, or where there is none.
 
     Args:
-        seen: view to learn from.
+        view: view to learn from.
         other: view that it is compared with; no gradient flows to its depth.
     """
-    kernels = choose_kernels(VIEWS, seen.depth, other.depth)
+    kernels = choose_kernels(VIEWS, view.depth, other.depth)
     if kernels is not None:
-        return MultiviewConsistency.apply(seen.depth, seen, other, MOST_ERROR_PX, kernels)  # type: ignore[return-value]
-    errors, known = reprojection_errors(seen, other._replace(depth=other.depth.detach()))
+        return MultiviewConsistency.apply(view.depth, view, other, MOST_ERROR_PX, kernels)  # type: ignore[return-value]
+    errors, known = reprojection_errors(view, other._replace(depth=other.depth.detach()))
     with torch.no_grad():
         trust = torch.where(known & (errors < MOST_ERROR_PX), (-errors).exp(), 0)
     return (trust * errors).sum() / max(1, errors.numel()), trust

@@ -30,7 +30,7 @@ def grey(picture: Float[Tensor, "h w 3"]) -> Float[Tensor, "h w"]:
 
 
 def patch_disagreement(
-    seen: DepthView,
+    view: DepthView,
     normals: Float[Tensor, "h w 3"],
     photo: Float[Tensor, "h w 3"],
     other: DepthView,
@@ -40,33 +40,33 @@ def patch_disagreement(
 ) -> Float[Tensor, ""]:
     """Computes the mean of w (1 − NCC) over patches, the normalised cross-correlation of their grey levels.
 
-    Differentiable in the depth and normals of ``seen``. Patches without contrast, those that leave the other picture
+    Differentiable in the depth and normals of ``view``. Patches without contrast, those that leave the other picture
     and those that show something else there count 0.
 
     Args:
-        seen: depth of planes of a view, and its camera.
+        view: depth of planes of a view, and its camera.
         normals: Σ w n of that view, in its camera's frame.
         other: camera of the other view; its depth is not used.
         picture: the other view's photo, or what is rendered there, without gradient.
         trust: w of each pixel, from 0 to 1.
         pixels: middles of the patches, as positions from 0 to below 1 in the flattened view.
     """
-    h, w = seen.depth.shape
+    h, w = view.depth.shape
     inner = (h - 2 * RADIUS_PX, w - 2 * RADIUS_PX)
     if min(inner) < 1:
-        return 0 * seen.depth.sum()
+        return 0 * view.depth.sum()
     place = (pixels * (inner[0] * inner[1])).long()
     rows, columns = place // inner[1] + RADIUS_PX, place % inner[1] + RADIUS_PX
-    pictures = seen.depth, normals, photo, picture, trust
+    pictures = view.depth, normals, photo, picture, trust
     kernels = choose_kernels(VIEWS, *pictures)
     if kernels is not None:
         limits, places = (RADIUS_PX, LEAST_CONTRAST**2, MOST_DISAGREEMENT), rows * w + columns
-        return PatchDisagreement.apply(*pictures, places, seen, other, limits, kernels)  # type: ignore[return-value]
+        return PatchDisagreement.apply(*pictures, places, view, other, limits, kernels)  # type: ignore[return-value]
     photo, picture = grey(photo), grey(picture)
     offsets = torch.arange(-RADIUS_PX, RADIUS_PX + 1, device=pixels.device)
     patch_rows = (rows[:, None, None] + offsets[:, None]).expand(-1, len(offsets), len(offsets)).flatten(1)
     patch_columns = (columns[:, None, None] + offsets).expand(-1, len(offsets), len(offsets)).flatten(1)
-    x, y = pixel_rays(h, w, seen.K)
+    x, y = pixel_rays(h, w, view.K)
     rays = torch.stack([x[patch_columns], y[patch_rows], torch.ones_like(patch_rows, dtype=x.dtype)], dim=-1)
     middle = torch.stack([x[columns], y[rows], torch.ones_like(x[columns])], dim=-1)
     facing = functional.normalize(normals[rows, columns], dim=-1, eps=1e-12)
@@ -74,9 +74,9 @@ def patch_disagreement(
     weight = trust[rows, columns]
     with torch.no_grad():
         usable = (weight > 0) & (towards < 0) & (slants < 0.2 * towards[:, None]).all(1)
-    depth = torch.where(usable, seen.depth[rows, columns], 1) * torch.where(usable, towards, 1)
+    depth = torch.where(usable, view.depth[rows, columns], 1) * torch.where(usable, towards, 1)
     depth = depth[:, None] / torch.where(usable[:, None], slants, 1)
-    points = rotate((rays * depth[..., None]).flatten(0, 1) - seen.viewmat[:3, 3], seen.viewmat[:3, :3].T)
+    points = rotate((rays * depth[..., None]).flatten(0, 1) - view.viewmat[:3, 3], view.viewmat[:3, :3].T)
     there = to_camera(points, other.viewmat)
     with torch.no_grad():
         front = there[:, 2] > 1e-3 * depth.flatten().abs()

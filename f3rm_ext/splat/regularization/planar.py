@@ -93,13 +93,13 @@ class PlanarRegularizer(Regularizer):
                 weights=weights,
             )
         if view.other is not None and needs.neighbour:
-            seen = DepthView(torch.where(counted, view.plane_depth, 0), view.viewmat, view.K)
-            loss, trust = multiview_consistency(seen, view.other)
+            rendered = DepthView(torch.where(counted, view.plane_depth, 0), view.viewmat, view.K)
+            loss, trust = multiview_consistency(rendered, view.other)
             if options.multiview_factor > 0:
                 losses["multiview"] = options.multiview_factor * loss
             if options.patch_factor > 0 and view.picture is not None:
                 pixels = torch.rand(options.patches, device=trust.device, generator=view.generator)
                 losses["patches"] = options.patch_factor * patch_disagreement(
-                    seen, view.normals, view.photo, view.other, view.picture, trust, pixels
+                    rendered, view.normals, view.photo, view.other, view.picture, trust, pixels
                 )
         return losses

@@ -114,13 +114,13 @@ def _multiview_consistency(
     tl.store(gradient + at, tl.where(known, scale * trusted * slope / (bz * error), 0.0), mask=there)
 
 
-def multiview_consistency(depth: Tensor, seen: Any, other: Any, most: float, trust: Tensor, gradient: Tensor) -> Tensor:
+def multiview_consistency(depth: Tensor, view: Any, other: Any, most: float, trust: Tensor, gradient: Tensor) -> Tensor:
     """Returns parts of :func:`~f3rm_ext.splat.regularization.multiview.multiview_consistency`, and writes trust and
     gradient."""
     count, w = pixels(depth)
     grid = (triton.cdiv(count, BLOCK),)
     parts = depth.new_empty(grid)
-    cameras = seen.K, other.K, seen.viewmat, other.viewmat
+    cameras = view.K, other.K, view.viewmat, other.viewmat
     settings = count, w, *other.depth.shape, most, 1 / max(1, count)
     launch(_multiview_consistency, grid, depth, other.depth, *cameras, trust, gradient, parts, *settings, SIZE=BLOCK)
     return parts
@@ -212,7 +212,7 @@ def _patch_disagreement(
 
 def patch_disagreement(
     depth: Tensor, normals: Tensor, photo: Tensor, picture: Tensor, trust: Tensor, places: Tensor,
-    seen: Any, other: Any, limits: tuple[int, float, float], grad_depth: Tensor, grad_normals: Tensor, losses: Tensor,
+    view: Any, other: Any, limits: tuple[int, float, float], grad_depth: Tensor, grad_normals: Tensor, losses: Tensor,
 ) -> None:  # fmt: skip
     """Writes the disagreement of each patch (:func:`~f3rm_ext.splat.regularization.patches.patch_disagreement`), and
     its gradients by depth and normal of its middle.
@@ -222,7 +222,7 @@ def patch_disagreement(
         limits: radius in pixels, least variance and most disagreement.
     """
     radius, least, most = limits
-    cameras = seen.K, other.K, seen.viewmat, other.viewmat
+    cameras = view.K, other.K, view.viewmat, other.viewmat
     results = grad_depth, grad_normals, losses
     settings = len(places), depth.shape[1], *picture.shape[:2], least, most
     sizes = {"RADIUS": radius, "LANES": triton.next_power_of_2((2 * radius + 1) ** 2), "SIZE": PATCHES}
