@@ -51,7 +51,7 @@ class SplatModel(GaussianModel):
     Args:
         scene_box: not used.
         seed_points: positions (scene frame) and colours (0 to 255) of the capture's points, if it has any.
-        metadata: of the training set; random initial points lie in view of its ``cameras``.
+        metadata: metadata of the training set; random initial points lie in view of its ``cameras``.
     """
 
     config: SplatModelConfig

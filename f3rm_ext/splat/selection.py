@@ -21,7 +21,7 @@ from f3rm_ext.splat.rendering import SplatScene
 MIN_SHARE = 0.5
 """The object has Gaussians that show at least this share of their weight on it."""
 UNLOCKED: AbstractContextManager[object] = nullcontext()
-"""For callers that share the device with nobody."""
+"""No lock, for callers that do not share the device."""
 HIDDEN_PX = 1.0
 """Gaussians are hidden if their compositing weights over all views add up to less, pixels."""
 

@@ -77,7 +77,7 @@ class Start:
 
         Args:
             views: the training cameras; the Gaussians move to their device.
-            options: of the filter; nothing is removed if the run has none.
+            options: options of the run's filter; nothing is removed if the run has none.
 
         Raises:
             ConfigError: no camera sees any of the Gaussians.
@@ -108,7 +108,7 @@ def read_start(path: Path, iteration: int | None = None) -> Start:
 
     Args:
         path: .ply, .spz, .sog, .splat, a checkpoint of `sugar-ext`, splatfacto or SuGaR, or a folder of 3DGS or SuGaR.
-        iteration: of a folder; None for the newest.
+        iteration: iteration to read from a folder; None for the newest.
 
     Raises:
         UserError: the file or iteration does not exist, or holds no usable Gaussians.

@@ -22,7 +22,7 @@ def choose_kernels(modules: tuple[str, str], *tensors: Tensor) -> Any:
     Tensors without values get numba's module, which only allocates then: what both do.
 
     Args:
-        modules: of numba and of Triton, with the same functions.
+        modules: names of numba's module and of Triton's, which have the same functions.
     """
     if any(tensor.dtype != torch.float32 for tensor in tensors):
         return None

@@ -58,7 +58,7 @@ class Densifier:
         """Gathers statistics and, in the steps of a round, changes the set of Gaussians.
 
         Args:
-            params: of the Gaussians; replaced where rows change.
+            params: parameters of the Gaussians; replaced where rows change.
 
         Raises:
             ConfigError: no Gaussian would be left.
@@ -69,7 +69,7 @@ class Densifier:
         """Removes Gaussians outside the schedule.
 
         Args:
-            params: of the Gaussians; replaced.
+            params: parameters of the Gaussians; replaced.
 
         Raises:
             ConfigError: no Gaussian would be left; nothing is changed then.

@@ -20,7 +20,7 @@ from f3rm_ext.splat.rasterize.spherical_harmonics import require_degree, sh_base
 from f3rm_ext.splat.triton_kernels import find_kernels
 
 TRITON_KERNELS = "f3rm_ext.splat.memory.triton_adam"
-"""Where they work, gradients stay as they come, for all Gaussians."""
+"""Module of the optimiser's Triton kernel. Where that works, gradients stay as they come, for all Gaussians."""
 _ATTRIBUTE = "packed_gradient"
 CHUNK_CPU, CHUNK, CHUNK_KERNEL = 1 << 12, 1 << 17, 1 << 19
 """Gaussians whose coefficients are read at a time: 24 MB at degree 3 on a GPU, sized for the cache on a CPU; 100 MB for

@@ -35,8 +35,8 @@ class Rasterization:
     radii: Int[Tensor, " gaussians"]
     """Three standard deviations, pixels; 0 if not visible."""
     rows: Int[Tensor, " entries"] | None = None
-    """Of Gaussians that are divided over ranks: the Gaussian to which each entry of `means2d` and `radii` belongs. None
-    where they have one entry for each Gaussian."""
+    """Gaussian to which each entry of `means2d` and `radii` belongs, where Gaussians are divided over ranks; None where
+    there is one entry for each Gaussian."""
 
 
 def resolve_backend(backend: Backend, device: torch.device) -> Literal["gsplat", "numba", "torch"]:

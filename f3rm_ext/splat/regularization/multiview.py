@@ -52,7 +52,7 @@ class NeighbourViews:
     """Training cameras, and which of them are near each other.
 
     Args:
-        cameras: of the training images at full size, on the CPU.
+        cameras: cameras of the training images at full size, on the CPU.
     """
 
     def __init__(self, cameras: PinholeCameras, extent: float, device: torch.device) -> None:
