@@ -220,11 +220,11 @@ class SplatModel(GaussianModel):
         assert self.densifier is not None and attributes.optimizers is not None
         self._follow(self.densifier.prune(~kept.to(self.device), self.gauss_params, attributes.optimizers))
 
-    def _follow(self, change: Change) -> bool:
+    def _follow(self, change: Change | None) -> bool:
         """Carries per-Gaussian data over to a changed set. Returns whether the set changed."""
-        if not change.rows_changed:
+        if change is None:
             return False
-        assert self.regularizer is not None and change.source is not None and change.fresh is not None
+        assert self.regularizer is not None
         self.filter_3d = change.carry(self.filter_3d)
         self.regularizer.after_change(torch.where(change.fresh, -1, change.source))
         return True

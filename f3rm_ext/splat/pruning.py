@@ -71,17 +71,10 @@ class PruningOrder:
 
     @torch.no_grad()
     def costs(
-        self, rows: Int[Tensor, " left"], views: PinholeCameras | None = None
+        self, rows: Int[Tensor, " left"], views: PinholeCameras
     ) -> tuple[Float[Tensor, " left"], Bool[Tensor, " left"]]:
-        """Returns what each Gaussian costs where only some are left, and whether a view shows it.
-
-        Args:
-            views: by default all.
-
-        Returns:
-            Sums of squared changes of colours, and a mask.
-        """
-        views = self._views if views is None else views
+        """Returns what each Gaussian costs where only some are left: the sum of squared changes of all colours of the
+        views, and whether a view shows it."""
         scene = self._scene(self._gaussians[rows])
         shapes, on_cpu = scene.shapes().map(lambda value: value.detach().float().cpu()), views.to("cpu")
         total, shown = torch.zeros(len(rows)), torch.zeros(len(rows), dtype=torch.bool)

@@ -54,19 +54,21 @@ class Densifier:
 
     def step_post_backward(
         self, step: int, rasterization: Rasterization, params: Parameters, optimizers: RunOptimizers
-    ) -> Change:
+    ) -> Change | None:
         """Gathers statistics and, in the steps of a round, changes the set of Gaussians.
 
         Args:
             params: parameters of the Gaussians; replaced where rows change.
 
+        Returns:
+            What changed the rows, if anything did.
+
         Raises:
             ConfigError: no Gaussian would be left.
         """
-        return Change(len(params["opacities"]))
 
-    def prune(self, remove: Bool[Tensor, " gaussians"], params: Parameters, optimizers: RunOptimizers) -> Change:
-        """Removes Gaussians outside the schedule.
+    def prune(self, remove: Bool[Tensor, " gaussians"], params: Parameters, optimizers: RunOptimizers) -> Change | None:
+        """Removes Gaussians outside the schedule. Returns the change; None if there are none to remove.
 
         Args:
             params: parameters of the Gaussians; replaced.
@@ -75,8 +77,9 @@ class Densifier:
             ConfigError: no Gaussian would be left; nothing is changed then.
         """
         change = Change.removal(~remove)
-        apply(change, params, optimizers)
-        self.follow(change)
+        if change is not None:
+            apply(change, params, optimizers)
+            self.follow(change)
         return change
 
     def follow(self, change: Change) -> None:

@@ -147,18 +147,17 @@ class DefaultDensifier(Densifier):
 
     def step_post_backward(
         self, step: int, rasterization: Rasterization, params: Parameters, optimizers: RunOptimizers
-    ) -> Change:
-        count = len(params["means"])
+    ) -> Change | None:
         if step >= self.strategy.refine_stop_iter:
             self._replace_statistics(lambda value: None)  # no longer needed
-            return Change(count)
+            return None
         device = params["means"].device
         self._replace_statistics(lambda value: value.to(device))  # a checkpoint is loaded to the CPU
         info = _info(rasterization, self.absgrad)
         resets = step > 0 and step % self.strategy.reset_every == 0
         if step == 0 or (step % self.strategy.refine_every and not resets):
             self.strategy._update_state({"means": params["means"]}, self.statistics, info)  # type: ignore[arg-type]
-            return Change(count)
+            return None
         change = self._round(step, info, resets, params, optimizers)
         if resets:
             zero_moments(params["opacities"], optimizers_by_name(optimizers).get("opacities"))
@@ -166,7 +165,7 @@ class DefaultDensifier(Densifier):
 
     def _round(
         self, step: int, info: dict[str, Any], resets: bool, params: Parameters, optimizers: RunOptimizers
-    ) -> Change:
+    ) -> Change | None:
         """Runs gsplat on a sketch, then applies the change to everything else."""
         count, device = len(params["means"]), params["means"].device
         sketch, counter = _sketch(params)
@@ -181,7 +180,7 @@ class DefaultDensifier(Densifier):
         fresh = counter["means"].state[sketch["means"]][KEPT] == 0
         if len(source) == count and not bool(fresh.any()):  # none was added, so none was removed
             params["opacities"].data.copy_(sketch["opacities"])
-            return Change(count)
+            return None
         change = Change(count, source, fresh)
         apply(change, params, optimizers, {name: value.detach() for name, value in sketch.items()})
         return change
@@ -199,8 +198,7 @@ class DefaultDensifier(Densifier):
                 self.statistics[name] = change(self.statistics[name])
 
     def follow(self, change: Change) -> None:
-        if change.rows_changed:
-            self._replace_statistics(change.carry)
+        self._replace_statistics(change.carry)
 
     def state_dict(self) -> dict[str, Any]:
         kept = {name: value for name in STATISTICS if (value := self.statistics.get(name)) is not None}

@@ -24,11 +24,9 @@ class MCMCDensifier(Densifier):
 
     def step_post_backward(
         self, step: int, rasterization: Rasterization, params: Parameters, optimizers: RunOptimizers
-    ) -> Change:
-        options = self.options
-        device = params["means"].device
-        change = Change(len(params["means"]))
-        with self.random_numbers(device):
+    ) -> Change | None:
+        options, change = self.options, None
+        with self.random_numbers(params["means"].device):
             if options.start < step < self._stop(options.mcmc_stop) and step % options.every == 0:
                 change = self._round(params, optimizers)
             rate = optimizers_by_name(optimizers)["means"].param_groups[0]["lr"]
@@ -37,7 +35,7 @@ class MCMCDensifier(Densifier):
         return change
 
     @torch.no_grad()
-    def _round(self, params: Parameters, optimizers: RunOptimizers) -> Change:
+    def _round(self, params: Parameters, optimizers: RunOptimizers) -> Change | None:
         count = len(params["means"])
         alphas = params["opacities"].detach().sigmoid().flatten()
         sizes = params["scales"].detach().exp()
@@ -46,8 +44,7 @@ class MCMCDensifier(Densifier):
         dead = alphas <= self.options.mcmc_min_opacity
         moved = int(dead.sum())
         if moved == count:
-            # No live Gaussian to move to: pruning all raises the right error.
-            apply(Change.removal(~dead), params, optimizers)
+            self.prune(dead, params, optimizers)  # raises the right error, as there is no live one to move to
         if moved:
             chosen = sample_rows(torch.where(dead, 0, alphas), moved)
             source[dead] = chosen
@@ -63,7 +60,7 @@ class MCMCDensifier(Densifier):
             rows = torch.cat((torch.arange(count, device=alphas.device), chosen))
             alphas, sizes, source, fresh = alphas[rows], sizes[rows], source[rows], fresh[rows]
         if not moved and not added:
-            return Change(count)
+            return None
         change = Change(count, source, fresh)
         # Untouched rows keep their exact values.
         opacities = torch.where(fresh, alphas.logit(), change.carry(params["opacities"].detach()).flatten())

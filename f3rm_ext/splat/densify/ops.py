@@ -24,20 +24,15 @@ class Change:
 
     old_count: int
     """Number of Gaussians before the change."""
-    source: Int[Tensor, " gaussians"] | None = None
-    """Row of the old set from which each row of the new set comes; None if the rows are unchanged."""
-    fresh: Bool[Tensor, " gaussians"] | None = None
-    """Rows of the new set that were copied, moved or resized; their moments start at zero. None if `source` is None."""
-
-    @property
-    def rows_changed(self) -> bool:
-        """Whether per-Gaussian data (neighbours, 3D filter, statistics) must be carried over."""
-        return self.source is not None
+    source: Int[Tensor, " gaussians"]
+    """Row of the old set from which each row of the new set comes."""
+    fresh: Bool[Tensor, " gaussians"]
+    """Rows of the new set that were copied, moved or resized; their moments start at zero."""
 
     @property
     def new_count(self) -> int:
         """Number of Gaussians after the change."""
-        return self.old_count if self.source is None else len(self.source)
+        return len(self.source)
 
     def carry(self, rows: Shaped[Tensor, "old *rest"], fresh: int | float | None = None) -> Shaped[Tensor, "new *rest"]:
         """Returns the rows of the new set.
@@ -45,19 +40,17 @@ class Change:
         Args:
             fresh: value for rows that were copied, moved or resized; None copies that of their source.
         """
-        if self.source is None or self.fresh is None:
-            return rows
         carried = rows[self.source]
         if fresh is not None:
             carried[self.fresh] = fresh
         return carried
 
     @classmethod
-    def removal(cls, keep: Bool[Tensor, " gaussians"]) -> "Change":
-        """Creates the removal of all other Gaussians."""
+    def removal(cls, keep: Bool[Tensor, " gaussians"]) -> "Change | None":
+        """Creates the removal of all other Gaussians; None if there are no others."""
         source = keep.nonzero().squeeze(-1)
         if len(source) == len(keep):
-            return cls(len(keep))
+            return None
         return cls(len(keep), source, torch.zeros_like(source, dtype=torch.bool))
 
 
@@ -81,8 +74,6 @@ def apply(
             f"All {change.old_count} Gaussians would be removed, since every one is too transparent or too large: "
             "lower the opacity below which Gaussians are pruned, or check that poses and images fit together."
         )
-    if not change.rows_changed:
-        return
     for name in list(params.keys()):
         old = params[name]
         with torch.no_grad():

@@ -198,7 +198,7 @@ def test_of_gaussians_that_stand_in_for_each_other_one_stays() -> None:
     K = torch.tensor([[[60.0, 0, 40], [0, 60, 30], [0, 0, 1]]])
     views = PinholeCameras(torch.eye(4)[None], K, torch.tensor([80]), torch.tensor([60]))
     order = PruningOrder(gaussians, lambda rest: SplatScene(rest, MipOptions(), background=torch.ones(3)), views)
-    costs, shown = order.costs(torch.arange(3))
+    costs, shown = order.costs(torch.arange(3), order._views)
     first, second, faint = costs.tolist()
     assert shown.all()
     assert max(first, second) < faint, "each of the two costs less alone"
