@@ -83,7 +83,7 @@ def gather_evidence(
         watch: is given each view and what it shows.
     """
     shapes = scene.shapes().map(lambda value: value.detach().float().cpu())
-    on_cpu = views.to("cpu")
+    on_cpu = views.to("cpu")  # where sights are measured; pictures are drawn where the scene is
     count, size = len(shapes.means), shapes.sizes.amax(dim=1)
     total = _Totals(count)
     for index in range(len(views.viewmats)):

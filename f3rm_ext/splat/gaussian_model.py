@@ -319,6 +319,7 @@ class GaussianModel(QueryableSplats):
         about = json.loads(state_dict.get("_extra_state", {}).get("about", "{}"))
         self.lifted.grow(about.get("features", ()), state_dict, "lifted.")
         self.lifted.to(self.device)
+        # Torch loads only tensors of equal shape. The Gaussians have been replaced by now, so they load as themselves.
         own = {f"{PREFIX}{name}": value.data for name, value in self.gauss_params.items()}
         own["filter_3d"] = self.filter_3d
         stored = state_dict.get("confidence")

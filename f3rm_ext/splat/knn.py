@@ -19,6 +19,7 @@ class NearestGaussians:
         self._version = means._version
         places = self._means.cpu()
         self._finite = torch.isfinite(places).all(dim=1).nonzero()[:, 0]
+        # Boxes split at the middle are several times faster to build and as fast to search.
         self._tree = KDTree(places[self._finite].numpy(), balanced_tree=False, compact_nodes=False)
 
     def matches(self, means: Float[Tensor, "gaussians 3"]) -> bool:

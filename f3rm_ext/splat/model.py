@@ -162,6 +162,7 @@ class SplatModel(GaussianModel):
             held_out = [] if manager.eval_dataset is None else [PinholeCameras.of(manager.eval_dataset.cameras)]
             require_one_size(cameras, *held_out)
         callbacks = super().get_training_callbacks(attributes)
+        # Random Gaussians turn to fog before cameras of full resolution; see ImageDataManager.begin_small.
         if not self.loaded and self._starts_at_random and self.config.start_from is None:
             if hasattr(manager, "begin_small"):
                 manager.begin_small(attributes.trainer.config.max_num_iterations)

@@ -48,6 +48,7 @@ class Schedule:
         grown = surface.entropy_start
         later = {"entropy": surface.first_loss, "regularized": surface.first_surface_loss}
         first = 0 if begin == "vanilla" else max(grown, later[begin])
+        # A stage may be set to begin at the end of the schedule or after it, whose length would be infinite.
         share = min(first / surface.schedule_steps, 0.99)
         whole = total / (1 - share)
         return cls(total, round(share * whole), whole / FULL_STEPS)

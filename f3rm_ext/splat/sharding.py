@@ -96,6 +96,7 @@ def deal_out(state: dict[str, Any]) -> None:
         state: ``pipeline`` and ``optimizers``, as the trainer saves them; changed in place.
     """
     for holder, key in list(_gaussian_rows(state, len(state["pipeline"][_PARAMETERS + "means"]))):
+        # A view would keep the rows of all ranks in memory.
         holder[key] = holder[key][own_slice()].clone()
 
 

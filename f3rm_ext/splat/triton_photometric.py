@@ -129,6 +129,7 @@ def _gradient(
     u = tl.load(one + at, mask=there, other=0.0)
     v = tl.load(two + at, mask=there, other=0.0)
     difference = u - v
+    # The product with 0 passes on NaN, for which neither comparison is true.
     sign = tl.where(difference > 0.0, l1_factor, tl.where(difference < 0.0, -l1_factor, difference * 0.0))
     tl.store(gradient + at, sign - ssim_factor * (by_mean + u * by_square + v * by_product), mask=there)
     total = tl.sum(tl.abs(difference))

@@ -108,6 +108,7 @@ class Densifier:
         seed = int(torch.randint(2**62, (1,), generator=self.generator))
         on_gpu = device.type == "cuda"
         with torch.random.fork_rng(devices=[device] if on_gpu else []):
+            # torch.manual_seed would also seed the other GPUs, which fork_rng does not restore.
             torch.default_generator.manual_seed(seed)
             if on_gpu:
                 with torch.cuda.device(device):

@@ -95,6 +95,7 @@ class _CappedStrategy(DefaultStrategy):
         if int(grows.sum()) <= room:
             return
         chosen = torch.zeros_like(grows)
+        # There are more candidates than places, so none of the −1 is chosen.
         chosen[torch.where(grows, gradients, -1.0).topk(room).indices] = True
         state["grad2d"] = torch.where(chosen, state["grad2d"], 0)
         if by_radius:

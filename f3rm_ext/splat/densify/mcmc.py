@@ -79,6 +79,7 @@ class MCMCDensifier(Densifier):
         copies = torch.bincount(chosen, minlength=len(alphas)) + 1
         rows = (copies > 1).nonzero().squeeze(-1)
         new_alphas, new_sizes = compute_relocation(alphas[rows], sizes[rows], copies[rows])
+        # As in gsplat; the logit of 1 would be infinite.
         epsilon = torch.finfo(torch.float32).eps
         alphas, sizes = alphas.clone(), sizes.clone()
         alphas[rows] = new_alphas.clamp(self.options.mcmc_min_opacity, 1 - epsilon)
@@ -140,6 +141,7 @@ def sample_rows(weights: Float[Tensor, " gaussians"], count: int) -> Int[Tensor,
     """
     cumulative = weights.double().cumsum(0)
     drawn = torch.rand(count, dtype=torch.float64, device=weights.device) * cumulative[-1]
+    # Where the sum does not grow lies a row of weight 0: the search from the right passes it over.
     rows = torch.searchsorted(cumulative, drawn, right=True)
     return rows.clamp_(max=len(weights) - 1)
 

@@ -170,6 +170,7 @@ class QueryableSplats(Model):
         means, _, sizes, alphas = scene.shapes()
         away = points[:, None] - means[near]
         own = torch.einsum("pkji,pkj->pki", scene.gaussians.rotations()[near], away) / sizes[near].clamp_min(1e-12)
+        # By logarithms, since all densities far from the Gaussians are 0 in float32.
         shares = (alphas[near].clamp_min(1e-12).log() - 0.5 * own.square().sum(dim=-1)).softmax(dim=-1)
         return {
             name: torch.einsum("pk,pkc->pc", shares, head.codes[near].float())

@@ -117,6 +117,7 @@ class PackedAdam(torch.optim.Optimizer):
             first, second = moments.read(state, rows)
             missed = state["step"] - 1 - state[SEEN][rows]
             state[SEEN][rows] = state["step"]
+            # A dense gradient is of all rows, so none has missed a step.
             change = _catch_up(first, second, missed, group, state["step"]) if packed is not None else 0
             change += _adam(first, second, gradient, group, state["step"])
             moments.write(state, rows, first, second, generator)

@@ -100,6 +100,7 @@ def prepare(shapes: Ellipsoids, camera: Camera, backend: Backend = "auto") -> St
 
     @torch.no_grad()
     def strip(rows: tuple[int, int]) -> Composite:
+        # Tiles cut Gaussians off where they do in the whole picture, since a strip begins at a row of tiles.
         x, y = projected.means2d.unbind(-1)
         part = projected._replace(means2d=torch.stack([x, y - rows[0]], dim=-1)) if rows[0] else projected
         return torch.no_grad()(module.strip(part, (camera.width, rows[1] - rows[0])))

@@ -35,6 +35,7 @@ def search_in_blocks(means: Float[Tensor, "gaussians 3"], count: int) -> Int[Ten
     groups, names = points, order
     searched = min(boxes, max(FIRST, -(-count // size)))
     while len(groups):
+        # An empty entry, which ends the search if it stays alone; others may be boxes of another size.
         left = [(groups[:0], names[:0])]
         rows = max(1, ELEMENTS // max(boxes, groups.shape[1] * searched * size))
         for group, name in zip(groups.split(rows), names.split(rows), strict=True):

@@ -179,6 +179,7 @@ class KernelField(torch.autograd.Function):
         points, owners, table = ctx.saved_tensors[:3]
         upstream = [grad.contiguous() for grad in grad_outputs[:3]]
         grad_points = torch.empty_like(points)
+        # Without values the kernels are numba's on every device, but only on the CPU does each thread have a table.
         tables = ctx.kernels.table_count(table.nbytes) if kernel_device(table) == "cpu" else 1
         grad_tables = table.new_zeros(tables, *table.shape)
         ctx.kernels.differentiate(*ctx.saved_tensors, *upstream, grad_points, grad_tables)

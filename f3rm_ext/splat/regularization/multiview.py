@@ -102,6 +102,7 @@ def sample_depth(
     where = torch.where(inside[:, None], torch.stack([x, y], dim=-1), 0)
     maps = torch.stack([1 / torch.where(known, depth, 1), known.to(depth.dtype)])[None]
     samples = functional.grid_sample(maps, where[None, None], "bilinear", "border", align_corners=False)[0, :, 0]
+    # The mask is 1, up to rounding, where every pixel that counts has a depth.
     usable = inside & (samples[1].detach() > 1 - 1e-3)
     return torch.where(usable, 1 / samples[0], 0), usable
 
@@ -123,6 +124,7 @@ def reprojection_errors(view: DepthView, other: DepthView) -> tuple[Float[Tensor
     points = rotate(rays * depth[:, None] - view.viewmat[:3, 3], view.viewmat[:3, :3].T)
     there = to_camera(points, other.viewmat)
     with torch.no_grad():
+        # A point beside or behind the other camera has no place in its picture; the margin bounds the division.
         known = known & (there[:, 2] > 1e-3 * depth)
     there = torch.where(known[:, None], there, torch.ones_like(there))
     ray = there / there[:, 2:]

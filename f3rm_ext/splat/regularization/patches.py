@@ -73,6 +73,7 @@ def patch_disagreement(
     towards, slants = (facing * middle).sum(-1), (facing[:, None] * rays).sum(-1)
     weight = trust[rows, columns]
     with torch.no_grad():
+        # A plane seen at a flat angle runs away within the patch: depths stay below five times that of the middle.
         usable = (weight > 0) & (towards < 0) & (slants < 0.2 * towards[:, None]).all(1)
     depth = torch.where(usable, view.depth[rows, columns], 1) * torch.where(usable, towards, 1)
     depth = depth[:, None] / torch.where(usable[:, None], slants, 1)

@@ -202,6 +202,7 @@ def _dense_depth(depth, alpha, i, j, h, w, least, DIVIDE: tl.constexpr):
     there = (i >= 0) & (i < h) & (j >= 0) & (j < w)
     d = tl.load(depth + i * w + j, mask=there, other=0.0)
     a = tl.load(alpha + i * w + j, mask=there, other=0.0)
+    # NaN is on neither side of any number, so the comparisons leave it out as well.
     dense = (d > 0) & (d < INFINITE) & (a > least) & (a < INFINITE)
     if DIVIDE:
         d = d / tl.where(dense, a, 1.0)
