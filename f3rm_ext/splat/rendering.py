@@ -208,26 +208,14 @@ def render_outputs(scene: SplatScene, view: PinholeCameras, guard: OutputGuard) 
         outputs = rendered.outputs()
         outputs["rgb"] = outputs["rgb"].clamp(0, 1)
         solid = outputs["accumulation"] > SOLID
-        turn = view.viewmats[0, :3, :3]
-
-        def depth_of_planes() -> Tensor:
-            assert rendered.plane_depth is not None
-            return torch.where(solid, rendered.plane_depth[..., None], 0)
+        turn, K = view.viewmats[0, :3, :3], view.Ks[0]
+        planes, normals = rendered.plane_depth, rendered.normals
 
         def colors(normals: Tensor, valid: Tensor) -> Tensor:
-            return torch.where(valid, (normals @ turn + 1) / 2, 0)
+            return torch.where(valid[..., None] & solid, (normals @ turn + 1) / 2, 0)
 
-        def normal_colors() -> Tensor:
-            assert rendered.normals is not None
-            normals, valid = unit_normals(rendered.normals, rebuild_z=False)
-            return colors(normals, valid[..., None] & solid)
-
-        def from_depth() -> Tensor:
-            normals, valid = normals_from_depth(outputs["depth"][..., 0], view.Ks[0])
-            return colors(normals, valid[..., None] & solid)
-
-        if not scene.sharded:
-            guard.add(outputs, "plane_depth", depth_of_planes)
-            guard.add(outputs, "normal", normal_colors)
-        guard.add(outputs, "normal_from_depth", from_depth)
+        if planes is not None and normals is not None:
+            guard.add(outputs, "plane_depth", lambda: torch.where(solid, planes[..., None], 0))
+            guard.add(outputs, "normal", lambda: colors(*unit_normals(normals, rebuild_z=False)))
+        guard.add(outputs, "normal_from_depth", lambda: colors(*normals_from_depth(outputs["depth"][..., 0], K)))
     return outputs
