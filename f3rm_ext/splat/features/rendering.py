@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -93,13 +93,7 @@ class FeatureRender:
         strips = self.strips() if extra else []
         for rows in strips:
             flat = {name: value[rows[0] : rows[1]].flatten(0, 1) for name, value in outputs.items()}
-            rendered: dict[str, Tensor] = {}
-
-            def get_rendered(name: str, rows: tuple[int, int] = rows, rendered: dict[str, Tensor] = rendered) -> Tensor:
-                if name not in rendered:
-                    rendered[name] = self.strip(name, rows)
-                return rendered[name]
-
+            get_rendered = cache(partial(self.strip, rows=rows))
             for name, compute in extra.items():
                 if (value := compute(flat, get_rendered)) is not None:
                     flat[name] = value
