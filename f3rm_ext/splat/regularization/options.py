@@ -70,7 +70,7 @@ class RegularizationOptions:
     sdf_factor: Weight = 0.2
     """Weight of the sdf loss, ≥ 0."""
     normal_factor: Weight = 0.2
-    """Weight of the difference between the normal of a Gaussian and that of its neighbourhood (all modes), ≥ 0."""
+    """Weight of the difference between the normal of a Gaussian and that of its neighbourhood, ≥ 0; planar has none."""
     dn_factor: Weight = 0.05
     """Weight of 1 − N_rendered · N_depth (dn-consistency), ≥ 0."""
     sdf_sigmas: Positive = 2.0
@@ -86,7 +86,7 @@ class RegularizationOptions:
     """dn-consistency: composite x and y of the normals and compute z from them, as SuGaR does, instead of
     normalising all three."""
     dn_min_alpha: Opacity = 0.5
-    """dn-consistency: pixels count only if their accumulation exceeds this, 0 to below 1."""
+    """dn-consistency and planar: pixels count only if their accumulation exceeds this, 0 to below 1."""
 
     planar_start: int = 2_500
     """planar: step after which its losses are active. Means move little later, as their learning rate falls."""
