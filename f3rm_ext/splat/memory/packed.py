@@ -177,9 +177,9 @@ class _StoredHarmonics(torch.autograd.Function):
     """Σ_k Y_k(d) f_k for coefficients of any dtype; their gradient is packed and attached to the parameter."""
 
     @staticmethod
-    def forward(ctx, directions: Tensor, storage: Tensor, owner: list[Tensor], degree: int) -> Tensor:  # type: ignore[override]
+    def forward(ctx, directions: Tensor, storage: Tensor, degree: int) -> Tensor:  # type: ignore[override]
         ctx.save_for_backward(directions)
-        ctx.owner, ctx.degree = owner, degree
+        ctx.storage, ctx.degree = storage, degree
         if kernel_device(directions) == "cuda" and (lacks_values(directions) or compat.has_gsplat_kernels()):
             return _evaluate_with_gsplat(directions, storage, degree)
         colors = torch.empty_like(directions)
@@ -195,12 +195,11 @@ class _StoredHarmonics(torch.autograd.Function):
         return colors
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:  # type: ignore[override]
-        (directions,) = ctx.saved_tensors
-        storage = ctx.owner[0]
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+        (directions,), storage = ctx.saved_tensors, ctx.storage
         if not ctx.needs_input_grad[0] and _takes_all(gradient):
             _gather(storage, ColorGradient(None, directions, gradient.contiguous(), ctx.degree))
-            return None, None, None, None
+            return None, None, None
         rows = gradient.any(dim=1).nonzero().squeeze(-1)
         by_direction = None
         if ctx.needs_input_grad[0]:
@@ -213,7 +212,7 @@ class _StoredHarmonics(torch.autograd.Function):
                 by_direction[part] = torch.autograd.grad(bases, leaf, weights)[0]
         if ctx.needs_input_grad[1]:
             _gather(storage, ColorGradient(rows, directions[rows], gradient[rows], ctx.degree))
-        return by_direction, None, None, None
+        return by_direction, None, None
 
 
 def _evaluate_with_gsplat(directions: Tensor, storage: Tensor, degree: int) -> Tensor:
@@ -275,5 +274,5 @@ def packed_sh_colors(
     colors = SH_C0 * features_dc + 0.5
     if degree > 0:
         units = functional.normalize(directions, dim=-1)
-        colors = colors + _StoredHarmonics.apply(units, features_rest, [features_rest], degree)  # type: ignore[operator]
+        colors = colors + _StoredHarmonics.apply(units, features_rest, degree)  # type: ignore[operator]
     return colors.clamp(min=0.0)
