@@ -122,10 +122,12 @@ class _Search:
         self._request_with, self._estimate = request_with, estimate
         self._known: dict[Options, tuple[PlanRequest, MemoryEstimate]] = {}
         self._peaks: dict[str, Peak] = {}
+        self._now: dict[str, str] = {}
+        """Values of the options in the run as it is."""
         self.chosen: list[MemoryOption] = []
         """In this order; an option that was lowered twice is there twice."""
 
-    def at(self, chosen: Sequence[MemoryOption]) -> tuple[PlanRequest, MemoryEstimate]:
+    def plan_with(self, chosen: Sequence[MemoryOption]) -> tuple[PlanRequest, MemoryEstimate]:
         """The run with some options, and its memory."""
         options = tuple({name: value for option in chosen for name, value in option.settings()}.items())
         if options not in self._known:
@@ -134,16 +136,17 @@ class _Search:
         return self._known[options]
 
     def peak(self, chosen: Sequence[MemoryOption], peak: Peak) -> int:
-        return sum_peak(self.at(chosen)[1], peak)
+        return sum_peak(self.plan_with(chosen)[1], peak)
 
     def fits(self, chosen: Sequence[MemoryOption], peak: Peak) -> bool:
-        return self.peak(chosen, peak) <= self.at(chosen)[0].device.usable_bytes
+        return self.peak(chosen, peak) <= self.plan_with(chosen)[0].device.usable_bytes
 
     def run(self, peak: Peak) -> None:
         """Takes options until the run fits or nothing helps any more."""
         useless: set[str] = set(UNPREDICTED)
         while not self.fits(self.chosen, peak) and len(self.chosen) < MAX_OPTIONS:
-            options = [option for option in list_options(*self.at(self.chosen), peak) if option.name not in useless]
+            listed = list_options(*self.plan_with(self.chosen), peak)
+            options = [option for option in listed if option.name not in useless]
             if not options:
                 return
             least = min(option.quality_impact for option in options)
@@ -156,6 +159,7 @@ class _Search:
             else:
                 self.chosen.append(option)
                 self._peaks[option.name] = peak
+                self._now.setdefault(option.name, str(option.now))
 
     def drop_unnecessary(self) -> None:
         """Leaves out options without which training fits, too."""
@@ -166,18 +170,14 @@ class _Search:
 
     def advice(self) -> Advice:
         """The options in the order in which they were taken, with what each saves after those before it."""
-        by_name: dict[str, list[MemoryOption]] = {}
-        for option in self.chosen:
-            by_name.setdefault(option.name, []).append(option)
         savings: list[Saving] = []
         before: list[MemoryOption] = []
-        for name, options in by_name.items():
+        for name, option in {option.name: option for option in self.chosen}.items():  # its lowest value
             peak = self._peaks[name]
-            saved = self.peak(before, peak) - self.peak([*before, *options], peak)
-            first, last = options[0], options[-1]
-            savings.append(Saving(last.settings(), str(first.now), first.quality_impact, peak, saved))
-            before += options
-        return Advice(tuple(savings), *self.at(before))
+            saved = self.peak(before, peak) - self.peak([*before, option], peak)
+            savings.append(Saving(option.settings(), self._now[name], option.quality_impact, peak, saved))
+            before.append(option)
+        return Advice(tuple(savings), *self.plan_with(before))
 
 
 def largest(bytes_at: Callable[[int], int], memory_bytes: int, now: int, *, unit: int = 1) -> int:

@@ -46,6 +46,16 @@ def test_nothing_is_advised_that_the_run_fits_without(estimate: Estimate) -> Non
             assert estimate(question.request(rest)).peak("train") > question.request().device.usable_bytes
 
 
+def test_the_present_value_is_that_of_the_run_as_it_is() -> None:
+    def estimate(request: PlanRequest) -> MemoryEstimate:
+        rays: int = request.config.pipeline.datamanager.train_num_rays_per_batch  # type: ignore[attr-defined]
+        return MemoryEstimate({"train": {"activations": rays << 20}})
+
+    (saving,) = advice_for(estimate, 1.5, "f3rm-ext").savings
+    assert saving.options == (("pipeline.datamanager.train-num-rays-per-batch", "1024"),), "halved twice"
+    assert saving.now == "4096" and saving.saved_bytes == 3 << 30
+
+
 def test_what_cannot_fit_is_said(estimate: Estimate) -> None:
     advice = advice_for(estimate, 0.3, "f3rm-ext-lite")
     assert not advice.fits and advice.savings
