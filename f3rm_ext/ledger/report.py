@@ -2,6 +2,7 @@
 
 import datetime
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,6 +64,7 @@ def html_report(entries: Sequence[Entry], baseline: Entry | None = None, toleran
         conditions_title=conditions_title,
         conditions_text=conditions_text,
         origin_text=origin_text,
+        command_text=command_text,
         signature=_signature(),
     )
 
@@ -139,6 +141,15 @@ def commit_text(entry: Entry) -> str:
     """Returns the commit of an entry's code, with a plus sign if files differed from it."""
     commit = entry.origin.get("commit")
     return MISSING if commit is None else f"{commit}{'+' if entry.origin.get('changed') else ''}"
+
+
+def command_text(entry: Entry) -> str:
+    """Returns the command of an entry, as it can be typed.
+
+    >>> command_text(Entry("a", "", "nerfacto", command=("nerfacto", "--data", "my room")))
+    "ns-train nerfacto --data 'my room'"
+    """
+    return shlex.join(["ns-train", *entry.command])
 
 
 def conditions_title(entry: Entry) -> str:
@@ -228,7 +239,7 @@ def _verdict(row: Row) -> str:
 def _notes(entry: Entry) -> list[str]:
     """Lines about an entry: its command, versions and notes, and what is suspect or missing."""
     lines = [f"- **{entry.name}**: {entry.status}"]
-    lines += [f"    - `ns-train {' '.join(entry.command)}`"] if entry.command else []
+    lines += [f"    - `{command_text(entry)}`"] if entry.command else []
     lines += [f"    - {origin_text(entry)}"] if entry.origin else []
     lines += [f"    - {date[:10]}: {text}" for date, text in entry.notes]
     return lines + [f"    - needs a second look: {phrase}" for phrase in entry.anomalies()]

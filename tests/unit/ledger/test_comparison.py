@@ -172,6 +172,7 @@ def test_suspect_records_are_marked() -> None:
 
 def test_reports_keep_unlike_entries_apart_and_escape_what_people_wrote() -> None:
     base = replace(entry("base", session="s"), notes=[("2026-11-22T12:00:00", "the <start> | of it")])
+    base = replace(base, command=("nerfacto", "--data", "my room"))
     slow = entry("slow <b>", (8.0, 8.1, 8.2), session="s")
     other = entry("other", conditions={**ALIKE, "width_px": 128})
     broken = Entry("broken", base.date, "nerfacto", status="failed")
@@ -179,7 +180,9 @@ def test_reports_keep_unlike_entries_apart_and_escape_what_people_wrote() -> Non
     text = markdown_report(entries, base)
     assert text.count("\n## ") == 3 and "### slow <b> against base" in text
     assert "Regression of slow <b> against base: it/s." in text and "other against base" not in text
-    assert "2026-11-22: the <start> | of it" in text and "needs a second look: no repeat has finished" in text
+    assert "2026-11-22: the <start> | of it" in text and "`ns-train nerfacto --data 'my room'`" in text
+    assert "needs a second look: no repeat has finished" in text
     page = html_report(entries, base)
     assert page.count("<h2>") == 3 and "slow &lt;b&gt;" in page and "slow <b>" not in page
+    assert "ns-train nerfacto --data &#39;my room&#39;" in page
     assert page.count("<svg") == 4, "it/s, PSNR, SSIM and LPIPS, for the two that can be drawn together"
