@@ -1,6 +1,7 @@
 """Memory of a device and of this process, as torch's allocator and the kernel count it."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,16 +30,23 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Returns the peak since the last reset: torch's allocations on CUDA, the process's resident memory on CPU."""
+    """Returns the peak since the last reset: torch's allocations on CUDA, the process's resident memory on CPU.
+
+    Without Linux's /proc it is the peak since the process started, and 0 on Windows, where Python cannot tell it.
+    """
     if device.type == "cuda":
         return torch.cuda.memory_stats_as_nested_dict(device).get("allocated_bytes", {}).get("all", {}).get("peak", 0)
     try:
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
     except (OSError, IndexError, ValueError):
+        pass
+    try:
         import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
 
 
 @contextmanager

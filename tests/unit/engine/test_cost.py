@@ -1,7 +1,9 @@
 """What a run took: peaks and steps per second, and how they survive a checkpoint."""
 
 import mmap
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,6 +50,21 @@ def test_the_peak_is_that_since_the_reset() -> None:
     assert 250 < peak_mib(CPU) - before < 400
     reset_peak(CPU)
     assert peak_mib(CPU) - before < 200
+
+
+def test_a_system_without_proc_tells_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+
+    def refuse(*_: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(memory.Path, "read_text", refuse)
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=2048))
+    for platform, peak in (("linux", 2 << 20), ("darwin", 2048)):
+        monkeypatch.setattr(sys, "platform", platform)
+        assert memory.peak_bytes(CPU) == memory.resident_bytes() == peak
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    assert memory.peak_bytes(CPU) == memory.resident_bytes() == 0
 
 
 def test_steps_per_second_leave_the_first_step_out(monkeypatch: pytest.MonkeyPatch) -> None:
