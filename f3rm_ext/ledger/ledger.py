@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import itertools
 import json
 import os
 import sqlite3
@@ -158,7 +159,8 @@ class Ledger:
         with self._open(write=True) as connection:
             if not name:
                 number = connection.execute("SELECT coalesce(max(id), 0) + 1 FROM entries").fetchone()[0]
-                name = f"{method}-{number}"
+                taken = {other for (other,) in connection.execute("SELECT name FROM entries")}
+                name = next(free for free in (f"{method}-{n}" for n in itertools.count(number)) if free not in taken)
             self._require_new(connection, name)
             values = (name, now(), method, status, *map(json.dumps, (list(command), conditions or {}, origin or {})))
             connection.execute(
@@ -215,6 +217,7 @@ class Ledger:
 
     def _note(self, connection: sqlite3.Connection, name: str, text: str) -> None:
         entry = self._require(connection, name)
+        text = text.encode(errors="backslashreplace").decode()  # an error may name a file whose name is not UTF-8
         connection.execute("INSERT INTO notes (entry, date, text) VALUES (?, ?, ?)", (entry, now(), text))
 
     # --- reading -----------------------------------------------------------------------------------------------------

@@ -69,18 +69,21 @@ def test_an_entry_comes_back_as_it_was_written(ledger: Ledger) -> None:
     ledger.add_repeat(name, {"it_per_s": 10.5, "lpips": math.nan}, session="s", seed=42)
     ledger.add_repeat(name, {"it_per_s": 11.0}, session="s")
     ledger.note(name, "with pinned memory", "no gain")
+    ledger.note(name, "caf\udce9.jpg is missing")  # a name that is not UTF-8
     entry = ledger.entry("base")
     assert (entry.method, entry.status, tuple(entry.command)) == ("f3rm-ext", "no gain", ("f3rm-ext", "--data", "fox"))
     assert (entry.conditions, entry.origin) == ({"width_px": 64}, {"commit": "c"})
     assert entry.values("it_per_s") == [10.5, 11.0] and entry.values("psnr") == []
     assert math.isnan(entry.values("lpips")[0])
     assert [repeat.seed for repeat in entry.repeats] == [42, None]
-    assert [text for _, text in entry.notes] == ["with pinned memory"]
+    assert [text for _, text in entry.notes] == ["with pinned memory", r"caf\udce9.jpg is missing"]
     assert "lpips is nan" in entry.anomalies()
 
 
 def test_names_are_unique_and_made_up_where_none_is_given(ledger: Ledger) -> None:
     assert [ledger.add("", "nerfacto"), ledger.add("", "nerfacto")] == ["nerfacto-1", "nerfacto-2"]
+    ledger.note("nerfacto-4", status="idea")
+    assert ledger.add("", "nerfacto") == "nerfacto-5", "and the idea is still one"
     with pytest.raises(LedgerError, match=r"nerfacto-1 .*--name"):
         ledger.add("nerfacto-1", "nerfacto")
     with pytest.raises(LedgerError, match=r"entry x.*nerfacto-1, nerfacto-2"):
