@@ -212,10 +212,10 @@ def make_plan(config: TrainConfig, images: int) -> Plan:
     assert batch is not None and accumulation is not None and epochs is not None
     processes = world_size()
     if images < batch * processes:
-        each = f" of {processes} processes" if processes > 1 else ""
+        each, largest = f" of {processes} processes" if processes > 1 else "", images // processes
         raise ConfigError(
-            f"There are {images} pictures, fewer than a batch of {batch * processes}{each}: use --batch-size "
-            f"{images // processes}."
+            f"There are {images} pictures, fewer than a batch of {batch * processes}{each}: "
+            + (f"use --batch-size {largest}." if largest > 1 else f"give {2 * processes} or more.")
         )
     v3, vit = config.algorithm == "v3", config.architecture.startswith("vit")
     queue = config.queue_size or (

@@ -185,10 +185,7 @@ class TrainingRun:
     def _log(self, events: Any, training: Training, result: StepResult, images_per_s: float) -> None:
         scalars = result.scalars()
         if not math.isfinite(scalars["loss"]):
-            raise ConfigError(
-                f"The loss is {scalars['loss']} at step {training.step}, so the training was stopped: resume from the "
-                "last checkpoint with --resume and a smaller --learning-rate."
-            )
+            raise self._divergence(f"loss is {scalars['loss']}", training.step)
         if events is None:
             return
         for name, value in scalars.items():
@@ -204,8 +201,18 @@ class TrainingRun:
                 "--learning-rate."
             )
 
+    def _divergence(self, what: str, step: int) -> ConfigError:
+        saved = checkpoint.newest_first(self.config.output / "checkpoints")
+        again = "resume from the last checkpoint with --resume and" if saved else "start it again with"
+        return ConfigError(
+            f"The {what} at step {step}, so the training was stopped: {again} a smaller --learning-rate."
+        )
+
     def _save(self, training: Training) -> None:
         training.require_same()
+        # Otherwise the newest checkpoint, and in time all that are kept, would be ones that no run can go on from.
+        if not torch.stack([value.isfinite().all() for value in training.query.parameters()]).all():
+            raise self._divergence("weights are not finite", training.step)
         if not is_first():
             return
         folder = self.config.output / "checkpoints"

@@ -2,15 +2,18 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from f3rm_ext.engine import checkpoint
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.moco.encoder import Backbone, Encoder
 from f3rm_ext.moco.options import TrainConfig, make_plan
+from f3rm_ext.moco.run import TrainingRun
 from f3rm_ext.moco.training import Training
 
 CPU = torch.device("cpu")
@@ -139,6 +142,25 @@ def test_backbone_has_the_names_and_values_of_torchvision() -> None:
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_plan(config(**options), 20)
+
+
+def test_no_batch_is_advised_that_would_be_refused() -> None:
+    with pytest.raises(ConfigError) as error:
+        make_plan(config(batch_size=None), 1)
+    assert "--batch-size" not in str(error.value)
+
+
+@pytest.mark.parametrize("save_every", [1, 500])
+def test_a_training_that_diverges_leaves_checkpoints_that_can_be_resumed(
+    save_every: int, pictures: Path, tmp_path: Path
+) -> None:
+    given = replace(config(learning_rate=1e30, save_every=save_every, device="cpu"), data=pictures, output=tmp_path)
+    with pytest.raises(ConfigError, match="--learning-rate") as error:
+        TrainingRun(given).main()
+    saved = checkpoint.newest_first(tmp_path / "checkpoints")
+    assert bool(saved) == (save_every == 1) == ("--resume" in str(error.value))
+    for _, path in saved:
+        assert all(value.isfinite().all() for value in checkpoint.load(path, needed=())["query"].values())
 
 
 @pytest.mark.parametrize(
