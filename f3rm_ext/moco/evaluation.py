@@ -104,9 +104,9 @@ def network_features(
     backbone.eval()
     batches = [normalize_images(images[start : start + _BATCH]) for start in range(0, len(images), _BATCH)]
     if not isinstance(backbone, Backbone):
-        return {"": torch.cat([backbone(batch) for batch in batches]).clone()}
+        return {"": torch.cat([backbone(batch) for batch in batches])}
     means = [torch.cat([each.mean(dim=(2, 3)) for each in backbone.maps(batch)], dim=1) for batch in batches]
-    features = torch.cat(means).clone()
+    features = torch.cat(means)
     return {"": features[:, -backbone.dim :], ", all stages": features}
 
 
@@ -243,7 +243,7 @@ def imagenet_features(path: Path, images: UInt8[np.ndarray, "images side side 3"
     for start in range(0, len(images), _BATCH):
         batch = torch.from_numpy(images[start : start + _BATCH].copy()).permute(0, 3, 1, 2).float()
         features.append(network.forward_features((batch - 127) / 128).mean(dim=(2, 3)))
-    return torch.cat(features).clone()
+    return torch.cat(features)
 
 
 def evaluate(
@@ -334,7 +334,7 @@ def fine_tune(
     model.eval()
     with torch.inference_mode():
         parts = test.split(8 if dense else _BATCH)
-        return torch.cat([model(normalize_images(images[part.numpy()])).argmax(dim=1) for part in parts]).clone()
+        return torch.cat([model(normalize_images(images[part.numpy()])).argmax(dim=1) for part in parts])
 
 
 def normalize_images(images: UInt8[np.ndarray, "images side side 3"]) -> Float[Tensor, "images 3 side side"]:

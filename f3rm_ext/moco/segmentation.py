@@ -160,7 +160,9 @@ def dense_features(
 ) -> Float[Tensor, "images feat rows cols"]:
     """Returns the maps of all pictures; see :class:`_Maps`."""
     maps = _Maps(backbone).eval()
-    return torch.cat([maps(normalize_images(images[at : at + _BATCH])) for at in range(0, len(images), _BATCH)]).clone()
+    return torch.cat(
+        [maps(normalize_images(images[start : start + _BATCH])) for start in range(0, len(images), _BATCH)]
+    )
 
 
 def classify_pixels(
@@ -192,7 +194,7 @@ def classify_pixels(
         functional.cross_entropy(logits(train[chosen]), labels[chosen], ignore_index=-1).backward()
         optimizer.step()
     with torch.inference_mode():
-        return torch.cat([logits(part).argmax(dim=1) for part in test.split(_BATCH)]).clone()
+        return torch.cat([logits(part).argmax(dim=1) for part in test.split(_BATCH)])
 
 
 def mean_iou(predicted: Int[Tensor, "*shape"], labels: Int[Tensor, "*shape"], classes: int) -> float:

@@ -4,7 +4,6 @@ A resumed run therefore sees the same data as an uninterrupted one, whatever the
 """
 
 import hashlib
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from f3rm_ext.moco.tiles import Tiles
 CROP = 0.2
 """Smallest share of a tile's area that a view shows."""
 _ASPECT = 4 / 3
-_JITTERED, _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE, _GREY = 0.8, 0.4, 0.4, 0.2, 0.0, 0.1
+_JITTERED, _BRIGHTNESS, _CONTRAST, _SATURATION, _GREY = 0.8, 0.4, 0.4, 0.2, 0.1
 _NOISY, _NOISE = 0.5, 0.05
 _YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
 _DRAWS = 18
@@ -111,19 +110,17 @@ class Views:
 def _jitter_colors(
     views: Float[Tensor, "batch 3 h w"], draws: Float[Tensor, "batch 6"]
 ) -> Float[Tensor, "batch 3 h w"]:
-    """Changes brightness, contrast, saturation and hue by one matrix in YIQ, and an offset for contrast."""
+    """Changes brightness, contrast and saturation by one matrix in YIQ, and an offset for contrast."""
     chosen = draws[:, 0] < _JITTERED
     brightness, contrast, saturation = (
         torch.where(chosen, 1 + strength * (2 * draws[:, 1 + number] - 1), 1.0)
         for number, strength in enumerate((_BRIGHTNESS, _CONTRAST, _SATURATION))
     )
-    angle = torch.where(chosen, 2 * math.pi * _HUE * (2 * draws[:, 4] - 1), 0.0)
+    # Column 4 is unused: without it, a seed would give other views than in earlier versions.
     saturation = torch.where(draws[:, 5] < _GREY, 0.0, saturation)
     matrix = torch.zeros(len(views), 3, 3)
     matrix[:, 0, 0] = 1
-    matrix[:, 1, 1] = matrix[:, 2, 2] = saturation * angle.cos()
-    matrix[:, 2, 1] = saturation * angle.sin()
-    matrix[:, 1, 2] = -matrix[:, 2, 1]
+    matrix[:, 1, 1] = matrix[:, 2, 2] = saturation
     yiq = torch.tensor(_YIQ)
     matrix = torch.linalg.inv(yiq) @ matrix @ yiq * (brightness * contrast)[:, None, None]
     mean = (views.mean(dim=(2, 3)) * yiq[0]).sum(dim=1)
