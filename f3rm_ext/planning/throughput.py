@@ -27,7 +27,6 @@ from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError, install_excepthook
 from f3rm_ext.planning.request import ImageSizes
 from f3rm_ext.splat.model import SplatModelConfig
-from f3rm_ext.splat.options import GaussianOptions
 from f3rm_ext.utils.console import messages_to_stderr
 
 PROBE_STEPS, FEW_STEPS = 20, 5
@@ -135,9 +134,8 @@ def stage_starts(config: F3rmTrainerConfig) -> list[int]:
         schedule = model.schedule(schedule_length(config))
         surface = schedule.surface(model.regularization_options)
         starts |= {surface.first_loss - schedule.offset, surface.first_surface_loss - schedule.offset}
-    if isinstance(model, GaussianOptions):
-        if isinstance(manager, ImageDataManagerConfig):
-            starts |= {(1 + number) * manager.resolution_schedule for number in range(manager.num_downscales)}
+    if isinstance(manager, ImageDataManagerConfig):
+        starts |= {(1 + number) * manager.resolution_schedule for number in range(manager.num_downscales)}
     return sorted(start for start in starts if 0 <= start < total)
 
 

@@ -54,7 +54,8 @@ class Snapshot:
     suspect: list[str] = field(default_factory=list)
     """Figures that contradict each other, in words."""
     memory_options: list[dict[str, str]] = field(default_factory=list)
-    """Options that would lower the memory, those that lose least first: ``option``, ``now``, ``lower``, ``loss``."""
+    """Options that would lower the memory, those that lose least first: ``option``, ``now``, ``lower``,
+    ``quality_impact``."""
     cost_ms: float = 0.0
     """Time that the snapshot took."""
 
