@@ -4,7 +4,6 @@ gpu_day.py runs it; the last line of what it prints has the result. The options 
 """
 
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -26,7 +25,7 @@ def main() -> None:
     parser.add_argument("--picture", type=int, nargs=2, default=(1920, 1080), help="its width and height, px")
     options = parser.parse_args()
     from f3rm_ext.data.image_datamanager import LiftedFeatureOptions
-    from f3rm_ext.engine.cost import peak_mib, reset_peak
+    from f3rm_ext.engine.cost import device_time, peak_mib, reset_peak
 
     tolerate_missing_lpips()
     with tempfile.TemporaryDirectory() as folder:
@@ -39,11 +38,9 @@ def main() -> None:
         watch.run(trainer.train)
         source = manager.train_feature_source()
         reset_peak(device)
-        begin = time.perf_counter()
+        begin = device_time(device)
         model.lift_features(manager.train_dataset, source, required=True)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        lifting_s = time.perf_counter() - begin
+        lifting_s = device_time(device) - begin
         lifting_peak = peak_mib(device)
         result = {
             "gaussians": model.num_gaussians,

@@ -5,7 +5,6 @@ backward pass, and the operators, each of which starts a kernel.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 from nerfstudio.field_components.encodings import HashEncoding
+from processes import write_report
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -123,10 +123,8 @@ def main() -> None:
         cells = [f"{m:.1f} ({a:.1f}–{b:.1f})" for a, m, b in (row["forward_ms"], row["forward_backward_ms"])]
         cells += [f"{row['kept_bytes_per_point']:,}", f"{row['forward_operators']} + {row['backward_operators']}"]
         print(f"| {row['grid']} | {row['backend']} | {' | '.join(cells)} |")
-    out = Path(__file__).parent / "results" / "hash_grid.json"
-    out.parent.mkdir(exist_ok=True)
     report = {"points": POINTS, "threads": torch.get_num_threads(), "torch": torch.__version__, "rows": rows}
-    out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    write_report(report, Path(__file__).parent / "results" / "hash_grid.json")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 ``python benchmarks/import_time.py [--repeats 7]`` starts ``ns-train -h`` with and without our entry points, in turns,
 and prints medians and quartiles of wall and CPU time in seconds, as JSON with ``--json``. What is added there is the
-import of our registration, measured by itself too, and tyro's work on the options of six more methods.
+import of our registration, measured by itself too, and tyro's work on the options of our methods.
 """
 
 import argparse

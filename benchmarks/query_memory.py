@@ -71,7 +71,8 @@ class QueryMemory:
     def _measure(self, way: str, dim: int, rows: int) -> dict[str, Any]:
         import torch
 
-        from f3rm_ext.engine.cost import peak_mib, reset_peak
+        from f3rm_ext.engine.cost import MIB, peak_mib, reset_peak
+        from f3rm_ext.profiling.memory import resident_bytes
         from f3rm_ext.query.embeddings import Embeddings, Query
         from f3rm_ext.query.queryable import score_image
         from f3rm_ext.query.relevancy import relevancy_reference
@@ -83,7 +84,7 @@ class QueryMemory:
         queries = [Query("a", "feature", positives, negatives)]
         # Warm-up: compiles the kernels.
         score_image(model, _camera(64, 64), queries)
-        before = _resident_mib()
+        before = resident_bytes() / MIB
         reset_peak(model.device)
         start = time.perf_counter()
         with torch.inference_mode():
@@ -148,10 +149,6 @@ def _camera(width_px: int, height_px: int) -> Any:
     pose[0, 2, 3] = 0.8
     focal = float(width_px)
     return Cameras(pose, fx=focal, fy=focal, cx=width_px / 2, cy=height_px / 2, width=width_px, height=height_px)
-
-
-def _resident_mib() -> float:
-    return int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0]) / 1024
 
 
 if __name__ == "__main__":

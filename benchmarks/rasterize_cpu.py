@@ -188,7 +188,6 @@ def main() -> None:
         "rows": rows,
         "lifting": lifting,
     }
-    options.out.parent.mkdir(exist_ok=True)
     write_report(report, options.out)
 
 

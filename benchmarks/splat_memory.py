@@ -8,8 +8,6 @@ one in which the truth is known.
 """
 
 import argparse
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from processes import write_report
 from torch import Tensor
 from torch.nn import Parameter, functional
 
@@ -192,9 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=3000, help="of the fit; 0 leaves its result as it is")
     options = parser.parse_args()
-    facts = {"date": time.strftime("%Y-%m-%d"), "torch": torch.__version__, "machine": platform.machine()}
-    facts |= {"threads": torch.get_num_threads()}  # type: ignore[dict-item]
-    RESULTS.mkdir(exist_ok=True)
+    facts = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     reports: dict[str, dict[str, Any]] = {
         "splat_memory": {"rows": memory(), "gaussians": MILLIONS, "sh_degree": 3},
         "splat_sizes": {"rows": sizes()},
@@ -205,7 +202,7 @@ def main() -> None:
     for name, report in reports.items():
         for row in report["rows"]:
             print(*(f"{key} {value}" for key, value in row.items() if key != "held"), sep="; ")
-        (RESULTS / f"{name}.json").write_text(json.dumps({**report, **facts}, indent=1, ensure_ascii=False) + "\n")
+        write_report({**report, **facts}, RESULTS / f"{name}.json")
 
 
 if __name__ == "__main__":

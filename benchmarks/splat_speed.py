@@ -10,8 +10,6 @@ trainer does around them; evaluation, viewer and checkpoints are off.
 """
 
 import argparse
-import datetime
-import json
 import platform
 import statistics
 import sys
@@ -21,7 +19,7 @@ from typing import Any
 
 import torch
 from peers import tolerate_missing_lpips
-from processes import report_result, require_result
+from processes import report_result, require_result, write_report
 from step_watch import StepWatch
 from train_once import measured_config
 
@@ -217,13 +215,12 @@ def main() -> None:
         memory = f"{row['peak_mib']:.0f} MiB" if row["peak_mib"] else "-"
         print(f"{row['variant']:<40} {row['steps_per_s']:8.2f} it/s  {row['steps_per_s'] / first:5.2f}x  {memory}")
     record = {
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "device": rows[0]["device"],
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "options": {key: value.name if isinstance(value, Path) else value for key, value in vars(options).items()},
         "rows": rows,
     }
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    write_report(record, options.out)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 
+from f3rm_ext.engine.cost import device_time
+
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy")
 """Calls of the CUDA runtime that hold the host until the device has finished. The profiler itself ends with
 cudaDeviceSynchronize, so that is not among them."""
@@ -84,24 +86,19 @@ class StepWatch:
             "sync_warnings_per_step": _mean(self._warnings) if cuda else None,
         }
 
-    def _wait(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
     def _before(self, step: int) -> None:
         if self._over:
             done = len(self._counts) + len(self._warnings)
             if done >= self.counted:
                 raise RunIsOver
-            self._open = self._profile() if done % 2 == 0 else self._debug()
+            self._open = self._profile() if done % 2 == 0 else SyncWarnings(self.device)
             self._open.__enter__()
             return
         done = len(self.starts)
-        now = self._wait() if done == self.warm_up else time.perf_counter()
+        now = device_time(self.device) if done == self.warm_up else time.perf_counter()
         late = self.seconds and done > self.warm_up and now - self.starts[self.warm_up] > self.seconds
         if (late or done >= self.steps) and done > self.warm_up + 1:
-            now, self._over = self._wait(), True
+            now, self._over = device_time(self.device), True
             self.starts.append(now)
             self.timed_s = now - self.starts[self.warm_up]
             self._before(step)
@@ -112,11 +109,10 @@ class StepWatch:
         if self._open is None:
             return
         opened, self._open = self._open, None
+        opened.__exit__(None, None, None)
         if isinstance(opened, torch.profiler.profile):
-            opened.__exit__(None, None, None)
             self._counts.append(tally(event.name for event in opened.events() or ()))
         else:
-            opened.__exit__(None, None, None)
             self._warnings.append(opened.found)
 
     def _profile(self) -> torch.profiler.profile:
@@ -124,9 +120,6 @@ class StepWatch:
         if self.device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         return torch.profiler.profile(activities=activities)
-
-    def _debug(self) -> "SyncWarnings":
-        return SyncWarnings(self.device)
 
 
 class SyncWarnings:
@@ -179,13 +172,9 @@ def time_ms(call: Callable[[], object], device: torch.device, repeats: int, seco
     """
 
     def once() -> float:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        begin = time.perf_counter()
+        begin = device_time(device)
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return 1e3 * (time.perf_counter() - begin)
+        return 1e3 * (device_time(device) - begin)
 
     begin = time.perf_counter()
     once()

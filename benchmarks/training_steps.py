@@ -1,14 +1,12 @@
 """Steps of a training that is driven from here: the memory of a step, its time, and what it asks of the device."""
 
 import contextlib
-import datetime
 import gc
 import itertools
 import json
 import platform
 import statistics
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +15,8 @@ from typing import Any, TypeVar
 import torch
 from processes import require_result, write_report
 from step_watch import SyncWarnings, tally
+
+from f3rm_ext.engine.cost import device_time
 
 MIB = 1 << 20
 MEASURED = "measured steps"
@@ -110,13 +110,6 @@ class TensorMemory:
         }
 
 
-def wait_for(device: torch.device) -> float:
-    """Waits for the device, and returns the time, seconds."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def time_steps(step: Callable[[], float], device: torch.device, warm_up: int, steps: int, seconds: float) -> Row:
     """Times steps one by one; the device is waited for after each.
 
@@ -129,10 +122,10 @@ def time_steps(step: Callable[[], float], device: torch.device, warm_up: int, st
     """
     for _ in range(warm_up):
         step()
-    marks, images = [wait_for(device)], 0.0
+    marks, images = [device_time(device)], 0.0
     while len(marks) <= 2 or (len(marks) <= steps and marks[-1] - marks[0] < seconds):
         images += step()
-        marks.append(wait_for(device))
+        marks.append(device_time(device))
     times_ms = [1e3 * (end - begin) for begin, end in itertools.pairwise(marks)]
     q1, median, q3 = statistics.quantiles(times_ms, n=4, method="inclusive")
     whole_s = marks[-1] - marks[0]
@@ -216,18 +209,6 @@ def in_processes(names: Sequence[str], arguments: Sequence[str]) -> list[Row]:
     return rows
 
 
-def environment_of(options: Mapping[str, Any]) -> Row:
-    """Returns date, machine, versions and options, for a file of results."""
-    cuda = options["device"] == "cuda"
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "threads": torch.get_num_threads(),
-        "options": {key: getattr(value, "name", value) for key, value in options.items() if key != "out"},
-    }
-
-
 def write_rows(path: Path, options: Mapping[str, Any], rows: Sequence[Row], keys: Sequence[str]) -> None:
     """Writes a file of results. Rows that it has already stay, if they are of this device and of other sizes.
 
@@ -237,7 +218,13 @@ def write_rows(path: Path, options: Mapping[str, Any], rows: Sequence[Row], keys
         rows: new ones.
         keys: what tells rows apart.
     """
-    found = environment_of(options)
+    cuda = options["device"] == "cuda"
+    found = {
+        "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "threads": torch.get_num_threads(),
+        "options": {key: getattr(value, "name", value) for key, value in options.items() if key != "out"},
+    }
     before = json.loads(path.read_text()) if path.is_file() else {}
     measured = [[row[key] for key in keys] for row in rows]
     kept: list[Row] = []

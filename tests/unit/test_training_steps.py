@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -86,7 +87,7 @@ def test_times_are_those_of_timed_steps(steps: ModuleType, monkeypatch: pytest.M
         now[0] += next(took)
         return 10.0
 
-    monkeypatch.setattr(steps.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     found = steps.time_steps(step, CPU, warm_up=2, steps=9, seconds=5.5)
     assert found["timed_steps"] == 3 and (found["step_ms_q1"], found["step_ms"], found["step_ms_q3"]) == (
         1500,
