@@ -136,7 +136,7 @@ class Texture:
 class Moco:
     """What one example finds in several features: a held-out view, and the relevancy in each feature over it.
 
-    The run is on a capture with labels and distils the features, such as that of benchmarks/moco_distilled.py. The
+    The run is on a capture with labels and distils the features, such as the one in docs/benchmarks.md. The
     example is one pixel in a training photo, as `f3rm-ext eval query --by example` chooses it; it is compared with the
     rest of that photo and with the other classes.
     """
