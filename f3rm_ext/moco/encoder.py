@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, cast
 
@@ -60,11 +60,9 @@ class Backbone(nn.Module):
     def _block(self, block: nn.Module, inputs: Tensor) -> Tensor:
         if not (self.use_grad_checkpointing and self.training and torch.is_grad_enabled()):
             return block(inputs)
-
-        def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
-            return nullcontext(), _frozen_statistics(block)
-
-        return checkpoint(block, inputs, use_reentrant=False, context_fn=contexts)
+        return checkpoint(
+            block, inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), _frozen_statistics(block))
+        )
 
 
 @contextmanager

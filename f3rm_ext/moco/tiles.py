@@ -85,7 +85,7 @@ def prepare(
         ConfigError: There are no readable pictures, or the cache cannot be written.
     """
     paths = find_files(folder)
-    stats = [(str(path.relative_to(folder)), *_size_and_time(path)) for path in paths]
+    stats = [(str(path.relative_to(folder)), (stat := path.stat()).st_size, stat.st_mtime_ns) for path in paths]
     fingerprint = hashlib.sha256(json.dumps([image_size, asdict(reading), stats]).encode()).hexdigest()[:16]
     known = _read_list(cache / LIST)
     if known.get("fingerprint") == fingerprint and (cache / _ARRAY).is_file():
@@ -171,11 +171,6 @@ def _tile_side(paths: Sequence[Path], image_size: int, reading: PictureOptions) 
             continue
     median = int(np.median(sides)) if sides else image_size
     return min(max(median, image_size), 2 * image_size)
-
-
-def _size_and_time(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns
 
 
 def _read_list(path: Path) -> dict:

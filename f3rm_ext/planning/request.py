@@ -209,11 +209,7 @@ class ImageSizes:
 
 def _strip_batches(manager: type) -> type:
     """A datamanager that reads the capture and prepares nothing to train on it."""
-
-    def nothing(self: object) -> None:
-        pass
-
-    return type(manager.__name__, (manager,), {"setup_train": nothing, "setup_eval": nothing})
+    return type(manager.__name__, (manager,), dict.fromkeys(("setup_train", "setup_eval"), lambda self: None))
 
 
 def _largest_size(heights_px: np.ndarray, widths_px: np.ndarray) -> str:

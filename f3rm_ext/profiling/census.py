@@ -93,7 +93,7 @@ class Census:
             if known is None:
                 known = is_tensor[kind] = issubclass(kind, Tensor)
             if known:
-                self.add(item, _describe(item), "other")
+                self.add(item, f"unnamed {str(item.dtype).removeprefix('torch.')} {list(item.shape)}", "other")
 
 
 def storage_key(tensor: Tensor) -> tuple[str, int] | None:
@@ -181,7 +181,3 @@ def _parts(item: object) -> Iterable[tuple[object, object]]:
 
 def _gradient_name(part: str) -> str:
     return "gradient" if part == "grad" else part.replace("_", " ")
-
-
-def _describe(tensor: Tensor) -> str:
-    return f"unnamed {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

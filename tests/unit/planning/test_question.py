@@ -5,7 +5,6 @@ import pytest
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.presets import make_config
 from f3rm_ext.planning.question import (
-    Question,
     has_capture,
     methods,
     option_names,
@@ -22,11 +21,6 @@ def test_every_method_of_ours_can_be_planned() -> None:
     assert sorted(methods()) == fields + splats
     with pytest.raises(ConfigError, match=r"'nerfacto'.*f3rm-ext,"):
         parse("nerfacto", [])
-
-
-def test_a_card_without_memory_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--vram-gib is 0"):
-        Question("f3rm-ext", (), vram_gib=0)
 
 
 def test_options_mean_what_they_mean_to_ns_train() -> None:
