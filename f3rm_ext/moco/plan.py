@@ -221,7 +221,7 @@ def step_seconds(plan: Plan, device: torch.device) -> float:
         np.save(tiles.array, noise)
         training = Training(one, "", device, alone=True)
         views = make_views(config.image_size, config.color_jitter, symmetric=config.algorithm == "v2")
-        batches = load_batches(tiles, views, batch_size=batch, seed=0, first=0, workers=config.workers)
+        batches = load_batches(tiles, views, device, batch_size=batch, seed=0, first=0, workers=config.workers)
         training.train_step(batches)
         began = device_time(device)
         for _ in range(_TIMED):

@@ -128,6 +128,7 @@ class TrainingRun:
         batches = load_batches(
             tiles,
             make_views(config.image_size, config.color_jitter, symmetric=config.algorithm == "v2"),
+            training.device,
             batch_size=plan.pair.batch_size,
             seed=config.seed,
             first=training.first_batch,

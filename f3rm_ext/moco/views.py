@@ -179,12 +179,20 @@ class BatchSampler(Sampler):
 
 
 def load_batches(
-    tiles: Tiles, views: tuple[Views, Views], *, batch_size: int, seed: int, first: int, workers: int
+    tiles: Tiles,
+    views: tuple[Views, Views],
+    device: torch.device,
+    *,
+    batch_size: int,
+    seed: int,
+    first: int,
+    workers: int,
 ) -> Iterator[Batch]:
     """Yields endless batches of both views and the indices of their tiles.
 
     Args:
         views: Augmentations of the first and of the second view.
+        device: That of the training; batches for a GPU are in pinned memory.
     """
     return iter(
         DataLoader(
@@ -192,7 +200,7 @@ def load_batches(
             batch_sampler=BatchSampler(len(tiles), batch_size, seed, first),
             num_workers=workers,
             collate_fn=_identity,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=device.type == "cuda",
         )
     )
 

@@ -1,5 +1,6 @@
 """Pictures as tiles, the files that are left out, and views that depend on seed, pass and picture alone."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from f3rm_ext.moco.views import (
     load_batches,
     make_views,
 )
+
+CPU = torch.device("cpu")
 
 
 def test_tiles_are_decoded_once(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +160,16 @@ def test_crops_show_parts_in_all_symmetries_of_a_square() -> None:
     assert 0.3 < spans.min() < 0.55 and spans.max() <= 1.15
 
 
+def test_training_on_the_cpu_of_a_machine_with_a_gpu_leaves_the_gpu_alone(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    tiles = prepare(pictures, tmp_path, 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns of memory to be pinned for a GPU that it does not find
+        next(load_batches(tiles, make_views(32, True, True), CPU, batch_size=4, seed=0, first=0, workers=0))
+
+
 def test_views_of_v3_differ_in_blur_and_solarization() -> None:
     random = torch.randint(256, (64, 3, 40, 40), dtype=torch.uint8, generator=generators(1)[0])
     one, two = (views(random, generators(64)) for views in make_views(32, False, symmetric=False))
@@ -179,7 +192,7 @@ def test_every_pass_has_each_picture_once_and_can_begin_anywhere() -> None:
 def test_loader_processes_change_nothing(pictures: Path, tmp_path: Path) -> None:
     tiles = prepare(pictures, tmp_path, 32)
     here, there = (
-        next(load_batches(tiles, make_views(32, True, True), batch_size=4, seed=0, first=1, workers=workers))
+        next(load_batches(tiles, make_views(32, True, True), CPU, batch_size=4, seed=0, first=1, workers=workers))
         for workers in (0, 1)
     )
     assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
