@@ -87,6 +87,8 @@ class Ledger:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.closing(sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)) as connection:
                 connection.execute("PRAGMA foreign_keys = ON")
+                # SQLite waits for a lock that is asked for at once. It refuses one that a transaction asks for after it
+                # has read, since two of them would wait for each other.
                 connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 try:
                     self._check(connection, write)

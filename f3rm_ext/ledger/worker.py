@@ -114,6 +114,7 @@ def train(job: TrainJob) -> dict[str, Any]:
         result["rays_per_step"] = trainer.pipeline.datamanager.get_train_rays_per_batch()
         original_train(trainer)
 
+    # The entry point of ns-train runs as it is, so that options and plugins mean what they mean there.
     ns_train.main, Trainer.train = measured_main, measured_train  # type: ignore[assignment, method-assign]
     sys.argv = ["ns-train", *job.arguments]
     ns_train.entrypoint()

@@ -322,6 +322,7 @@ def fine_tune(
     batches = [torch.randperm(len(train)).split(batch_size) for _ in range(passes)]
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, sum(map(len, batches)))
     model.train()
+    # Batch norm has no statistics of a single picture whose last feature map is a single pixel.
     for chosen in (part for order in batches for part in order if len(part) > 1):
         batch, target = normalize_images(images[train[chosen].numpy()]), labels[train[chosen]]
         flips = [axis for axis in (2, 3) if torch.rand(()) < 0.5]

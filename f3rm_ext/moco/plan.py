@@ -124,6 +124,7 @@ def memory_line(config: TrainConfig, images: int, device_type: str = "cpu") -> M
         images: Number of pictures; the queue's length may depend on it.
     """
     small, large = _TRACED
+    # Enough that neither of the two batches is refused as larger than the data.
     images = max(images, 2 * large * world_size() * (config.gradient_accumulation_steps or 1))
     queue = None if config.algorithm == "v3" else make_plan(replace(config, batch_size=small), images).pair.queue_size
     one, two = (

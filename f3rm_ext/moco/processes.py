@@ -36,6 +36,7 @@ class CpuSyncBatchNorm(_BatchNorm):
         mean = all_reduce(values.sum(dim=axes)) / count
         centred = values - mean.view(shape)  # E[x²] − E[x]² would cancel
         variance = all_reduce(centred.square().sum(dim=axes)) / count
+        # As in torch, the running variance is the unbiased one, and that of the batch is not.
         self._update_statistics(mean.detach(), variance.detach() * (count / (count - 1)))
         scale = torch.rsqrt(variance + self.eps)
         if self.affine:

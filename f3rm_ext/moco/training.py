@@ -222,6 +222,7 @@ class Training:
             CheckpointError: The checkpoint has another architecture, algorithm or optimiser, or is that of a finished
                 run with other options or pictures.
         """
+        # Checkpoints of earlier versions, which had one optimiser and one process, do not tell.
         before, now = {"optimizer": "sgd", "processes": 1, **state["plan"]}, self.plan.record()
         for name in ("algorithm", "architecture", "optimizer"):
             if before[name] != now[name]:

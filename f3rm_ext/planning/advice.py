@@ -163,6 +163,7 @@ class _Search:
 
     def drop_unnecessary(self) -> None:
         """Leaves out options without which training fits, too."""
+        # Of an option that was lowered twice, the lower value goes first: without it the higher one is left.
         for option in sorted(reversed(self.chosen), key=lambda option: -option.quality_impact):
             rest = [other for other in self.chosen if other is not option]
             if self.fits(rest, "training"):

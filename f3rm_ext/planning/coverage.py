@@ -66,6 +66,7 @@ class PlannedCoverage:
 
     def epochs_to_steps(self, epochs: float | int) -> int:
         """Returns the steps of a number of epochs, at the mean rate of the run."""
+        # Rounding errors must not make a step more of a product that is a whole number.
         return int(np.ceil(epochs * self.steps_per_epoch - 1e-9))
 
 
@@ -136,6 +137,7 @@ def _ray_coverage(rays: int, cycle: ImageCycle, sizes: ImageSizes, steps: int) -
 
     def count() -> None:
         if images:
+            # As even as whole numbers can be, and their sum is exact.
             coverage.add_rays(images, np.diff(np.linspace(0, drawn, len(images) + 1).astype(np.int64)))
 
     for window, begins in _cycle_steps(cycle, steps):

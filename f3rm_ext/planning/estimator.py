@@ -286,6 +286,7 @@ class _TracedSplats:
         if isinstance(model, SplatModel):
             assert model.regularizer is not None and model.densifier is not None
             surface, growing = model.regularizer.options, model.densifier.options
+            # With losses of surfaces a step in which they are active, so that what they take counts.
             model.step = (growing.start + growing.every if surface.mode == "none" else surface.first_surface_loss) + 1
         return self.run
 

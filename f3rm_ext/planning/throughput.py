@@ -111,6 +111,7 @@ def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
         took_s = 0.0
         try:
             for start, length in zip(starts, lengths, strict=True):
+                # A stage that begins within the last steps is timed from a little earlier, so that there are enough.
                 trainer._start_step = max(0, min(start, total - steps - WARM_UP_STEPS - 1))
                 moments.clear()
                 with contextlib.suppress(_Enough):

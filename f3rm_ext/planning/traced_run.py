@@ -99,6 +99,7 @@ class TracedRun:
 
     def _step(self, batch: Callable[[], tuple[Any, dict[str, Any]]]) -> None:
         self.optimizers.zero_grad_all()
+        # Tensors without values are on the CPU, whatever the device; they take as much there in this precision.
         with self.tracker.saving(), torch.autocast("cpu", torch.float16, enabled=self.mixed):
             inputs, targets = batch()
             # Nerfstudio's trainer holds them all until the end of the step.

@@ -88,6 +88,7 @@ class Census:
         """Counts tensors that Python holds and no owner has named."""
         is_tensor: dict[type, bool] = {}
         for item in gc.get_objects():
+            # Not isinstance, which asks objects for their class: dead weak proxies raise an error then.
             kind = type(item)
             known = is_tensor.get(kind)
             if known is None:
