@@ -86,7 +86,7 @@ def _band_count(path: Path) -> int:
     try:
         with tifffile.TiffFile(path) as file:
             return getattr(file.pages.first, "samplesperpixel", 1)
-    except (tifffile.TiffFileError, IndexError, RuntimeError, ValueError):
+    except Exception:  # damage makes tifffile raise almost any error
         return 1
 
 
@@ -97,7 +97,9 @@ def _bands(path: Path, bands: tuple[int, int, int]) -> Shaped[np.ndarray, "h w 3
     try:
         with tifffile.TiffFile(path) as file:
             values, axes = file.series[0].asarray(), file.series[0].axes
-    except (tifffile.TiffFileError, IndexError, RuntimeError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # damage makes tifffile raise almost any error
         raise ValueError(str(error)) from error
     if values.ndim != 3:
         raise ValueError(f"axes {axes}: bands need three axes")

@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,20 @@ def test_tiff_files_of_colours_and_damaged_ones_need_no_bands(tmp_path: Path) ->
     (tmp_path / "damaged.tif").write_bytes(b"no picture")
     tiles = prepare(tmp_path, tmp_path / "cache", 32)
     assert tiles.open()[0, 0, 0].tolist() == [10, 20, 30] and set(tiles.skipped) == {"damaged.tif"}
+
+
+@pytest.mark.parametrize(("tag", "value", "bands"), [("RowsPerStrip", 0, (3, 2, 1)), ("ImageLength", (8, 8), None)])
+def test_rasters_with_senseless_tags_are_left_out(
+    tag: str, value: Any, bands: tuple[int, int, int] | None, pictures: Path, tmp_path: Path
+) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    (tmp_path / "a.png").write_bytes((pictures / "00.png").read_bytes())
+    values = np.zeros((40, 40, 3), np.uint8)
+    tifffile.imwrite(tmp_path / "b.tif", values, photometric="rgb", compression="zlib", metadata=None)
+    with tifffile.TiffFile(tmp_path / "b.tif", mode="r+b") as file:
+        file.pages.first.tags[tag].overwrite(value)
+    tiles = prepare(tmp_path, tmp_path / "cache", 32, PictureOptions(bands=bands))
+    assert tiles.files == ("a.png",) and set(tiles.skipped) == {"b.tif"}
 
 
 def test_folders_without_pictures_are_refused(tmp_path: Path) -> None:
