@@ -55,6 +55,16 @@ def parse_step(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
+def folder_of(load_config: Path, name: str = "nerfstudio_models") -> Path:
+    """Returns the checkpoint folder of a run: beside its config.yml or, if that is a link, beside the file it leads to.
+
+    Args:
+        name: of the folder.
+    """
+    folder = load_config.absolute().parent / name
+    return folder if folder.is_dir() else load_config.resolve().parent / name
+
+
 def newest_first(folder: Path) -> list[tuple[int, Path]]:
     """Returns steps and files of a checkpoint folder, damaged or not; empty if there is no such folder."""
     if not folder.is_dir():

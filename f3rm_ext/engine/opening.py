@@ -50,7 +50,7 @@ def open_run(
     from f3rm_ext.engine import checkpoint
 
     config = read_config(load_config)
-    folder = load_config.parent / "nerfstudio_models"
+    folder = checkpoint.folder_of(load_config)
     if not checkpoint.newest_first(folder):
         raise CheckpointError(f"There is no checkpoint in {folder}: train until the first one is saved.")
     if step is None:

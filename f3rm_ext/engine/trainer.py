@@ -213,10 +213,9 @@ class F3rmTrainerConfig(TrainerConfig):
         if command is not None and isinstance(self.pipeline.model, ChecksExport):
             self.pipeline.model.check_export(command, sys.argv)
         load_config = find_option(sys.argv, "--load-config")
-        beside = Path(load_config).absolute().parent / folder.name
-        if load_config and beside.is_dir():
+        if load_config and (beside := checkpoint.folder_of(Path(load_config), folder.name)).is_dir():
             folder = beside
-        elif not folder.is_dir():
+        if not checkpoint.newest_first(folder):
             raise CheckpointError(
                 f"There is no checkpoint in {folder}: the run was stopped before its first one, or the command was "
                 "started in another folder than the training, to which paths in config.yml are relative."

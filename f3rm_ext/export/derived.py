@@ -99,7 +99,7 @@ def write_derived(
         CheckpointError: the checkpoint cannot be written.
     """
     model_file = f"{_MODELS}/{run.checkpoint.name}"
-    transforms = load_config.parent / _TRANSFORMS
+    transforms = checkpoint.folder_of(load_config).parent / _TRANSFORMS
     others = [] if bool(kept.all()) else [REMOVED]
     others += [_TRANSFORMS] if transforms.is_file() else []
     folder = OutputFolder(out, {**made_by(command), **run.describe()})

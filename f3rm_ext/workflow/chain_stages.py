@@ -205,7 +205,7 @@ class ChainStages:
         if not splats.exists():
             raise ConfigError(f"There is no {splats}: check --coarse-checkpoint.")
         if not self.options.splats_are_a_file:
-            checkpoint = newest_checkpoint(splats.parent)
+            checkpoint = newest_checkpoint(splats.parent) or newest_checkpoint(splats.resolve().parent)
             if checkpoint is None:
                 raise ConfigError(f"The run of {splats} has no checkpoint: give one that was saved at least once.")
             return ("--load-config", str(splats.absolute())), {"coarse splats": hash_file(checkpoint)}

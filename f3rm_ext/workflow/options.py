@@ -153,7 +153,6 @@ class ChainOptions:
 
     def left_out(self) -> set[StageName]:
         """Returns the stages that the options leave out; before poses are found, the truth may be missing, too."""
-        splats = self.coarse_checkpoint
         omitted: dict[StageName, bool] = {
             "sfm": self.images is None,
             "coarse": self.skip_coarse,
@@ -161,7 +160,7 @@ class ChainOptions:
             "refine": self.skip_refine,
             "refined-mesh": self.skip_refine,
             "page": self.skip_page or (self.skip_refine and self.splats_are_a_file),
-            "eval-coarse": self.skip_eval or (splats is not None and splats.name != "config.yml"),
+            "eval-coarse": self.skip_eval or self.splats_are_a_file,
             "eval-refined": self.skip_eval or self.skip_refine,
             "eval-mesh": self.skip_eval or (self.truth is None and not self.truth_file.is_file()),
             "eval-texture": self.skip_eval,

@@ -264,6 +264,10 @@ class TestEvaluationLoading:
         checkpoint.make_path(moved / "nerfstudio_models", LAST).unlink()
         monkeypatch.setattr(sys, "argv", ["ns-eval", f"--load_config={moved / 'config.yml'}"])
         assert self.load(whole) == (checkpoint.make_path(moved / "nerfstudio_models", 8), 8)
+        link = tmp_path / "link.yml"
+        link.symlink_to(moved / "config.yml")
+        monkeypatch.setattr(sys, "argv", ["ns-eval", "--load-config", str(link)])
+        assert self.load(whole)[1] == 8
         shutil.rmtree(moved / "nerfstudio_models")
         assert self.load(whole)[1] == LAST
 
@@ -274,8 +278,11 @@ class TestEvaluationLoading:
             self.load(whole)
 
     def test_run_without_checkpoints_is_one_sentence(self, toy: ModuleType, tmp_path: Path) -> None:
-        with pytest.raises(CheckpointError, match="no checkpoint"):
-            toy.make_config(tmp_path, 5).get_checkpoint_dir()
+        config = toy.make_config(tmp_path, 5)
+        for folder in (tmp_path, config.get_base_dir() / "nerfstudio_models"):
+            folder.mkdir(parents=True, exist_ok=True)
+            with pytest.raises(CheckpointError, match=r"no checkpoint.*stopped before its first one"):
+                config.get_checkpoint_dir()
 
 
 class TestConfig:

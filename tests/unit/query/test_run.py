@@ -150,6 +150,8 @@ def test_a_run_that_was_moved_is_found_with_its_own_checkpoint(untrained, tmp_pa
     )
     moved = load_run(config)
     assert moved.checkpoint == config.parent / "nerfstudio_models" / "step-000000007.ckpt"
+    (link := tmp_path / "link.yml").symlink_to(config)
+    assert load_run(link).checkpoint == moved.checkpoint
 
 
 def test_the_newest_whole_checkpoint_counts_and_other_files_do_not(untrained, tmp_path) -> None:

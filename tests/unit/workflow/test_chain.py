@@ -162,6 +162,9 @@ def test_a_run_in_place_of_coarse_splats(run_chain: RunChain, player: Any, tmp_p
     run_chain(skip_coarse=True, coarse_checkpoint=config)
     assert player.names() == ALL[1:]
     assert player.ran[0][3:5] == ["--load-config", str(config)]
+    link = tmp_path / "config.yml"
+    link.symlink_to(config)
+    run_chain(skip_coarse=True, coarse_checkpoint=link, output=tmp_path / "of the link")
     (config.parent / "nerfstudio_models" / "step-000000019.ckpt").write_text("better weights")
     assert "because its input (coarse splats) has changed." in run_chain(skip_coarse=True, coarse_checkpoint=config)
 
