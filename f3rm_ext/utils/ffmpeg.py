@@ -19,14 +19,14 @@ def provide_ffmpeg() -> str | None:
     """
     if installed := shutil.which("ffmpeg"):
         return installed
-    folder = Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser() / "bin"
-    link = folder / ("ffmpeg.exe" if os.name == "nt" else "ffmpeg")
-    if not os.access(link, os.X_OK):  # missing, or left by an environment that was removed
-        try:
+    try:
+        folder = Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser() / "bin"
+        link = folder / ("ffmpeg.exe" if os.name == "nt" else "ffmpeg")
+        if not os.access(link, os.X_OK):  # missing, or left by an environment that was removed
             import imageio_ffmpeg
 
             link_atomic(link, Path(imageio_ffmpeg.get_ffmpeg_exe()).absolute())
-        except (ImportError, RuntimeError, OSError):
-            return None
+    except (ImportError, RuntimeError, OSError):  # RuntimeError: no ffmpeg in the package, or no home folder
+        return None
     os.environ["PATH"] = os.pathsep.join(filter(None, (os.environ.get("PATH", os.defpath), str(folder.absolute()))))
     return shutil.which("ffmpeg")

@@ -62,6 +62,11 @@ def test_without_a_place_for_the_link_there_is_none(tmp_path: Path) -> None:
     assert provide_ffmpeg() is None and os.environ["PATH"] == path
 
 
+def test_without_a_home_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("F3RM_EXT_CACHE", "~no-such-user/cache")
+    assert provide_ffmpeg() is None
+
+
 def test_without_the_package_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     assert provide_ffmpeg() is None
