@@ -9,6 +9,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.ledger.entry import Status
 from f3rm_ext.ledger.options import Protocol
+from f3rm_ext.scripts.common import require_own_file
 from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class Report(_LedgerOptions):
         """Writes the report. Returns the exit code."""
         from f3rm_ext.ledger.report import html_report, markdown_report
         from f3rm_ext.utils.output_file import replace_file
-        from f3rm_ext.utils.provenance import require_ours, sign_text
+        from f3rm_ext.utils.provenance import sign_text
 
         check_ranges(self)
         ledger = self.open_ledger()
@@ -199,7 +200,7 @@ class Report(_LedgerOptions):
         writers = {".md": markdown_report, ".html": html_report}
         if self.out.suffix not in writers:
             raise ConfigError(f"--out is {self.out}, but a report is Markdown or HTML: give a name in .md or .html.")
-        require_ours(self.out, MADE_BY)
+        require_own_file(self.out, MADE_BY)
         text = writers[self.out.suffix](chosen, baseline, self.tolerance / 100)
         with replace_file(self.out) as stream:
             stream.write(sign_text(text, MADE_BY))

@@ -190,6 +190,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         errors.report(error)
         return error.exit_code
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        advice = "change its permissions, or choose another place"
+        errors.report(ConfigError(f"{error.filename} cannot be used ({error.strerror}): {advice}."))
+        return errors.EXIT_CODE
     except BrokenPipeError:
         if not _reader_has_left():
             raise

@@ -9,7 +9,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.options import Length, Share
 from f3rm_ext.query.options import QueryInputs, QueryOptions, QuerySpec, parse_queries
-from f3rm_ext.scripts.common import FrameOption, SplatBudgetOptions, Vector, check_crop, check_suffix
+from f3rm_ext.scripts.common import FrameOption, SplatBudgetOptions, Vector, check_crop, check_suffix, require_own_file
 from f3rm_ext.scripts.export_mesh import Mesh, RefinedMesh
 from f3rm_ext.scripts.export_page import Page
 from f3rm_ext.scripts.export_part import Part
@@ -88,10 +88,9 @@ class Features(QueryOptions, FrameOption):
         from f3rm_ext.query.queryable import get_head
         from f3rm_ext.query.writer import provenance
         from f3rm_ext.utils.console import image_progress, say
-        from f3rm_ext.utils.provenance import require_ours
 
         for path in (self.out, self.out.with_suffix(".npz")):
-            require_ours(path, f"f3rm-ext {COMMAND}")
+            require_own_file(path, f"f3rm-ext {COMMAND}")
         run = open_run_or_mesh(self.load_config, self.mesh, self.data)
         head = get_head(run.model.query_heads(), self.feature)
         queries = encode_queries(parse_queries(self), run)

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import tyro
 
+from f3rm_ext.scripts.common import require_own_file
+
 
 @dataclass
 class Profile:
@@ -36,14 +38,14 @@ class Profile:
         from f3rm_ext.html.profile_page import build_page, print_profile
         from f3rm_ext.profiling.profile_file import find_profile, read_profile
         from f3rm_ext.utils.output_file import replace_file
-        from f3rm_ext.utils.provenance import require_ours, sign_text
+        from f3rm_ext.utils.provenance import sign_text
 
         path = find_profile(self.run, self.outputs)
         page = (self.out or path.parent) / "tensor_profile.html"
         picture = page.with_suffix(".png")
         if self.out is not None:  # those in a run folder are this command's
             for file in (page, picture):
-                require_ours(file, COMMAND)
+                require_own_file(file, COMMAND)
         profile = read_profile(path)
         other = read_profile(find_profile(self.compare, self.outputs)) if self.compare else None
         console = Console()

@@ -52,10 +52,12 @@ class Points:
         from f3rm_ext.capture.frame import CaptureFrame
         from f3rm_ext.capture.points import RGB, XYZ, drop_unusable_points
         from f3rm_ext.data.stereo.points import seek_points
+        from f3rm_ext.utils.output_file import require_writable
 
         check_ranges(self)
-        if self.out.exists():
+        if os.path.lexists(self.out):
             raise CaptureError(f"--out {self.out} already exists: give another folder, or remove it.")
+        require_writable(self.out)
         meta, folder = read_transforms(self.data)
         outputs = CaptureDataParserConfig(data=self.data, load_3D_points=True).setup().get_dataparser_outputs("train")
         drop_unusable_points(outputs.metadata)

@@ -1,6 +1,7 @@
 """Large files written piece by piece: complete or absent."""
 
 import contextlib
+import os
 import zipfile
 from collections.abc import Iterable, Iterator
 from io import BufferedIOBase, BufferedWriter
@@ -49,6 +50,8 @@ def require_writable(path: Path, option: str = "--out") -> None:
         if path.is_dir():
             raise IsADirectoryError(None, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(path.parent, os.W_OK | os.X_OK):
+            raise PermissionError(None, "its folder is read-only")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written ({error.strerror}): choose another {option}.") from error
 

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import re
 import struct
 import warnings
@@ -57,7 +58,8 @@ def require_ours(
         ConfigError: a folder, or a file that none of these commands wrote, is in its place.
     """
     makers = (makers,) if isinstance(makers, str) else makers
-    if path.exists() and (path.is_dir() or (read or read_provenance)(path).get(MADE_BY) not in makers):
+    # os.path's: pathlib's raise where a folder above must not be entered, of which writing tells.
+    if os.path.exists(path) and (path.is_dir() or (read or read_provenance)(path).get(MADE_BY) not in makers):
         raise ConfigError(
             f"{path} is there already and does not say that `{'` or `'.join(makers)}` wrote it: move it away, or "
             f"choose another {option}."

@@ -28,6 +28,8 @@ class Greet:
     def main(self) -> int:
         if self.name == "nobody":
             raise CaptureError("There is nobody: name somebody.")
+        if self.name == "locked":
+            raise PermissionError(13, "Permission denied", "/locked/photo.jpg")
         if self.name == "impatient":
             raise KeyboardInterrupt
         print(f"hello {self.name}")
@@ -73,6 +75,11 @@ def test_user_error_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixtur
     assert cli.main(["greet", "--name", "nobody"]) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "Error: There is nobody: name somebody.\n")
+
+
+def test_a_file_without_permission_is_named(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["greet", "--name", "locked"]) == 2
+    assert capsys.readouterr().err.startswith("Error: /locked/photo.jpg cannot be used (Permission denied)")
 
 
 def test_interrupt(capsys: pytest.CaptureFixture) -> None:

@@ -1,13 +1,18 @@
 """Files written in pieces, whole or not at all."""
 
 import io
+import os
 import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.scripts.common import require_own_file
 from f3rm_ext.utils.output_file import NpzWriter, replace_file
 
 ROWS = np.arange(30, dtype=np.float32).reshape(10, 3)
@@ -48,3 +53,25 @@ def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
         replace_file(tmp_path / "file" / "a"),
     ):
         pass
+
+
+@contextmanager
+def no_privileges() -> Iterator[None]:
+    """Permissions count for root, too."""
+    if os.getuid():
+        yield
+        return
+    os.setresuid(65534, 65534, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o555], ids=["closed", "read-only"])
+def test_a_folder_without_permission_is_named_before_the_work(mode: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, mode)
+        for path in (Path(folder, "a.json"), Path(folder, "inside", "a.json")):
+            with no_privileges(), pytest.raises(ConfigError, match=rf"{path} cannot be written"):
+                require_own_file(path, "f3rm-ext eval mesh")
