@@ -9,7 +9,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.ledger.entry import Status
 from f3rm_ext.ledger.options import Protocol
-from f3rm_ext.scripts.common import require_own_file
+from f3rm_ext.scripts.common import OutArg, require_own_file
 from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Report(_LedgerOptions):
     """Entry to compare the others with that were measured under the same conditions."""
     tolerance: Annotated[float, Range(0, 100)] = 0.5
     """Change of quality that does not count, percent."""
-    out: Path | None = None
+    out: Annotated[Path | None, OutArg] = None
     """File to write, .md or .html. By default Markdown is printed."""
 
     def main(self) -> int:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from f3rm_ext.splat.files.pruning import SizeOf
 
 Vector = tuple[float, float, float]
+OutArg = tyro.conf.arg(aliases=["--output"])
+"""Marks the option --out of a command."""
 
 
 @dataclass(kw_only=True)
@@ -81,7 +83,7 @@ class SplatBudgetOptions:
 class MeshOutput:
     """The mesh file that a command writes."""
 
-    out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
+    out: Annotated[Path, OutArg]
     """File to write: .ply, .obj or .glb."""
     up: Literal["auto", "z", "y"] = "auto"
     """Axis of the file that takes the frame's z axis. auto is y for .glb, whose readers expect it, else z, which leaves

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.scripts.common import check_crop, check_suffix, require_own_file, write_json
+from f3rm_ext.scripts.common import OutArg, check_crop, check_suffix, require_own_file, write_json
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class EvalMesh:
     """Text file with a 4 × 4 matrix that brings the mesh to the frame of the truth."""
     icp: bool = False
     """Align the mesh to the truth first, by a rigid motion. Figures are then better than those of others without."""
-    out: Path | None = None
+    out: Annotated[Path | None, OutArg] = None
     """JSON file for the metrics; by default none is written."""
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.query.options import QueryTarget
-from f3rm_ext.scripts.common import require_own_file, write_json
+from f3rm_ext.scripts.common import OutArg, require_own_file, write_json
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class EvalQuery(QueryTarget):
     """Temperature of the relevancy, above 0."""
     skip: tuple[str, ...] = ()
     """Classes to leave out, also as negatives of others."""
-    out: Path | None = None
+    out: Annotated[Path | None, OutArg] = None
     """File for all figures (JSON); by default query.json, beside the config or the mesh."""
 
     def __post_init__(self) -> None:

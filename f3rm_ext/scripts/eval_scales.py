@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.scripts.common import check_suffix, require_own_file, write_json
+from f3rm_ext.scripts.common import OutArg, check_suffix, require_own_file, write_json
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class EvalScales:
     """Whether to render with the 3D filter; on computes it if the run was trained without."""
     view: Annotated[int, Range(0)] = 0
     """Index of the held-out photo to show in scales.png, 0 or more."""
-    out: Path | None = None
+    out: Annotated[Path | None, OutArg] = None
     """JSON file for the metrics; the image gets the same name with .png. By default scales.json beside the config, with
     switched filters in its name."""
 

@@ -3,11 +3,11 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
-from f3rm_ext.scripts.common import MeshPhotos, check_suffix, require_own_file, write_json
+from f3rm_ext.scripts.common import MeshPhotos, OutArg, check_suffix, require_own_file, write_json
 
 COMMAND = "f3rm-ext eval texture"
 
@@ -29,7 +29,7 @@ class EvalTexture(MeshPhotos):
     """Mesh with a texture (.glb, .obj) or vertex colours (.ply, .glb, .obj)."""
     views: Literal["test", "train"] = "test"
     """Photos to compare with: the held-out ones, or those of training."""
-    out: Path | None = None
+    out: Annotated[Path | None, OutArg] = None
     """JSON file for the metrics; by default none is written."""
     pictures: Path | None = None
     """Folder for pictures: each rendering beside its photo. By default none are written."""

@@ -9,7 +9,15 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.options import Length, Share
 from f3rm_ext.query.options import QueryInputs, QueryOptions, QuerySpec, parse_queries
-from f3rm_ext.scripts.common import FrameOption, SplatBudgetOptions, Vector, check_crop, check_suffix, require_own_file
+from f3rm_ext.scripts.common import (
+    FrameOption,
+    OutArg,
+    SplatBudgetOptions,
+    Vector,
+    check_crop,
+    check_suffix,
+    require_own_file,
+)
 from f3rm_ext.scripts.export_mesh import Mesh, RefinedMesh
 from f3rm_ext.scripts.export_page import Page
 from f3rm_ext.scripts.export_part import Part
@@ -48,7 +56,7 @@ class Features(QueryOptions, FrameOption):
       f3rm-ext export features --load-config .../config.yml --out table.ply --crop-min -1 -1 0 --crop-max 1 1 0.5
     """
 
-    out: Path
+    out: Annotated[Path, OutArg]
     """The .ply file to write; the features go to the .npz file beside it."""
     points: Count = 200_000
     """Number of points at most, 1 or more."""
@@ -187,7 +195,7 @@ class Splats(SplatBudgetOptions, QueryInputs):
 
     load_config: Path
     """config.yml of the run."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
+    out: Annotated[Path, OutArg]
     """File to write: .ply, .compressed.ply, .spz, .sog, .splat, .glb or .usda."""
     fused: bool = True
     """Put the 3D filter into sizes and opacities, so that other viewers show the right picture. Without it, the file

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryInputs, parse_queries
-from f3rm_ext.scripts.common import SplatBudgetOptions, check_suffix, require_own_file
+from f3rm_ext.scripts.common import OutArg, SplatBudgetOptions, check_suffix, require_own_file
 
 if TYPE_CHECKING:
     from f3rm_ext.query.embeddings import Query
@@ -38,7 +36,7 @@ class Page(SplatBudgetOptions, QueryInputs):
     """config.yml of a run of sugar-ext. With --mesh it may be left out: only its cameras are taken."""
     mesh: Path | None = None
     """Show this textured mesh (.glb, .obj, .ply or .stl) instead of splats; it answers no questions."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["--output"])]
+    out: Annotated[Path, OutArg]
     """The .html file to write."""
     saved: Path | None = None
     """Questions of an earlier `f3rm-ext query` to the same run, with their threshold: the folder that it wrote."""

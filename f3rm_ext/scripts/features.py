@@ -23,6 +23,15 @@ EXIT_DAMAGED = 2
 
 
 @dataclass
+class ExtractOptions(FeatureOptions):
+    """Options of extraction, by their names in the other commands and by those of ns-train."""
+
+    extractors: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--extractor", "--features.extractors"])] = ("clip",)
+    cache_dir: Annotated[Path | None, tyro.conf.arg(aliases=["--features.cache-dir"])] = None
+    codes: Annotated[int, tyro.conf.arg(aliases=["--features.codes"])] = 0
+
+
+@dataclass
 class Extract:
     """Extract the 2D features of a capture into the feature store, and make their PCA codes.
 
@@ -32,13 +41,13 @@ class Extract:
 
     Typical calls:
       f3rm-ext features extract --data photos/room
-      f3rm-ext features extract --data photos/room --features.extractors clip dinov2 --features.codes 96
-      f3rm-ext features extract --data photos/room --features.extractors dense-daisy --camera-res-scale-factor 0.5
+      f3rm-ext features extract --data photos/room --extractors clip dinov2 --codes 96
+      f3rm-ext features extract --data photos/room --extractors dense-daisy --camera-res-scale-factor 0.5
     """
 
     data: Path
     """Capture: a folder with transforms.json or COLMAP's sparse/0, or that JSON file itself."""
-    features: FeatureOptions = field(default_factory=FeatureOptions)
+    features: Annotated[ExtractOptions, tyro.conf.arg(name="")] = field(default_factory=ExtractOptions)
     """Options of extraction, the same as ns-train's --pipeline.datamanager.features."""
     camera_res_scale_factor: float | Literal["auto"] = 1.0
     """Factor by which images are scaled first, above 0 to 1; auto is that of the lite methods. It must be that of
@@ -67,7 +76,7 @@ class Extract:
         from f3rm_ext.utils.console import say
 
         if not self.features.extractors:
-            raise ConfigError("No extractor is given: name one, e.g. --features.extractors clip.")
+            raise ConfigError("No extractor is given: name one, e.g. --extractors clip.")
         device = default_device_type() if self.device == "auto" else self.device
         try:
             target = torch.device(device)

@@ -8,6 +8,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryOptions, parse_queries
+from f3rm_ext.scripts.common import OutArg
 from f3rm_ext.utils.ranges import Range
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Query(QueryOptions):
     views: str = "auto"
     """Views to score: the test, train or all photos, the name of one photo, or a camera path of the viewer (.json),
     which also gives videos; auto takes the test photos, or those of training where none is held out."""
-    out: Path | None = None
+    out: Annotated[Path | None, OutArg] = None
     """Folder for the results; by default query, beside the config or the mesh. Files of other programs in it are left
     alone."""
     scale: Annotated[float, Range(0, 4, above=True)] = 1.0

@@ -2,10 +2,9 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from f3rm_ext.errors import ConfigError
-from f3rm_ext.scripts.common import require_own_file, write_json
+from f3rm_ext.scripts.common import OutArg, check_suffix, require_own_file, write_json
 
 if TYPE_CHECKING:
     from f3rm_ext.sfm.metrics import PoseMetrics
@@ -38,12 +37,11 @@ class Eval:
     missing: Literal["fail", "ignore"] = "fail"
     """Treatment of images without a predicted pose: fail counts every pair with such an image as a miss, ignore leaves
     them out."""
-    out: Path | None = None
+    out: Annotated[Path | None, OutArg] = None
     """JSON file to write the metrics to; by default none is written."""
 
     def __post_init__(self) -> None:
-        if self.out is not None and self.out.suffix.lower() != ".json":
-            raise ConfigError(f"--out is {self.out}, but metrics are written as JSON: give a name that ends in .json.")
+        check_suffix(self.out, ".json")
 
     def main(self) -> int:
         """Prints a table, writes the metrics and returns the exit code."""

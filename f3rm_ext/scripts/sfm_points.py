@@ -12,7 +12,7 @@ import tyro
 
 from f3rm_ext.capture.points import STEREO_POINTS
 from f3rm_ext.errors import CaptureError
-from f3rm_ext.scripts.common import print_training
+from f3rm_ext.scripts.common import OutArg, print_training
 from f3rm_ext.utils.ranges import Range, check_ranges
 
 
@@ -33,7 +33,7 @@ class Points:
 
     data: tyro.conf.Positional[Path]
     """Folder of a capture, with transforms.json or COLMAP's sparse/0."""
-    out: Path
+    out: Annotated[Path, OutArg]
     """Folder of the copy, which must not exist yet."""
     points: Annotated[int, Range(1, 100_000_000)] = 20_000
     """Maximum number of points to compute, 1 to 100 million."""

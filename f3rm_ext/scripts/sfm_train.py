@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -90,7 +90,7 @@ class Prepare:
       f3rm-ext sfm prepare --output room_data --category room --captures room1 room2
     """
 
-    output: Path
+    output: Annotated[Path, tyro.conf.arg(aliases=["--out"])]
     """Folder to give as dataset.path. Without --captures, its subfolder co3d/ must hold the downloaded categories."""
     category: tuple[str, ...]
     """Categories of CO3D to list, or `all` downloaded ones; with --captures, the name of their category."""

@@ -8,6 +8,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryInputs, parse_queries
+from f3rm_ext.scripts.common import OutArg
 from f3rm_ext.utils.ranges import Range, check_ranges
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Clean:
 
     load_config: Path
     """config.yml of the run."""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
+    out: Annotated[Path | None, OutArg] = None
     """Folder of the new run; by default beside the old one, with -clean at the end of its name. It must be new or of
     this command."""
     dry_run: bool = False
@@ -84,7 +85,7 @@ class Select(QueryInputs):
     """Classes of the capture's label images."""
     box: tuple[float, float, float, float, float, float] | None = None
     """Least x, y, z and greatest x, y, z, scene units: the object ends there. Alone, it is all that lies inside."""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
+    out: Annotated[Path | None, OutArg] = None
     """Folder of the new run; by default beside the old one, with -keep or -remove and the object at the end of its
     name. It must be new or of this command."""
     dry_run: bool = False
@@ -139,7 +140,7 @@ class Confidence:
     """config.yml of the run."""
     photos: Annotated[int, Range(0, 1000)] = 10
     """Next photos to advise at most; 0 only measures confidence."""
-    out: Annotated[Path | None, tyro.conf.arg(aliases=["--output"])] = None
+    out: Annotated[Path | None, OutArg] = None
     """Folder of the report; by default beside the run, with -confidence at the end of its name. It must be new or of
     this command."""
 

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import tyro
+
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.html.content import ReportContent, capture_name, machine_facts
 from f3rm_ext.html.content import Stage as StageRow
@@ -49,7 +51,7 @@ class DemoOptions:
     """Capture: a folder with transforms.json or COLMAP's sparse/0. By default the demo makes a synthetic room."""
     images: Path | None = None
     """Folder of photos without poses, in place of --data: `f3rm-ext sfm process` finds the poses first."""
-    out: Path = Path("demo")
+    out: Annotated[Path, tyro.conf.arg(aliases=["--output"])] = Path("demo")
     """Folder for all files of the demo."""
     method: Literal["auto", "f3rm-ext-lite", "sugar-ext-lite"] = "auto"
     """f3rm-ext-lite trains a field; sugar-ext-lite trains splats, onto which features are lifted. auto chooses splats

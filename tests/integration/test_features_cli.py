@@ -102,8 +102,8 @@ def test_manifest_of_a_store_destroyed(run: Run, capture: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("--features.extractors", "dense-dasy"), "dense-dasy"),
-        (("--features.extractors", "dense-daisy", "--features.codes", "3"), "outside 8 to 512"),
+        (("--extractors", "dense-dasy"), "dense-dasy"),
+        (("--extractor", "dense-daisy", "--codes", "3"), "outside 8 to 512"),
         (("--features.extractors", "dense-daisy", "--features.codes", "128"), "128 dimensions"),
         (("--features.extractors", "dense-daisy", "--camera-res-scale-factor", "0"), "outside (0, 1]"),
         (("--features.extractors", "dense-daisy", "--device", "abacus"), "not a device"),

@@ -13,6 +13,8 @@ from nerfstudio.cameras.cameras import Cameras
 from f3rm_ext.engine.ns_export import check_export, check_image_sizes, export_command
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.method_configs.presets import make_config
+from f3rm_ext.scripts.export import ExportCommand
+from f3rm_ext.scripts.switches import parse_command
 
 LINE = ["/env/bin/ns-export", "gaussian-splat", "--load-config", "my run/config.yml", "--output-dir", "out"]
 
@@ -34,8 +36,10 @@ def test_our_command_has_the_name_that_was_asked_for() -> None:
 
 @pytest.mark.parametrize("command", ["pointcloud", "poisson", "tsdf", "marching-cubes"])
 def test_splats_have_no_rays(command: str) -> None:
-    with pytest.raises(ConfigError, match=f"{command}.*f3rm-ext export"):
+    with pytest.raises(ConfigError, match=f"{command}.*f3rm-ext export") as raised:
         check_export(command, LINE, splats=True)
+    for ours in re.findall(r"`f3rm-ext export (.*?)`", str(raised.value)):
+        parse_command(ExportCommand, "f3rm-ext export", shlex.split(ours))
 
 
 @pytest.mark.parametrize(("command", "instead"), [("gaussian-splat", "sugar-ext"), ("marching-cubes", "tsdf")])
