@@ -16,7 +16,7 @@ from f3rm_ext.workflow.chain_stages import MESH, PAGE, REFINED_MESH, TEXTURED
 from f3rm_ext.workflow.manifest import Record
 from f3rm_ext.workflow.options import ChainOptions
 from f3rm_ext.workflow.records import read_json
-from f3rm_ext.workflow.stages import PICTURES, scores_file
+from f3rm_ext.workflow.stages import PICTURES, hide_home, scores_file
 
 MAX_TEXTURE_PX = 2048
 """Side of the texture in the page; larger ones are reduced."""
@@ -209,4 +209,4 @@ def _stages(records: Mapping[str, Record], kept: set[str]) -> Table:
 
 def shorten(command: str, folder: Path) -> str:
     """Returns a command with paths relative to a folder, and without that of the home folder."""
-    return command.replace(f"{folder}/", "").replace(str(Path.home()), "~")
+    return hide_home(command.replace(f"{folder}/", ""))

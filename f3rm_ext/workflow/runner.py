@@ -16,7 +16,7 @@ from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.workflow.commands import Command, run_command
 from f3rm_ext.workflow.manifest import INTERRUPTED, Manifest, Record
 from f3rm_ext.workflow.records import newest_checkpoint, steps_of
-from f3rm_ext.workflow.stages import Stage
+from f3rm_ext.workflow.stages import Stage, hide_home
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -193,8 +193,7 @@ class StageRunner(ABC):
         record.working_s += outcome.working_s
         record.peak_mib = max(record.peak_mib, outcome.peak_mib)
         record.result = outcome.result
-        # Reports are shared, so they must not reveal the path of the home folder.
-        record.notes = [note.replace(str(Path.home()), "~") for note in outcome.notes]
+        record.notes = [hide_home(note) for note in outcome.notes]
         record.outputs = {name: self.manifest.output(path) for name, path in stage.files(self.folder, record).items()}
         record.state = "finished"
         self.manifest.save()

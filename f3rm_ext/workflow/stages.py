@@ -1,5 +1,7 @@
 """A stage: one command that a user could type, what its result depends on, and what it writes."""
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,3 +126,10 @@ def hash_path(path: Path) -> str:
     files = sorted(item for item in path.rglob("*") if item.is_file())
     facts = [(str(item.relative_to(path)), item.stat().st_size, item.stat().st_mtime_ns) for item in files]
     return hash_bytes(repr(facts).encode())
+
+
+def hide_home(text: str) -> str:
+    """Returns a text with ``~`` in place of the home folder: reports are shared, and must not reveal its path."""
+    home = os.path.expanduser("~")
+    # It is "/" for users without a folder in a container, and stays "~" where nobody knows it.
+    return re.sub(rf"(?<![\w.~/-]){re.escape(home)}(?![\w-])", "~", text) if len(home) > 1 else text

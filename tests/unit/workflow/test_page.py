@@ -18,6 +18,7 @@ from f3rm_ext.workflow import page as module
 from f3rm_ext.workflow.manifest import Output, Record
 from f3rm_ext.workflow.options import ChainOptions
 from f3rm_ext.workflow.page import first_photo_view, page_mesh, write_page
+from f3rm_ext.workflow.stages import hide_home
 
 HOSTILE = "<script>alert('x')</script>&\""
 SPLATS = {"psnr": 20.123, "ssim": 0.8, "device": HOSTILE}
@@ -136,3 +137,11 @@ def test_the_camera_begins_at_the_first_photo(tmp_path: Path) -> None:
     assert view == {"position": [5, 7, -6], "ahead": [0, 0, -1], "up": [0, 1, 0]}
     (tmp_path / "transforms.json").write_text("{}")
     assert first_photo_view(tmp_path) == {}
+
+
+def test_only_the_home_folder_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = "ns-train --data /home/ann/room --out='/home/ann/my out' /mnt/home/ann/x /home/anna/x"
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert hide_home(command) == "ns-train --data ~/room --out='~/my out' /mnt/home/ann/x /home/anna/x"
+    monkeypatch.setenv("HOME", "/")
+    assert hide_home(command) == command
