@@ -18,7 +18,7 @@ from f3rm_ext.synthetic import SynthConfig
 from f3rm_ext.utils.ranges import Range, check_ranges
 from f3rm_ext.workflow.defaults import choose_scale, longest_side_px
 from f3rm_ext.workflow.manifest import Record, identify
-from f3rm_ext.workflow.options import StageOptions
+from f3rm_ext.workflow.options import StageOptions, require_outside
 from f3rm_ext.workflow.page import shorten
 from f3rm_ext.workflow.records import newest_checkpoint, read_json, read_scalars, steps_of
 from f3rm_ext.workflow.runner import StageRunner, check_requirements
@@ -73,6 +73,7 @@ class DemoOptions:
             raise ConfigError("--images (photos without poses) and --data (a capture with poses) exclude each other.")
         if self.images is not None and not self.images.is_dir():
             raise ConfigError(f"There is no folder {self.images}: check the path given with --images.")
+        require_outside(self.out, self.images, "--out")
         check_ranges(self)
 
 

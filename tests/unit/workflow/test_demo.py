@@ -120,6 +120,8 @@ def test_photos_without_poses_get_them_first_and_once(run: Any, player: Any, pho
     assert player.names()[:2] == ["sfm", "ns-train sugar-ext-lite"]
     run()
     assert player.names() == ALL, "the folder may be used for another capture"
+    with pytest.raises(ConfigError, match="would count as photos"):
+        run(images=tmp_path)
 
 
 @pytest.mark.parametrize("given", ["fox", "fox/transforms.json"])
