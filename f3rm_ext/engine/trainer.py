@@ -143,6 +143,10 @@ class F3rmTrainerConfig(TrainerConfig):
     def set_timestamp(self) -> None:
         """Sets the time stamp of the run folder. Processes that torchrun has started meet here and take one stamp."""
         super().set_timestamp()
+        # Nerfstudio has replaced all options by those of --load-config, and the checkpoint to resume from with them.
+        if find_option(sys.argv, "--load-config") and (folder := find_option(sys.argv, "--load-dir")):
+            step = find_option(sys.argv, "--load-step")
+            self.load_dir, self.load_step = Path(folder), int(step) if step.isdigit() else None
         launch.join(self.machine)
         self.timestamp = launch.broadcast_first(self.timestamp)
 

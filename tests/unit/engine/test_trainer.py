@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -484,6 +485,15 @@ def test_kill_while_writing_leaves_the_run_usable(
 
 class TestResumeCommand:
     folder = Path("outputs/my run/nerfstudio_models")
+
+    def test_holds_for_the_options_of_another_run(self, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nerfstudio takes nothing of the command line beside --load-config."""
+        path = whole.base_dir / "config.yml"
+        command = resume_command(["ns-train", "toy", "--load-config", str(path)], whole.checkpoint_dir)
+        monkeypatch.setattr(sys, "argv", shlex.split(command))
+        config = yaml.load(path.read_text(), Loader=yaml.Loader)
+        config.set_timestamp()
+        assert config.resume_path() == checkpoint.make_path(whole.checkpoint_dir, LAST)
 
     def test_puts_the_option_after_the_method(self) -> None:
         argv = ["/env/bin/ns-train", "f3rm-ext", "--data", "x", "f3rm-ext-data", "--eval-mode", "all"]
