@@ -1,5 +1,6 @@
 """``f3rm-ext bench``: the ledger of measured runs."""
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -90,8 +91,8 @@ class Run(_LedgerOptions):
         names = Bench(ledger, console(), self.keep_runs).run(variants, self.protocol)
         print(f"Recorded {' and '.join(names)} in {ledger.path}.")
         if self.against:
-            option = "" if self.ledger is None else f" --ledger {self.ledger}"
-            print(f"Compare them: f3rm-ext bench compare {names[-1]}{option}")
+            option = [] if self.ledger is None else ["--ledger", str(self.ledger)]
+            print(f"Compare them: {shlex.join(['f3rm-ext', 'bench', 'compare', names[-1], *option])}")
         return 0
 
 

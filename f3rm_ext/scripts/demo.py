@@ -1,6 +1,7 @@
 """``f3rm-ext demo``: from photos, or from nothing, to a report."""
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class Demo(DemoOptions):
             return DemoRun(self, Console()).main("type the same command again.")
         out = new_folder(self.out)
         run = DemoRun(dataclasses.replace(self, out=out), Console())
-        return run.main(f"type the same command with --out {out} in place of --fresh.")
+        return run.main(f"type the same command with --out {shlex.quote(str(out))} in place of --fresh.")
 
 
 def new_folder(path: Path) -> Path:

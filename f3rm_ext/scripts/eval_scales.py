@@ -68,7 +68,9 @@ class EvalScales:
         run = load_splat_run(self.load_config)
         photos = run.photos
         if self.view >= len(photos):
-            raise ConfigError(f"--view is {self.view}, but there are {len(photos)} held-out photos: use 0 and up.")
+            raise ConfigError(
+                f"--view is {self.view}, but there are {len(photos)} held-out photos: use 0 to {len(photos) - 1}."
+            )
         scales, left_out = select_scales(self.scales, photos.views, photos.scale_factor)
         say(*left_out)
         if not scales:

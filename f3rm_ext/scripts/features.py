@@ -258,6 +258,7 @@ class Verify(_Store):
                         damages.append(f"{root / 'basis.npy'} or its spectrum.json is missing")
                 except FeatureStoreError as error:
                     damages.append(str(error))
+                    checked += 1
                     continue
                 keys = list(store.manifest.images)
                 read = store.verify(progress.track(keys, description=str(root.relative_to(cache))))

@@ -85,7 +85,7 @@ class Points:
         try:
             fresh.mkdir(parents=True)
             for entry in sorted(folder.iterdir()):
-                if entry.name not in ("transforms.json", STEREO_POINTS):
+                if entry.name not in ("transforms.json", STEREO_POINTS, fresh.name):
                     (fresh / entry.name).symlink_to(entry.resolve())
             (fresh / STEREO_POINTS).write_bytes(encode_ply(DensePoints(positions.astype(np.float32), colors)))
             meta = {**_absolute_paths(meta, folder), "ply_file_path": STEREO_POINTS}

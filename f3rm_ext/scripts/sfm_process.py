@@ -102,7 +102,7 @@ class Process:
         if result["doubt"]:
             raise DoubtfulPosesError(
                 f"These poses are doubtful: {result['doubt']}. The capture was written anyway; to use it, give "
-                f"--data {self.config.output.absolute()}."
+                f"--data {shlex.quote(str(self.config.output.absolute()))}."
             )
         print_training(self.config.output, "f3rm-ext", "sugar-ext")
         return 0

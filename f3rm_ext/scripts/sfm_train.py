@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,7 +133,7 @@ class Prepare:
         say(
             f"{sum(each.counts['train'] for each in lists)} images to train with and "
             f"{sum(each.counts['test'] for each in lists)} to test with are in {self.output}.",
-            f"To train: f3rm-ext sfm train dataset.path={self.output} dataset.category={wanted}",
+            f"To train: f3rm-ext sfm train {shlex.quote(f'dataset.path={self.output}')} dataset.category={wanted}",
         )
         return 0
 

@@ -108,8 +108,8 @@ class Select(QueryInputs):
 
         wish = Wish(parse_queries(self), self.threshold, self.label, self.box)
         run_folder = self.load_config.resolve().parent
-        (name,) = file_names(["-".join([run_folder.name, "keep" if self.keep else "remove", *wish.names])])
-        out = self.out or run_folder.with_name(name)
+        (what,) = file_names(["-".join(["keep" if self.keep else "remove", *wish.names])])
+        out = self.out or run_folder.with_name(f"{run_folder.name}-{what}")
         run = _open_run(self.load_config, None if self.dry_run else out, COMMAND)
         selection = select_splats(run, wish)
         note(str(selection))

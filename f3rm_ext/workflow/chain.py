@@ -47,6 +47,11 @@ class ChainRun(StageRunner):
             for stage in ChainStages(self.options, self.folder, self.records).build():
                 is_demanded = first is not None and STAGES.index(stage.name) >= STAGES.index(first)  # type: ignore[arg-type]
                 self.run_stage(stage, f"--from-stage is {first}" if is_demanded else "")
+            if not self.records:
+                raise ConfigError(
+                    f"All stages up to --until-stage {self.options.until_stage} are left out, so there is nothing to "
+                    "do: name a later one."
+                )
             capture = identify(self.options.capture)
             return self.write_report(write_page(self.options, self.folder, capture, self.records, self.kept))
 

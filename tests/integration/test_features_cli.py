@@ -94,6 +94,7 @@ def test_manifest_of_a_store_destroyed(run: Run, capture: Path, tmp_path: Path) 
     for command in ("info", "verify"):
         result = run(command)
         assert result.code == 2 and str(manifest) in result.stdout and "Traceback" not in result.stderr
+    assert "1 of 1 files are damaged" in result.stdout
     manifest.unlink()
     extract(run, capture).succeeds()
     run("verify").succeeds()

@@ -96,6 +96,8 @@ def test_stages_are_left_out(run_chain: RunChain, player: Any, tmp_path: Path) -
     run_chain(skip_coarse=True, coarse_checkpoint=splats, output=tmp_path / "other", splats_frame="capture")
     assert player.names() == [*ALL[1:7], *ALL[8:]]
     assert player.ran[0][3:5] == ["--splats", str(splats)] and "capture" in player.ran[0]
+    with pytest.raises(ConfigError, match="nothing to do"):
+        run_chain(skip_coarse=True, coarse_checkpoint=splats, output=tmp_path / "other", until_stage="clean")
 
 
 def test_nothing_is_compared_with_photos_where_none_is_held_out(run_chain: RunChain, player: Any) -> None:
