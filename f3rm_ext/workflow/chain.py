@@ -141,7 +141,8 @@ class ChainRun(StageRunner):
     def _check_trainings(self) -> None:
         """Checks the options of trainings that do not begin at once."""
         options, checks = self.options, list[Words]()
-        if options.images is not None and "coarse" in options.passed_on and not options.skip_coarse:
+        is_given = "coarse" in options.passed_on or options.regularization is not None
+        if options.images is not None and is_given and not options.skip_coarse:
             checks.append((str(options.coarse_method), *option_words(options.stage_options("coarse"))))
         if "refine" in options.passed_on and not options.skip_refine:
             checks.append(("sugar-ext-refine", *option_words(options.stage_options("refine"))))

@@ -10,6 +10,7 @@ import tyro
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.html.content import capture_name
+from f3rm_ext.utils.ranges import Range, check_ranges
 
 StageName = Literal[
     "sfm",
@@ -67,7 +68,7 @@ class ChainOptions:
     do. auto means capture for folders and SuGaR's files, else scene."""
     mesh_method: Literal["tsdf", "level-set", "poisson-centres"] = "tsdf"
     """Algorithm that extracts the mesh."""
-    vertices: int | None = None
+    vertices: Annotated[int | None, Range(4)] = None
     """Maximum number of vertices of the mesh, 4 or more. The default is 200,000, or 30,000 without a GPU. Texturing
     takes minutes per million triangles."""
     refinement_time: Literal["short", "medium", "long"] | None = None
@@ -82,13 +83,13 @@ class ChainOptions:
     """Skip all evaluations."""
     truth: Path | None = None
     """Ground-truth surface to compare the mesh with. The default is gt_mesh.npz of the capture, if it has one."""
-    sh_degree: int | None = None
+    sh_degree: Annotated[int | None, Range(0, 3)] = None
     """Degree of the spherical harmonics in both trainings, 0 to 3."""
     optimize_memory: bool = False
     """Store spherical harmonics and their optimiser state in half the memory, in both trainings."""
     fragmentation: Literal["auto", "minimal", "normal", "aggressive"] | None = None
     """How often both trainings return unused cached memory to the GPU."""
-    resolution_scale: float | None = None
+    resolution_scale: Annotated[float | None, Range(0, 1, above=True)] = None
     """Factor on the size of the photos in both trainings, (0, 1]. The default is 1; without a GPU, larger photos are
     reduced to about 400 px. The texture always uses the full size."""
     profile_tensors: bool = False
@@ -129,8 +130,7 @@ class ChainOptions:
             raise ConfigError(
                 "--regularization only affects the coarse training, which --skip-coarse leaves out: drop it."
             )
-        if self.vertices is not None and self.vertices < 4:
-            raise ConfigError(f"--vertices is {self.vertices}: use 4 or more.")
+        check_ranges(self)
         first, last = self.from_stage or STAGES[0], self.until_stage or STAGES[-1]
         if STAGES.index(first) > STAGES.index(last):
             raise ConfigError(

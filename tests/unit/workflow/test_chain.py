@@ -336,6 +336,8 @@ def test_options_of_both_trainings_are_checked_before_poses_are_found(
     assert player.names()[2:] == ["sfm"]
     run_chain(**given)
     assert player.ran == []
+    run_chain(data=None, images=photos, until_stage="sfm", regularization="sdf")
+    assert "f3rm_ext.workflow.check" in player.ran[0] and "--regularization" in player.ran[0]
 
 
 def test_paths_in_options_of_stages_are_relative_to_where_the_user_is(

@@ -54,6 +54,8 @@ def test_the_spellings_of_the_guides() -> None:
         (("--skip-coarse", "True", "--coarse-checkpoint", "a.ply", "-r", "sdf"), "--regularization"),
         (("--from-stage", "texture", "--until-stage", "mesh"), "--from-stage texture .* --until-stage mesh"),
         (("--vertices", 3), "--vertices is 3"),
+        (("--sh-degree", 4), "--sh-degree is 4"),
+        (("--resolution-scale", 2), "--resolution-scale is 2"),
         (("--texture-size", 9), "--texture-size is 9"),
         (("--images", "photos"), "--data and --images"),
         (("--from-stage", "sfm"), "--images"),
