@@ -32,7 +32,7 @@ class Range:
     def __contains__(self, value: float | int) -> bool:
         too_small = value <= self.least if self.above else value < self.least
         too_large = value >= self.most if self.below else value > self.most
-        return not (math.isnan(value) or too_small or too_large)
+        return not (too_small or too_large or math.isnan(value))  # isnan takes no integer beyond a float
 
     def __str__(self) -> str:
         """Completes "give a number": ``from 0 to below 1``, ``of 2 or more``, ``above 0``."""

@@ -30,6 +30,7 @@ def test_values_in_range(options: dict) -> None:
     [
         ({"batch_size": 0}, "of 1 or more"),
         ({"batch_size": 10**25}, "up to 1e"),
+        ({"batch_size": 10**400}, "up to 1e"),
         ({"rate": 0.0}, "above 0"),
         ({"rate": math.nan}, "above 0"),
         ({"rate": math.inf}, "up to 1e"),
