@@ -78,7 +78,7 @@ def open_run(
     change(config)
     path = config.load_dir / newest.name
     pipeline = _set_up(config, path)
-    CONSOLE.print(f":white_check_mark: Done loading checkpoint from {path}")
+    CONSOLE.print(f":white_check_mark: Done loading checkpoint from {path}", markup=False)
     return OpenedRun(config, pipeline, path, step)
 
 

@@ -47,7 +47,7 @@ class ProfiledTrainer:
             every=self.config.profile_tensors_every,
             last_step=self.config.max_num_iterations - 1,
             about={"method": self.config.method_name, "version": __version__},
-            say=lambda text: CONSOLE.print(f"[bold yellow]Profile: {text}", highlight=False),
+            say=lambda text: CONSOLE.print(f"Profile: {text}", style="bold yellow", highlight=False, markup=False),
             publish=_publisher(self.base_dir / self.config.logging.relative_log_dir),
             between="between steps" if self.viewer_state is None else "viewer",
         )

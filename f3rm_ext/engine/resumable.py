@@ -70,7 +70,7 @@ class ResumableTrainer(StoppableTrainer, Trainer):
             manager.load_cycle_state(extra["datamanager"])
         self._random_state = extra.get("random")
         self._random_state_rank = extra.get("rank", 0)
-        CONSOLE.print(f"Resuming after step {state['step']} from {path}")
+        CONSOLE.print(f"Resuming after step {state['step']} from {path}", markup=False)
 
     def _rank_part(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Returns what a checkpoint of as many ranks holds of this one; nothing if their number has changed."""

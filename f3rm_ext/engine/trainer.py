@@ -181,7 +181,7 @@ class F3rmTrainerConfig(TrainerConfig):
         path = self.resume_path()
         step = checkpoint.parse_step(path) if path else None
         if path and step is not None and step + 1 >= self.max_num_iterations:
-            CONSOLE.print(self.nothing_left(step + 1, path))
+            CONSOLE.print(self.nothing_left(step + 1, path), markup=False)
             raise SystemExit(0)
         try:
             super().save_config()
@@ -242,7 +242,7 @@ class F3rmTrainerConfig(TrainerConfig):
 
 
 def _warn(text: str) -> None:
-    CONSOLE.print(f"[bold yellow]Warning: {text}")
+    CONSOLE.print(f"Warning: {text}", style="bold yellow", markup=False)
 
 
 class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
@@ -334,7 +334,8 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
         """
         end = self.config.max_num_iterations
         if self._start_step >= end:
-            CONSOLE.print(self.config.nothing_left(self._start_step, self.config.resume_path() or self.base_dir))
+            path = self.config.resume_path() or self.base_dir
+            CONSOLE.print(self.config.nothing_left(self._start_step, path), markup=False)
             self.shutdown()
             return
         # Nerfstudio counts max_num_iterations from the step it starts at, and reads it once, before the first step.

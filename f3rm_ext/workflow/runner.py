@@ -9,12 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rich.markup import escape
+
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.atomic_files import FolderLock, remove_temporaries
-from f3rm_ext.utils.output_file import replace_file
+from f3rm_ext.utils.output_file import replace_file, require_writable
 from f3rm_ext.workflow.commands import Command, run_command
-from f3rm_ext.workflow.manifest import INTERRUPTED, Manifest, Record
+from f3rm_ext.workflow.manifest import INTERRUPTED, NAME, Manifest, Record
 from f3rm_ext.workflow.records import newest_checkpoint, steps_of
 from f3rm_ext.workflow.stages import Stage, hide_home
 
@@ -65,14 +67,14 @@ class StageRunner(ABC):
         Args:
             how_to_resume: completes the sentence "To resume: ..." after Ctrl-C.
         """
-        logs = self.output / "logs"
-        self.console.print(f"{self.command} in [bold]{self.output}[/]; logs in {logs}", highlight=False, soft_wrap=True)
+        place, logs = escape(str(self.output)), escape(str(self.output / "logs"))
+        self.console.print(f"{self.command} in [bold]{place}[/]; logs in {logs}", highlight=False, soft_wrap=True)
         try:
             report = self.run()
         except KeyboardInterrupt:
             print(f"\nStopped; finished stages are kept. To resume: {how_to_resume}", file=sys.stderr)
             return EXIT_INTERRUPTED
-        self.console.print(f"Report: [bold]{report}[/]", highlight=False, soft_wrap=True)
+        self.console.print(f"Report: [bold]{escape(str(report))}[/]", highlight=False, soft_wrap=True)
         return 0
 
     def check_requirements(self) -> list[str]:
@@ -94,6 +96,7 @@ class StageRunner(ABC):
             ConfigError: the folder cannot be used, or another call is running in it.
         """
         Manifest.open(self.folder, self.command, self.option, capture)
+        require_writable(self.folder / NAME, self.option)
         lock = FolderLock(self.folder / ".lock")
         if lock.is_held():
             raise ConfigError(

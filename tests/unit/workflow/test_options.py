@@ -133,5 +133,7 @@ def test_ctrl_c_between_two_commands_says_how_to_go_on(
 
     monkeypatch.setattr(ChainRun, "run", stop)
     set_command_line("f3rm-ext", "sugar", "run", "--data", "my room", "--from-stage", "mesh")
-    assert parse().main() == EXIT_INTERRUPTED
-    assert "To resume: f3rm-ext sugar run --data 'my room'\n" in capsys.readouterr().err
+    assert parse("--output", "scan [final]").main() == EXIT_INTERRUPTED
+    said = capsys.readouterr()
+    assert "To resume: f3rm-ext sugar run --data 'my room'\n" in said.err
+    assert "in scan [final]; logs in scan [final]/logs" in said.out
