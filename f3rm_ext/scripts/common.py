@@ -161,15 +161,16 @@ def require_own_file(path: Path, maker: str, option: str = "--out") -> None:
 
 
 def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes a record as JSON.
+    """Writes a record as JSON, which has null for NaN and infinity.
 
     Raises:
         ConfigError: the file cannot be written.
     """
     from f3rm_ext.utils.output_file import replace_file
 
+    finite = json.loads(json.dumps(record), parse_constant=lambda constant: None)
     with replace_file(path) as stream:
-        stream.write((json.dumps(record, indent=1) + "\n").encode())
+        stream.write((json.dumps(finite, indent=1) + "\n").encode())
 
 
 def print_training(data: Path, *methods: str) -> None:

@@ -1,7 +1,8 @@
 """``f3rm-ext eval texture``: how well pictures of a coloured mesh fit photos."""
 
 import json
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -72,9 +73,9 @@ class EvalTexture(MeshPhotos):
                     with replace_file(pictures[index], "--pictures") as stream:
                         stream.write(png_bytes(both, json.dumps(sign)))
                 progress.update(task, completed=index + 1)
+        values = np.array([astuple(score) for score in scores])
         psnr, covered, coverage = (
-            float(np.nanmean([getattr(score, name) for score in scores]))
-            for name in ("psnr", "psnr_covered", "coverage")
+            float(np.nanmean(column)) if np.isfinite(column).any() else math.nan for column in values.T
         )
         if self.out is not None:
             record = {

@@ -55,7 +55,7 @@ def write_page(
 
 def _scores(folder: Path, name: str) -> dict[str, Any]:
     scores = read_json(scores_file(folder, name))
-    return scores.get("results", scores)
+    return {key: value for key, value in scores.get("results", scores).items() if value is not None}
 
 
 def _lead(options: ChainOptions, capture: Mapping[str, Any], records: Mapping[str, Record]) -> str:
@@ -176,8 +176,9 @@ def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]]) 
             if key in scores.get(name, {}):
                 rows.append((f"{key.upper()}, {label}", form.format(scores[name][key]), "mean of the held-out photos"))
     texture, mesh = scores.get("eval-texture", {}), scores.get("eval-mesh", {})
-    if texture:
+    if "psnr" in texture:
         rows.append(("PSNR, textured mesh", f"{texture['psnr']:.2f} dB", "pixels without mesh are black and count"))
+    if "psnr_covered" in texture:
         covered = f"of the {texture['coverage']:.0%} of the pixels that the mesh covers"
         rows.append(("PSNR, textured mesh", f"{texture['psnr_covered']:.2f} dB", covered))
     for key, meaning in (

@@ -115,3 +115,12 @@ def test_mistakes(f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["away.ply"]
     assert "neither a texture nor vertex colours" in f3rm_ext("eval", "texture", away, *data).refuses()
     assert "either --load-config or --data" in f3rm_ext("eval", "texture", away).refuses()
+
+
+def test_a_mesh_that_no_photo_shows_has_no_score_there(f3rm_ext: Typed, tiny_capture: Path, tmp_path: Path) -> None:
+    away, scores = tmp_path / "away.ply", tmp_path / "scores.json"
+    mesh = trimesh.creation.box(transform=trimesh.transformations.translation_matrix([0, 0, -1000]))
+    mesh.visual.vertex_colors = [255, 0, 0, 255]
+    mesh.export(away)
+    done = f3rm_ext("eval", "texture", away, "--data", tiny_capture, "--out", scores).succeeds()
+    assert "Warning" not in done.text and '"psnr_covered": null' in scores.read_text()

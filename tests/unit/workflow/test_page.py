@@ -76,6 +76,12 @@ def test_the_page_shows_what_the_stages_wrote(folder: Path) -> None:
     assert f"{folder}/x" not in page and "photos/x" not in page
 
 
+def test_a_score_that_nothing_has_is_left_out(folder: Path) -> None:
+    (folder / "eval" / "texture" / "scores.json").write_text(json.dumps({**TEXTURE, "psnr_covered": None}))
+    page = written(folder, ("mesh", "eval-texture"))
+    assert "18.50 dB" in page and "21.25 dB" not in page
+
+
 def test_the_page_of_the_splats_is_linked(folder: Path) -> None:
     assert 'href="page.html"' in written(folder, ("coarse", "mesh", "page"))
     assert "page.html" not in written(folder, ("coarse", "mesh"))
