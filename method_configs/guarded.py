@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.plugins.types import MethodSpecification
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.compat import join_help_lines, quiet_known_warnings
+from f3rm_ext.errors import ConfigError, install_excepthook
+from f3rm_ext.utils.ffmpeg import provide_ffmpeg
+from f3rm_ext.utils.libusb import provide_libusb
 
 
 @dataclass
@@ -31,6 +34,15 @@ class BrokenMethodConfig(TrainerConfig):
             f"The method {self.method_name} cannot be used here, because {self.reason}: "
             "run `f3rm-ext doctor` to see what is missing."
         )
+
+
+def prepare_command() -> None:
+    """Prepares a command of nerfstudio, which imports the methods before anything else of ours; safe to call twice."""
+    install_excepthook()
+    quiet_known_warnings()
+    join_help_lines()
+    provide_ffmpeg()
+    provide_libusb()
 
 
 def guarded_method(name: str, description: str) -> MethodSpecification:

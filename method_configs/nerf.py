@@ -1,10 +1,6 @@
 """The methods `f3rm-ext`, `f3rm-ext-lite` and `f3rm-ext-big`: one factory, three presets."""
 
-from f3rm_ext.compat import join_help_lines, quiet_known_warnings
-from f3rm_ext.errors import install_excepthook
-from f3rm_ext.method_configs.guarded import guarded_method
-from f3rm_ext.utils.ffmpeg import provide_ffmpeg
-from f3rm_ext.utils.libusb import provide_libusb
+from f3rm_ext.method_configs.guarded import guarded_method, prepare_command
 
 PRESETS = {
     "f3rm-ext": "CLIP features distilled into a radiance field.",
@@ -12,11 +8,7 @@ PRESETS = {
     "f3rm-ext-big": "CLIP and DINOv2 features together, at higher resolution; for large GPUs.",
 }
 
-install_excepthook()
-quiet_known_warnings()
-join_help_lines()
-provide_ffmpeg()
-provide_libusb()
+prepare_command()
 
 f3rm_ext = guarded_method("f3rm-ext", PRESETS["f3rm-ext"])
 f3rm_ext_lite = guarded_method("f3rm-ext-lite", PRESETS["f3rm-ext-lite"])

@@ -2,12 +2,8 @@
 
 from typing import Any
 
-from f3rm_ext.compat import join_help_lines, quiet_known_warnings
 from f3rm_ext.engine import services
-from f3rm_ext.errors import install_excepthook
-from f3rm_ext.method_configs.guarded import guarded_splat_method
-from f3rm_ext.utils.ffmpeg import provide_ffmpeg
-from f3rm_ext.utils.libusb import provide_libusb
+from f3rm_ext.method_configs.guarded import guarded_splat_method, prepare_command
 
 PRESETS = {
     "sugar-ext": "Gaussian splats aligned to surfaces, with mip filters.",
@@ -31,11 +27,7 @@ def _clean_trained(*args: Any) -> Any:
 
 services.offer("save_edits", _save_edits)
 services.offer("clean_trained", _clean_trained)
-install_excepthook()
-quiet_known_warnings()
-join_help_lines()
-provide_ffmpeg()
-provide_libusb()
+prepare_command()
 
 sugar_ext = guarded_splat_method("sugar-ext", PRESETS["sugar-ext"])
 sugar_ext_lite = guarded_splat_method("sugar-ext-lite", PRESETS["sugar-ext-lite"])

@@ -180,14 +180,13 @@ def first_only(work: Callable[[], None]) -> None:
     if place() is None:
         work()
         return
-    code: int | None = None
     if dist.get_rank() == 0:
         try:
             work()
         except BaseException as error:
             broadcast_first(error.code if isinstance(error, SystemExit) else EXIT_CODE)
             raise
-    code = broadcast_first(code)
+    code = broadcast_first(None)
     if code is not None:
         raise SystemExit(code)
 

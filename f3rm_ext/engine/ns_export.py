@@ -75,13 +75,12 @@ def check_export(command: str, argv: Sequence[str], *, splats: bool, normals: bo
     Traceback (most recent call last):
     f3rm_ext.errors.ConfigError: ns-export marching-cubes needs signed distances, ...
     """
-    if not splats and command in ("pointcloud", "poisson") and not normals:
-        if find_option(argv, "--normal-method", "model_output") == "model_output":
-            raise ConfigError(
-                f"ns-export {command} needs normals from the model, which this run does not render: add "
-                "--normal-method open3d, or train with --pipeline.model.render-normals True."
-            )
-        return
+    asks_model = find_option(argv, "--normal-method", "model_output") == "model_output"
+    if not splats and command in ("pointcloud", "poisson") and asks_model and not normals:
+        raise ConfigError(
+            f"ns-export {command} needs normals from the model, which this run does not render: add "
+            "--normal-method open3d, or train with --pipeline.model.render-normals True."
+        )
     reason = (_SPLATS if splats else _FIELDS).get(command)
     if reason is not None:
         raise ConfigError(f"ns-export {command} {reason(argv)}.")

@@ -71,7 +71,11 @@ def open_run(
         raise ConfigError(f"{load_config} is not understood ({type(error).__name__}): {HINT}.") from error
     if not fits:
         raise ConfigError(f"The run {load_config} is of the method {config.method_name}, {lacking}.")
-    _require_capture(data, load_config)
+    if not data.exists():
+        raise CaptureError(
+            f"The capture {data} of this run is not there: a path in config.yml is relative to the folder in which "
+            f"training was started, so run the command there, or correct `data` in {load_config} if the capture moved."
+        )
     config.relative_model_dir = config.load_dir = folder.resolve()
     config.load_step = step = checkpoint.parse_step(newest)
     assert step is not None, "newest_first only lists checkpoint names"
@@ -80,14 +84,6 @@ def open_run(
     pipeline = _set_up(config, path)
     CONSOLE.print(f":white_check_mark: Done loading checkpoint from {path}", markup=False)
     return OpenedRun(config, pipeline, path, step)
-
-
-def _require_capture(data: Path, load_config: Path) -> None:
-    if not data.exists():
-        raise CaptureError(
-            f"The capture {data} of this run is not there: a path in config.yml is relative to the folder in which "
-            f"training was started, so run the command there, or correct `data` in {load_config} if the capture moved."
-        )
 
 
 def _take_registered_datamanager(config: "TrainerConfig", load_config: Path) -> None:

@@ -39,7 +39,11 @@ def restore(state: dict[str, Any], device: torch.device, rank: int = 0) -> None:
             processes would draw the same numbers.
     """
     if rank:
-        _seed(state["torch"].cpu().numpy().tobytes() + rank.to_bytes(4, "big"))
+        name = state["torch"].cpu().numpy().tobytes() + rank.to_bytes(4, "big")
+        seed = int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
         return
     torch.set_rng_state(state["torch"].cpu())
     saved = state["numpy"]
@@ -60,11 +64,3 @@ def restore(state: dict[str, Any], device: torch.device, rank: int = 0) -> None:
 def step_seed(seed: int, step: int) -> int:
     """Returns the seed of a generator for one step. Generators of the CPU ignore all of it but 32 bits."""
     return 1_000_003 * seed + step
-
-
-def _seed(name: bytes) -> None:
-    """Seeds the generators of this process and its GPUs from a hash of some bytes."""
-    seed = int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)

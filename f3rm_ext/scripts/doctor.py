@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -75,8 +76,7 @@ def check_packages() -> Iterator[Finding]:
     """Checks versions of packages and whether they can be imported."""
     yield Finding("packages", "f3rm_ext", Verdict.OK, __version__)
     python = platform.python_version()
-    major, minor, *_ = python.split(".")
-    if major == "3" and 10 <= int(minor) <= 14:
+    if (3, 10) <= sys.version_info < (3, 15):
         yield Finding("packages", "python", Verdict.OK, python)
     else:
         yield Finding("packages", "python", Verdict.ABSENT, python, "3.10 to 3.14 have been tried.")

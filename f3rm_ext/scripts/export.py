@@ -171,7 +171,19 @@ class Features(QueryOptions, FrameOption):
 
 
 @dataclass(kw_only=True)
-class Splats(SplatBudgetOptions, QueryInputs):
+class SpzOptions:
+    """Options of files in .spz."""
+
+    spz_axes: Literal["rub", "ply"] = "rub"
+    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which some programs
+    expect, such as version 3 of PlayCanvas' splat-transform."""
+    spz_version: Literal[3, 4] = 3
+    """Version of .spz to write: 3, which every reader of .spz knows, or 4, which is smaller, but which viewers without
+    zstd, such as Spark, do not open."""
+
+
+@dataclass(kw_only=True)
+class Splats(SplatBudgetOptions, QueryInputs, SpzOptions):
     """Writes the Gaussians of a run of sugar-ext for other viewers and programs.
 
     The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
@@ -203,12 +215,6 @@ class Splats(SplatBudgetOptions, QueryInputs):
     viewers."""
     bad_values: Literal["error", "drop"] = "error"
     """What to do about values that are NaN or infinite: error stops, drop leaves those Gaussians out."""
-    spz_axes: Literal["rub", "ply"] = "rub"
-    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which some programs
-    expect, such as version 3 of PlayCanvas' splat-transform."""
-    spz_version: Literal[3, 4] = 3
-    """Version of .spz to write: 3, which every reader of .spz knows, or 4, which is smaller, but which viewers without
-    zstd, such as Spark, do not open."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -280,7 +286,7 @@ def _add_confidence(scores: "GaussianScores | None", confidence: "Tensor") -> "G
 
 
 @dataclass(kw_only=True)
-class Convert:
+class Convert(SpzOptions):
     """Writes the splats of a file in another format, and says what was lost.
 
     The name of the file chooses its format: .ply is the exact format of 3D Gaussian splatting, .compressed.ply is for
@@ -311,12 +317,6 @@ class Convert:
     bad_values: Literal["error", "drop"] = "error"
     """What to do about values that are NaN or infinite: error stops, drop leaves those Gaussians out. With drop, a
     Gaussian whose opacity alone is infinite stays, with a finite opacity that looks the same."""
-    spz_axes: Literal["rub", "ply"] = "rub"
-    """Axes in .spz files: rub (right, up, back), as the format demands, or ply, as in PLY files, which some programs
-    expect, such as version 3 of PlayCanvas' splat-transform."""
-    spz_version: Literal[3, 4] = 3
-    """Version of .spz to write: 3, which every reader of .spz knows, or 4, which is smaller, but which viewers without
-    zstd, such as Spark, do not open."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

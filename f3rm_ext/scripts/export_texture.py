@@ -42,11 +42,15 @@ class Texture(MeshPhotos, MeshOutput):
 
     def main(self) -> int:
         """Colours and writes the mesh. Returns the exit code."""
-        from f3rm_ext.mesh.mesh_files import find_frame, read_mesh
+        from f3rm_ext.mesh.mesh_files import find_frame, read_mesh, require_format, require_replaceable
         from f3rm_ext.mesh.texture.baking import bake_texture, bake_vertices
         from f3rm_ext.utils.console import image_progress, note, show_stages
+        from f3rm_ext.utils.output_file import require_writable
 
-        self._check_output()
+        require_format(self.out)
+        self.require_other(self.mesh)
+        require_replaceable(self.out, textured=True)
+        require_writable(self.out)
         mesh = read_mesh(self.mesh)
         frame = find_frame(self.mesh, self.frame)
         photos = self.photo_source().photos("train", frame)
@@ -64,15 +68,6 @@ class Texture(MeshPhotos, MeshOutput):
         what = "vertex colours" if size is None else f"a texture of {size} × {size} in {made.facts['charts']} charts"
         self.write(made.mesh, f"{len(made.mesh.faces)} triangles with {what}", self._record(made, frame) | cost)
         return 0
-
-    def _check_output(self) -> None:
-        from f3rm_ext.mesh.mesh_files import require_format, require_replaceable
-        from f3rm_ext.utils.output_file import require_writable
-
-        require_format(self.out)
-        self.require_other(self.mesh)
-        require_replaceable(self.out, textured=True)
-        require_writable(self.out)
 
     def _name_material(self, mesh: "trimesh.Trimesh") -> None:
         from trimesh.visual.texture import TextureVisuals

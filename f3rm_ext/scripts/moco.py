@@ -245,9 +245,8 @@ class Eval:
         if self.table is not None:
             require_own_file(self.table, _EVAL, "--table")
         with image_progress("splits", disable=self.json) as progress:
-            task = progress.add_task("Evaluating", total=(4 + (self.imagenet is not None)) * self.seeds)
-            if self.masks is not None:
-                progress.update(task, total=2 * self.seeds)
+            networks = 2 if self.masks is not None else 4 + (self.imagenet is not None)
+            task = progress.add_task("Evaluating", total=networks * self.seeds)
             score = self._score_images if self.masks is None else self._score_masks
             title, facts, scores, titles = score(lambda: progress.advance(task))
         if self.json:

@@ -72,6 +72,7 @@ class Query(QueryOptions):
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.render import score_views
         from f3rm_ext.query.run import read_camera_path
+        from f3rm_ext.query.writer import QueryWriter
         from f3rm_ext.utils.console import console, say
 
         if self.list_groups:
@@ -86,9 +87,17 @@ class Query(QueryOptions):
                 f"{query.name}: {plural(len(query.positives), 'direction')} to find, {len(query.negatives)} to tell "
                 f"from; scores from {self.threshold:g} match."
             )
-        scored_views = score_views(run.model, views, queries)
-        writer = self._writer(run, queries, views, path)
-        result = writer.write(scored_views)
+        writer = QueryWriter(
+            run,
+            queries,
+            views,
+            self.out or self.target_folder() / "query",
+            threshold=self.threshold,
+            fps=None if path is None else self.fps or path.fps,
+            save_scores=self.save_scores,
+            save_depth=self.save_depth,
+        )
+        result = writer.write(score_views(run.model, views, queries))
         if self.mesh is not None:
             self._write_heat_meshes(run, queries, writer, result)
         console().print(self._table(result.summary))
@@ -126,22 +135,6 @@ class Query(QueryOptions):
         if path.has_crop:
             console().print("The camera path has a crop box, which queries ignore: they score the whole scene.")
         return path.views(self.scale)
-
-    def _writer(
-        self, run: "Photos", queries: "list[embeddings.Query]", views: "list[View]", path: "CameraPath | None"
-    ) -> "QueryWriter":
-        from f3rm_ext.query.writer import QueryWriter
-
-        return QueryWriter(
-            run,
-            queries,
-            views,
-            self.out or self.target_folder() / "query",
-            threshold=self.threshold,
-            fps=None if path is None else self.fps or path.fps,
-            save_scores=self.save_scores,
-            save_depth=self.save_depth,
-        )
 
     def _write_heat_meshes(
         self, run: "Photos", queries: "list[embeddings.Query]", writer: "QueryWriter", result: "QueryResult"

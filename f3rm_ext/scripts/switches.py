@@ -17,9 +17,6 @@ class _Switch(NamedTuple):
     on: tuple[str, ...]
     """The words by which tyro turns it on."""
 
-    def negated(self) -> "_Switch":
-        return _Switch(off=self.on, on=self.off)
-
 
 def parse_command(kind: Any, prog: str, arguments: Sequence[str]) -> Any:
     """Returns a command with the options of a command line.
@@ -95,4 +92,4 @@ def _switches(kind: Any, prefix: str = "") -> Iterator[tuple[str, _Switch]]:
         else:
             continue
         yield positive, switch
-        yield negative, switch.negated()
+        yield negative, _Switch(off=switch.on, on=switch.off)

@@ -61,7 +61,8 @@ class ChainStages:
             self._eval_texture,
         )
         for name, make in zip(STAGES, makers, strict=True):
-            if name not in self.options.left_out() and not (name in _BY_PHOTOS and self._holds_out_nothing()):
+            lacks_photos = name in _BY_PHOTOS and any(record.holds_out_nothing for record in self.records.values())
+            if name not in self.options.left_out() and not lacks_photos:
                 yield make()
             if name == self.options.until_stage:  # also where it is left out
                 return
@@ -162,9 +163,6 @@ class ChainStages:
         words = (str(self.folder / TEXTURED), *self._data(), "--out", str(scores), "--pictures", str(pictures))
         inputs = self._photos | {"textured mesh": self._digest("texture", "mesh")}
         return self._stage("eval-texture", "f3rm-ext eval texture", {}, inputs, words, {"scores": scores}, pictures)
-
-    def _holds_out_nothing(self) -> bool:
-        return any(record.holds_out_nothing for record in self.records.values())
 
     # --- parts -------------------------------------------------------------------------------------------------------
 
