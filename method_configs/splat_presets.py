@@ -20,14 +20,14 @@ LEARNING_RATES = {
     "features_dc": 2.5e-3,
     "features_rest": 2.5e-3 / 20,
 }
-"""3DGS's, as in splatfacto."""
+"""Learning rates of 3DGS, as in splatfacto."""
 BOUND_LEARNING_RATES = {
     "vertices": LEARNING_RATES["means"],
     "turns": LEARNING_RATES["quats"],
     **{name: LEARNING_RATES[name] for name in ("scales", "opacities", "features_dc", "features_rest")},
     **{f"free_{name}": LEARNING_RATES[name] for name in ("means", "scales", "quats")},
 }
-"""Of Gaussians bound to a mesh, as in SuGaR; and of those that are free."""
+"""Learning rates of Gaussians bound to a mesh, as in SuGaR, and of those that are free."""
 
 
 def make_splat_config(name: str) -> F3rmTrainerConfig:

@@ -88,17 +88,17 @@ def remember_interruption() -> None:
 
     For the process that starts the others: nerfstudio waits there until they have saved, and returns.
     """
-    came = []
+    signals: list[int] = []
 
     def on_signal(number: int, _frame: Any) -> None:
-        came.append(number)
+        signals.append(number)
         raise KeyboardInterrupt
 
     def end() -> None:
-        if came:
+        if signals:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(128 + came[0])
+            os._exit(128 + signals[0])
 
     atexit.register(end)  # Runs after what is registered later, such as nerfstudio's writers.
     signal.signal(signal.SIGINT, on_signal)

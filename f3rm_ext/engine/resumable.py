@@ -26,7 +26,7 @@ class ResumableTrainer(StoppableTrainer, Trainer):
     _completed_step: int | None = None
     _saved_step: int | None = None
     _random_state: dict[str, Any] | None = None
-    """Of the checkpoint, until the first step begins."""
+    """State of the random generators in the checkpoint, until the first step begins."""
     _random_state_rank = 0
     """Rank that saved it."""
 

@@ -269,7 +269,11 @@ class EvalQuery(QueryTarget):
             score_map = partial(evaluation.score_feature_map, feature_map, height_px=height, width_px=width)
             evaluation.count_draws(image_features, map_draws, score_map, view.truth, kept)
             evaluation.count_draws(
-                rendered, draws, lambda asked, at=view.camera: score_image(run.model, at, asked)[0], view.truth, kept
+                rendered,
+                draws,
+                lambda queries, camera=view.camera: score_image(run.model, camera, queries)[0],
+                view.truth,
+                kept,
             )
         results: dict[Protocol, QueryMetrics] = {"rendered": rendered, "image-features": image_features}
         if isinstance(truth, CaptureGroundTruth):

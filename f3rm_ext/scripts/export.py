@@ -138,9 +138,9 @@ class Features(QueryOptions, FrameOption):
         from f3rm_ext.mesh.mesh_files import box_mask
 
         def inside(points: np.ndarray) -> np.ndarray:
-            at = points.astype(np.float64)
-            at = frame.to_capture(at) if self.frame == "capture" else at
-            return box_mask(at, self.crop_min, self.crop_max)
+            places = points.astype(np.float64)
+            places = frame.to_capture(places) if self.frame == "capture" else places
+            return box_mask(places, self.crop_min, self.crop_max)
 
         return CloudOptions(
             points=self.points,

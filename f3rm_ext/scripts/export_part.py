@@ -67,7 +67,6 @@ class Part(QueryInputs, MeshOutput):
         share = 100 * part.area / mesh.area
         if self.out.suffix.lower() == ".ply":
             _color_vertices(part)
-        said = features.provenance
         kept = ("frame", "scene_from_capture", "scene_units_per_capture_unit", "extractors")
         record = {
             "made_by": COMMAND,
@@ -76,7 +75,7 @@ class Part(QueryInputs, MeshOutput):
             "threshold": self.threshold,
             "min_part": self.min_part,
             "close_holes": self.close_holes,
-            **{key: said[key] for key in kept if key in said},
+            **{key: value for key, value in features.provenance.items() if key in kept},
         }
         self.write(part, f"{len(part.faces)} triangles with {share:.2g} % of the mesh's area", record)
         return 0

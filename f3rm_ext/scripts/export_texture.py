@@ -81,7 +81,7 @@ class Texture(MeshPhotos, MeshOutput):
         from f3rm_ext.mesh.mesh_files import read_provenance
 
         kept = {"scene_from_capture", "scene_units_per_capture_unit"}
-        said = {key: value for key, value in read_provenance(self.mesh).items() if key in kept}
+        transforms = {key: value for key, value in read_provenance(self.mesh).items() if key in kept}
         return {
             "made_by": COMMAND,
             "mesh": str(self.mesh.resolve()),
@@ -94,5 +94,5 @@ class Texture(MeshPhotos, MeshOutput):
             "places": made.places,
             "unseen": made.unseen,
             "frame": frame,
-            **said,
+            **transforms,
         }

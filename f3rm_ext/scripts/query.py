@@ -172,8 +172,8 @@ class Query(QueryOptions):
         for name, best in summary["best"].items():
             place = best["best_at_capture"]
             x, y = best["best_px"]
-            at = "-" if place is None else ", ".join(f"{value:.3f}" for value in place)
-            table.add_row(Text(name), Text(best["view"]), f"{x:g}, {y:g}", f"{best['best_score']:.3f}", at)
+            coordinates = "-" if place is None else ", ".join(f"{value:.3f}" for value in place)
+            table.add_row(Text(name), Text(best["view"]), f"{x:g}, {y:g}", f"{best['best_score']:.3f}", coordinates)
         return table
 
 

@@ -93,7 +93,7 @@ class Manifest:
     made_by: str
     """The command that makes the folder, such as ``f3rm-ext sugar run``."""
     capture: _Capture | None
-    """Of :func:`identify` or :func:`identify_photos`; None where the folder may be used for any capture."""
+    """Result of :func:`identify` or :func:`identify_photos`; None where the folder may be used for any capture."""
     stages: dict[str, Record] = field(default_factory=dict)
     checked: str = ""
     """Options of trainings that :mod:`~f3rm_ext.workflow.check` has accepted."""

@@ -211,9 +211,9 @@ class Measure:
         return [self._example_query(index, Region(files[index].name, x_px, y_px), None)]
 
     def _example_query(self, index: int, region: Region, thing: LabelledObject | None) -> ExampleQuery:
-        seen, scene = self.run.scene_map("train", index, self.head), self.run.scene_clusters(self.head)
+        features, scene = self.run.scene_map("train", index, self.head), self.run.scene_clusters(self.head)
         name = str(region) if thing is None else thing.name
-        query = query_example(name, self.run.model.query_heads()[self.head], take_example(seen, region, scene))
+        query = query_example(name, self.run.model.query_heads()[self.head], take_example(features, region, scene))
         height_px, width_px = self.run.photo("train", index).shape[:2]
         middle_px = region.middle_px(width_px, height_px)
         return ExampleQuery(query, index, region, middle_px, thing)
