@@ -98,7 +98,7 @@ def remember_interruption() -> None:
         if signals:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(128 + signals[0])
+            os._exit(128 + signals[0])  # a SystemExit raised at exit does not change the code
 
     atexit.register(end)  # Runs after what is registered later, such as nerfstudio's writers.
     signal.signal(signal.SIGINT, on_signal)
@@ -163,6 +163,7 @@ def broadcast_first(value: Any) -> Any:
     """Returns the value of rank 0 where torchrun has started this process; elsewhere the value itself."""
     if place() is None:
         return value
+    # On the CPU, since no process has chosen its GPU yet.
     values = [value]
     dist.broadcast_object_list(values, src=0, device=torch.device("cpu"))
     return values[0]

@@ -23,7 +23,7 @@ class FusedAdamOptimizerConfig(AdamOptimizerConfig):
 
     def setup(self, params: Any) -> torch.optim.Optimizer:
         """Returns the optimiser; torch's default Adam if it has no fused kernel for the parameters' device."""
-        params = list(params)
+        params = list(params)  # a generator would be used up by the first attempt
         options: dict[str, Any] = {"lr": self.lr, "eps": self.eps, "weight_decay": self.weight_decay}
         try:
             return torch.optim.Adam(params, fused=True, **options)

@@ -15,6 +15,7 @@ def capture(device: torch.device) -> dict[str, Any]:
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "numpy": {
+            # Tensors of uint32, numpy's type, exist only since PyTorch 2.3.
             "key": torch.from_numpy(numpy_state["state"]["key"].astype(np.int64)),
             "pos": int(numpy_state["state"]["pos"]),
             "has_gauss": int(numpy_state["has_gauss"]),

@@ -155,6 +155,7 @@ class Ranks:
                 gradients.append(parameter.grad)
         small = [gradient for gradient in gradients if gradient.nbytes < _BUCKET_BYTES]
         works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients if gradient.nbytes >= _BUCKET_BYTES]
+        # Sorted, since a set has another order on every rank, and reductions are matched by their order.
         for dtype in sorted({gradient.dtype for gradient in small}, key=str):
             same = [gradient for gradient in small if gradient.dtype == dtype]
             bucket = torch.cat([gradient.reshape(-1) for gradient in same])

@@ -86,6 +86,7 @@ class ResumableTrainer(StoppableTrainer, Trainer):
 
     def _check_fit(self, state: dict[str, Any], path: Path) -> None:
         """Raises if the checkpoint lacks parameters, which nerfstudio would silently leave at their initial values."""
+        # DDP wraps a model in a module of its own, which is in the names of the parameters.
         expected = {key.replace("_model.module.", "_model.") for key in self.pipeline.state_dict()}
         loaded = {key.removeprefix("module.").replace("_model.module.", "_model.") for key in state["pipeline"]}
         missing = sorted(key for key in expected - loaded if "lpips" not in key)
@@ -110,7 +111,7 @@ class ResumableTrainer(StoppableTrainer, Trainer):
             return
         with self._save_lock:
             step = min(step, self._completed_step)
-            if step in (self._saved_step, self._start_step - 1):
+            if step in (self._saved_step, self._start_step - 1):  # nothing was trained since it was saved or loaded
                 return
             # Saving must not change the run, even if it draws random numbers.
             random = random_state.capture(torch.device(self.device))

@@ -17,7 +17,7 @@ from f3rm_ext.synthetic import PictureConfig, SynthConfig, synthesize, take_pict
 def _interruptible(out: Path) -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # the command would say that finished work is kept, but a capture is whole or not there
         print(f"Interrupted: {out} was not written.", file=sys.stderr)
         raise SystemExit(130) from None
 

@@ -143,6 +143,7 @@ class FolderLock:
             on_wait: Called repeatedly while waiting, with the seconds waited so far.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        # The file is never deleted: who waits for it would then lock a file that nobody else can open.
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             start = time.monotonic()

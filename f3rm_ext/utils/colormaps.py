@@ -140,6 +140,7 @@ def label_hex(index: int) -> str:
     if index < len(PALETTE):
         return PALETTE[index]
     turn = index - len(PALETTE)
+    # Steps of the golden ratio spread the hues: each lies in the largest gap between those before it.
     color = colorsys.hsv_to_rgb(turn * 0.618034 % 1.0, 0.5, 0.95 if turn % 2 else 0.6)
     return "#" + "".join(f"{round(channel * 255):02x}" for channel in color)
 

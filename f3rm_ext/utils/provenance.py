@@ -25,12 +25,14 @@ MADE_BY = "made_by"
 PROVENANCE, PNG_KEY = "provenance", "f3rm-ext"
 """Names under which NPZ files and PNG text hold the provenance, as JSON."""
 _GLB_JSON = 0x4E4F534A
+"""Type of the chunk with JSON: these letters as a little-endian number."""
 _LONGEST_HEADER = 64 << 20
 _MOST_LINES = 1000
 _COMMENT = re.compile(rb"<!-- made_by: ([\w -]+) -->\n$")
 _GZIP_NAME = re.compile(rb"\x1f\x8b\x08\x08.{6}([\w -]+)\0", re.DOTALL)
 _LONGEST_COMMENT = 200
 _AFTER_IHDR = 33
+"""Bytes of a PNG's signature (8) and of its first chunk, IHDR (25), which has to stay the first."""
 
 
 class _GlbAsset(TypedDict, total=False):
@@ -58,7 +60,7 @@ def require_ours(
         ConfigError: a folder, or a file that none of these commands wrote, is in its place.
     """
     makers = (makers,) if isinstance(makers, str) else makers
-    # os.path's: pathlib's raise where a folder above must not be entered, of which writing tells.
+    # os.path's, since that of pathlib raises where a folder above may not be entered; writing says so in a sentence.
     if os.path.exists(path) and (path.is_dir() or (read or read_provenance)(path).get(MADE_BY) not in makers):
         raise ConfigError(
             f"{path} is there already and does not say that `{'` or `'.join(makers)}` wrote it: move it away, or "
@@ -150,6 +152,7 @@ def sign_text(text: str, maker: str) -> bytes:
 def sign_png(data: bytes, provenance: Mapping[str, object]) -> bytes:
     """Returns an encoded PNG with its provenance as text."""
     body = b"tEXt" + PNG_KEY.encode() + b"\0" + json.dumps(provenance).encode("ascii")
+    # The length counts the data without the type, the checksum both.
     chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
     return data[:_AFTER_IHDR] + chunk + data[_AFTER_IHDR:]
 

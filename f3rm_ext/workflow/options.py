@@ -227,7 +227,7 @@ def split_stage_options(arguments: Sequence[str]) -> tuple[list[str], dict[str, 
             continue
         target = None
         stage, dot, rest = word.removeprefix("--").partition(".")
-        if not dot or "=" in stage:
+        if not dot or "=" in stage:  # a dot in the value of --name=value makes no stage
             own.append(word)
             continue
         if stage not in PASSED_ON:

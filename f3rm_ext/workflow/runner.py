@@ -95,6 +95,8 @@ class StageRunner(ABC):
         Raises:
             ConfigError: the folder cannot be used, or another call is running in it.
         """
+        # First to refuse folders of others before the lock is put into them, then again for what a call that held it
+        # has written.
         Manifest.open(self.folder, self.command, self.option, capture)
         require_writable(self.folder / NAME, self.option)
         lock = FolderLock(self.folder / ".lock")
@@ -155,6 +157,7 @@ class StageRunner(ABC):
                 self.say(note)
         record = self.manifest.get_record(stage.name, stage.decided, stage.inputs)
         if not resumes:
+            # A training that begins anew gets a folder of its own: in the old one it would resume at a checkpoint.
             is_repeated = record.runs > 0 and stage.is_training
             attempt = record.attempt + 1 if is_repeated else record.attempt
             record = Record(options=record.options, inputs=record.inputs, attempt=attempt)

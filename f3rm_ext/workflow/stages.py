@@ -16,6 +16,7 @@ from f3rm_ext.workflow.records import newest_checkpoint
 POSES = "Camera poses"
 SCORES, PICTURES = "scores.json", "pictures"
 _TRAINING = ("--vis", "tensorboard", "--logging.local-writer.max-log-size", "0")
+"""Options of all trainings. Without a limit of lines, nerfstudio moves no cursor, which would garble the log."""
 
 
 @dataclass(frozen=True)
