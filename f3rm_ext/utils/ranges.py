@@ -35,11 +35,13 @@ class Range:
         return not (too_small or too_large or math.isnan(value))  # isnan takes no integer beyond a float
 
     def __str__(self) -> str:
-        """Completes "give a number": ``from 0 to below 1``, ``of 2 or more``, ``above 0``."""
-        first = f"{'above ' * self.above}{self.least:g}"
+        """Completes "give a number": ``from 0 to below 1``, ``of 2 or more``, ``above 0 and up to 1``."""
+        least, most = (str(end) if isinstance(end, int) else f"{end:g}" for end in (self.least, self.most))
         if self.most >= HUGE:
-            return first if self.above else f"of {first} or more"
-        return f"from {first} to {'below ' * self.below}{self.most:g}"
+            return f"above {least}" if self.above else f"of {least} or more"
+        if self.above:
+            return f"above {least} and {'below' if self.below else 'up to'} {most}"
+        return f"from {least} to {'below ' * self.below}{most}"
 
 
 Positive = Annotated[float, Range(0, above=True)]
