@@ -54,7 +54,7 @@ class Command:
     log: Path
     """File to which the output is appended."""
     limit_s: float = float("inf")
-    """Time after the first step at which the command is stopped with SIGINT, which does not count as a failure."""
+    """Time after the first step at which the command is stopped with SIGINT, which is a failure only if it says so."""
     on_poll: Callable[[], None] = lambda: None
     """Called a few times a second."""
 
@@ -112,7 +112,7 @@ def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
                 process.kill()
                 process.wait()
                 raise
-    if process.returncode and not outcome.stopped_by_limit:
+    if process.returncode and (outcome.error or not outcome.stopped_by_limit):
         raise _failure(command, process.returncode, position, outcome)
     outcome.seconds = time.monotonic() - start_s
     console.print(f"  [green]done[/] {command.title} [dim]({outcome.seconds:.0f} s)[/]", highlight=False)

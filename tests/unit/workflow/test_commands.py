@@ -110,6 +110,12 @@ def test_the_limit_counts_from_the_first_step_and_is_no_failure(tmp_path: Path, 
     assert "saved" in command.log.read_text()
 
 
+def test_what_cannot_be_saved_at_the_limit_is_a_failure(tmp_path: Path, console: Console) -> None:
+    code = PATIENT.replace("sys.exit(130)", "events.error('The disk is full: make room.'); sys.exit(2)")
+    with pytest.raises(CommandError, match="The disk is full"):
+        run_command(python(code, tmp_path, limit_s=0.05), tmp_path, console)
+
+
 def test_preparations_have_no_limit(tmp_path: Path, console: Console) -> None:
     code = TELL + "import time; events.progress('Finding features', 1, 2); time.sleep(0.6)"
     outcome = run_command(python(code, tmp_path, limit_s=0.01), tmp_path, console)
