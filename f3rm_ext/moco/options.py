@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from f3rm_ext.engine.ranks import world_size
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.pairs import PRESETS, Pair, advised_queue
 from f3rm_ext.moco.pictures import PictureOptions
@@ -201,6 +200,8 @@ def make_plan(config: TrainConfig, images: int) -> Plan:
     Raises:
         ConfigError: The data is smaller than a batch or too small for one optimiser step.
     """
+    from f3rm_ext.engine.ranks import world_size
+
     preset = PRESETS.get(config.preset)
     filled = {
         name: getattr(preset, name) if preset else default

@@ -5,7 +5,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from f3rm_ext.workflow.demo import DemoOptions, DemoRun
+from f3rm_ext.workflow.options import DemoOptions
 
 
 @dataclass
@@ -27,6 +27,8 @@ class Demo(DemoOptions):
     def main(self) -> int:
         """Runs the demo and returns the exit code."""
         from rich.console import Console
+
+        from f3rm_ext.workflow.demo import DemoRun
 
         if not self.fresh:
             return DemoRun(self, Console()).main("type the same command again.")

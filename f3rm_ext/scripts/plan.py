@@ -60,6 +60,8 @@ class Plan(PlanOptions):
             ConfigError: an option is wrong or the method is missing.
             SystemExit: from tyro, after help (0) or wrong options (2).
         """
+        if not arguments or {"-h", "--help"} & {*arguments}:
+            tyro.cli(cls, prog=prog, args=["--help"])
         compat.shorten_imports()
         gc.disable()  # modules stay, so looking for garbage among them takes a tenth of the time and finds none
         from f3rm_ext.planning.question import split_arguments
@@ -73,8 +75,7 @@ class Plan(PlanOptions):
         }
         flags = {f"no-{name}": False for name, value in takes_value.items() if not value}
         own, words = split_arguments(plain_switches(cls, arguments), takes_value | flags)
-        asks_help = not words or any(word in ("-h", "--help") for word in words)
-        plan = tyro.cli(cls, prog=prog, args=["--help"] if asks_help else own)
+        plan = tyro.cli(cls, prog=prog, args=own if words else ["--help"])
         plan.words = tuple(words)
         return plan
 

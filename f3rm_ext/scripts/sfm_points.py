@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
-from f3rm_ext.capture.points import STEREO_POINTS
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.scripts.common import OutArg, print_training
 from f3rm_ext.utils.ranges import Range, check_ranges
@@ -78,6 +77,7 @@ class Points:
 
     def _write(self, meta: dict[str, Any], folder: Path, positions: np.ndarray, colors: np.ndarray) -> None:
         from f3rm_ext.capture.checks import ORIGIN_KEY
+        from f3rm_ext.capture.points import STEREO_POINTS
         from f3rm_ext.data.stereo.points import DensePoints, encode_ply
         from f3rm_ext.utils.output_file import write_error
 

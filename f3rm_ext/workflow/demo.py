@@ -1,24 +1,20 @@
 """``f3rm-ext demo``: trains, evaluates and queries a scene in stages, and writes a report."""
 
-import math
 import os
 import re
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.html.content import ReportContent, capture_name, machine_facts
 from f3rm_ext.html.content import Stage as StageRow
 from f3rm_ext.html.demo_page import build_page
 from f3rm_ext.synthetic import SynthConfig
-from f3rm_ext.utils.ranges import Range, check_ranges
 from f3rm_ext.workflow.defaults import choose_scale, longest_side_px
 from f3rm_ext.workflow.manifest import Record, identify
-from f3rm_ext.workflow.options import StageOptions, require_outside
+from f3rm_ext.workflow.options import DemoOptions, StageOptions
 from f3rm_ext.workflow.page import shorten
 from f3rm_ext.workflow.records import newest_checkpoint, read_json, read_scalars, steps_of
 from f3rm_ext.workflow.runner import StageRunner, check_requirements
@@ -41,40 +37,6 @@ ROOM = SynthConfig(num_images=40, width=288, height=216, holdout_every=10)
 RAYS_PER_STEP = 512
 """Within a few minutes, many small steps train better than few large ones. After 100 s on one CPU core, the synthetic
 room has 20.2 dB on held-out views with 512 rays, 19.0 dB with 1024 and 16.9 dB with 2048."""
-
-
-@dataclass
-class DemoOptions:
-    """Options of :class:`DemoRun`."""
-
-    data: Path | None = None
-    """Capture: a folder with transforms.json or COLMAP's sparse/0. By default the demo makes a synthetic room."""
-    images: Path | None = None
-    """Folder of photos without poses, in place of --data: `f3rm-ext sfm process` finds the poses first."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["--output"])] = Path("demo")
-    """Folder for all files of the demo."""
-    method: Literal["auto", "f3rm-ext-lite", "sugar-ext-lite"] = "auto"
-    """f3rm-ext-lite trains a field; sugar-ext-lite trains splats, onto which features are lifted. auto chooses splats
-    for up to 20 photos, else a field."""
-    steps: Annotated[int, Range(0)] = 0
-    """Training steps, 1 or more; 0: 3000 (of 512 rays) for a field, 1200 (of one photo) for splats."""
-    minutes: Annotated[float, Range(0, math.inf, above=True)] = 3.0
-    """Minutes after which training is saved and stopped, even if steps are left, above 0."""
-    extractors: tuple[str, ...] = ()
-    """2D features to query, as for ns-train. The default is that of f3rm-ext-lite, which needs no weights."""
-    scale: Annotated[float, Range(0, 1)] = 0.0
-    """Factor on the image size, (0, 1]. The default 0 keeps the room as it is and reduces captures to about 400 px."""
-    exemplar: str = ""
-    """Query: IMAGE:x,y (a training image and a position in it, in pixels at the scale in use) or the name of a labelled
-    object. By default the demo chooses one."""
-
-    def __post_init__(self) -> None:
-        if self.images is not None and self.data is not None:
-            raise ConfigError("--images (photos without poses) and --data (a capture with poses) exclude each other.")
-        if self.images is not None and not self.images.is_dir():
-            raise ConfigError(f"There is no folder {self.images}: check the path given with --images.")
-        require_outside(self.out, self.images, "--out")
-        check_ranges(self)
 
 
 class DemoRun(StageRunner):

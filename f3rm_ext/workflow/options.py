@@ -1,5 +1,6 @@
-"""Options of ``f3rm-ext sugar run``, and options of single stages that are passed on to their commands."""
+"""Options of ``f3rm-ext demo`` and ``f3rm-ext sugar run``, and those of single stages, passed on to their commands."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,40 @@ CAPTURE = "capture"
 Words = tuple[str, ...]
 StageOptions = dict[str, Words]
 """Options of a command: names without dashes, and the words of their values."""
+
+
+@dataclass
+class DemoOptions:
+    """Options of :class:`f3rm_ext.workflow.demo.DemoRun`."""
+
+    data: Path | None = None
+    """Capture: a folder with transforms.json or COLMAP's sparse/0. By default the demo makes a synthetic room."""
+    images: Path | None = None
+    """Folder of photos without poses, in place of --data: `f3rm-ext sfm process` finds the poses first."""
+    out: Annotated[Path, tyro.conf.arg(aliases=["--output"])] = Path("demo")
+    """Folder for all files of the demo."""
+    method: Literal["auto", "f3rm-ext-lite", "sugar-ext-lite"] = "auto"
+    """f3rm-ext-lite trains a field; sugar-ext-lite trains splats, onto which features are lifted. auto chooses splats
+    for up to 20 photos, else a field."""
+    steps: Annotated[int, Range(0)] = 0
+    """Training steps, 1 or more; 0: 3000 (of 512 rays) for a field, 1200 (of one photo) for splats."""
+    minutes: Annotated[float, Range(0, math.inf, above=True)] = 3.0
+    """Minutes after which training is saved and stopped, even if steps are left, above 0."""
+    extractors: tuple[str, ...] = ()
+    """2D features to query, as for ns-train. The default is that of f3rm-ext-lite, which needs no weights."""
+    scale: Annotated[float, Range(0, 1)] = 0.0
+    """Factor on the image size, (0, 1]. The default 0 keeps the room as it is and reduces captures to about 400 px."""
+    exemplar: str = ""
+    """Query: IMAGE:x,y (a training image and a position in it, in pixels at the scale in use) or the name of a labelled
+    object. By default the demo chooses one."""
+
+    def __post_init__(self) -> None:
+        if self.images is not None and self.data is not None:
+            raise ConfigError("--images (photos without poses) and --data (a capture with poses) exclude each other.")
+        if self.images is not None and not self.images.is_dir():
+            raise ConfigError(f"There is no folder {self.images}: check the path given with --images.")
+        require_outside(self.out, self.images, "--out")
+        check_ranges(self)
 
 
 @dataclass(kw_only=True)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import f3rm_ext
+from f3rm_ext.scripts.cli import GROUPS
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"open_clip", "transformers", "skimage", "numba", "scipy.ndimage", "tinycudann"}
@@ -83,6 +84,20 @@ def test_importing_the_package_imports_only_itself() -> None:
     code = "import sys, f3rm_ext; print(sorted({'torch', 'numpy', 'nerfstudio'} & sys.modules.keys()))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.stdout == "[]\n", result.stderr
+
+
+def test_help_of_no_command_needs_torch() -> None:
+    code = """
+import sys
+from f3rm_ext.scripts.cli import GROUPS, main
+for name in GROUPS:
+    try:
+        main([name, "--help"])
+    except SystemExit:
+        print(name, sorted({"torch", "nerfstudio", "numba", "scipy"} & sys.modules.keys()))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert {line for line in result.stdout.splitlines() if line.endswith("]")} >= {f"{name} []" for name in GROUPS}
 
 
 def test_broken_part_of_ours_leaves_a_method_that_explains_itself() -> None:

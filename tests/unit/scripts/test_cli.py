@@ -142,10 +142,9 @@ def test_help_needs_nothing_heavy() -> None:
 
 
 def test_deprecations_in_other_packages_are_not_shown() -> None:
-    code = "from f3rm_ext.scripts.cli import main; main(['sfm', 'points', '--help'])"  # imports nerfstudio
+    code = "from f3rm_ext.scripts.cli import main; main(['--version']); import nerfstudio.engine.trainer"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert "--side" in done.stdout
     assert done.stderr == ""
 
 

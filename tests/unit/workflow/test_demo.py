@@ -11,8 +11,9 @@ from rich.console import Console
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.scripts.demo import new_folder
 from f3rm_ext.utils.atomic_files import FolderLock
-from f3rm_ext.workflow.demo import DemoOptions, DemoRun
+from f3rm_ext.workflow.demo import DemoRun
 from f3rm_ext.workflow.manifest import NAME
+from f3rm_ext.workflow.options import DemoOptions
 
 ALL = ["scene synth", "ns-train f3rm-ext-lite", "ns-eval", "-m"]
 

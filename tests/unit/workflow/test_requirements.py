@@ -10,7 +10,8 @@ from rich.console import Console
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.model_components import image_metrics
-from f3rm_ext.workflow.demo import DemoOptions, DemoRun
+from f3rm_ext.workflow.demo import DemoRun
+from f3rm_ext.workflow.options import DemoOptions
 from f3rm_ext.workflow.runner import check_requirements
 
 GIB = 1 << 30
@@ -36,7 +37,9 @@ def test_open3d(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_the_demos_room_needs_open3d_and_photos_do_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "open3d", None)  # type: ignore[arg-type]
-    DemoRun(DemoOptions(out=tmp_path, images=tmp_path), Console()).check_requirements()
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    DemoRun(DemoOptions(out=tmp_path / "demo", images=photos), Console()).check_requirements()
     with pytest.raises(ConfigError, match="Open3D"):
         DemoRun(DemoOptions(out=tmp_path), Console()).check_requirements()
 
