@@ -13,9 +13,10 @@ from f3rm_ext.utils.pictures import UNREADABLE
 from f3rm_ext.workflow.options import ChainOptions
 
 ON_GPU: dict[str, Any] = {"coarse_method": "sugar-ext", "vertices": 200_000}
-LONG_SIDE_PX = 400
-"""Photos are reduced to about this longest side."""
-_LARGE_PX = 1600
+LONG_SIDE_PX, LARGE_PX = 400, 500
+"""Photos with a longest side above the second are reduced to about the first. Nearer to it, resampling would cost more
+detail than it saves time."""
+_MOST_PX = 1600
 """Of larger images nerfstudio loads reduced copies from images_2, images_4 ... if these folders exist."""
 ON_CPU: dict[str, Any] = {"coarse_method": "sugar-ext-lite", "vertices": 30_000, "refinement_time": "short"}
 
@@ -39,12 +40,12 @@ def choose_defaults(options: ChainOptions) -> dict[str, Any]:
 
 
 def choose_scale(longest_px: float) -> float:
-    """Returns the factor on the size of photos that reduces them to about :data:`LONG_SIDE_PX`; 1 for smaller ones.
+    """Returns the factor on the size of photos that reduces large ones to about :data:`LONG_SIDE_PX`.
 
-    >>> choose_scale(960.0), choose_scale(320.0)
+    >>> choose_scale(960.0), choose_scale(421.0)
     (0.42, 1.0)
     """
-    return max(0.01, round(LONG_SIDE_PX / longest_px, 2)) if longest_px > LONG_SIDE_PX else 1.0
+    return max(0.01, round(LONG_SIDE_PX / longest_px, 2)) if longest_px > LARGE_PX else 1.0
 
 
 def longest_side_px(data: Path) -> float:
@@ -58,7 +59,7 @@ def longest_side_px(data: Path) -> float:
     sizes = [value for source in (meta, first) for value in (source.get("w"), source.get("h"))]
     longest = max((float(value) for value in sizes if isinstance(value, int | float)), default=0.0)
     halvings = 0
-    while longest > _LARGE_PX and (folder / f"images_{2 ** (halvings + 1)}").is_dir():
+    while longest > _MOST_PX and (folder / f"images_{2 ** (halvings + 1)}").is_dir():
         halvings, longest = halvings + 1, longest / 2
     return longest
 
