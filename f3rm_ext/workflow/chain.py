@@ -90,7 +90,8 @@ class ChainRun(StageRunner):
             timing = run_command(command, Path.cwd(), self.console).result
         except CommandError:
             return None
-        if not timing:
+        # One that was stopped at its time limit has told no more than what the capture holds.
+        if "seconds" not in timing:
             return None
         step_s = timing["seconds"] / timing["steps"]
         return timing["seconds"] / 60, self._refining_steps() * REFINING_COST * step_s / 60

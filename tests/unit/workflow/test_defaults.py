@@ -94,6 +94,12 @@ def test_a_chain_runs_even_if_its_time_cannot_be_told(
     assert len(commands(player, "ns-train")) == 2
 
 
+def test_a_chain_runs_even_if_estimating_takes_too_long(run_chain: RunChain, player: Any) -> None:
+    player.timing = {}
+    assert "estimate.log" in run_chain()
+    assert len(commands(player, "ns-train")) == 2
+
+
 def test_with_a_gpu_nothing_is_reduced_or_estimated(run_chain: RunChain, player: Any) -> None:
     player.device_type = "cuda"
     run_chain()
