@@ -150,7 +150,8 @@ class QueryableSplats(Model):
         the camera's axis.
         """
         outputs = self.render_with_features(camera, extra, obb_box)
-        x, y = pixel_rays(*outputs["depth"].shape[:2], PinholeCameras.to_render(camera, self.device).Ks[0])
+        height, width = outputs["depth"].shape[:2]
+        x, y = pixel_rays(height, width, PinholeCameras.to_render(camera, self.device).Ks[0])
         lengths = (1 + x.square() + y[:, None].square()).sqrt()
         outputs["depth"] = outputs["depth"] * lengths[..., None]
         outputs["expected_depth"] = outputs["depth"]

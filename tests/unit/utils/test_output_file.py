@@ -69,7 +69,8 @@ def no_privileges() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o555], ids=["closed", "read-only"])
-def test_a_folder_without_permission_is_named_before_the_work(mode: int) -> None:
+def test_a_folder_without_permission_is_named_before_the_work(mode: int, tmp_path: Path) -> None:
+    require_own_file(tmp_path / "a.json", "f3rm-ext eval mesh")  # imports, for which it takes privileges
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, mode)
         for path in (Path(folder, "a.json"), Path(folder, "inside", "a.json")):
