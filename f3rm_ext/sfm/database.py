@@ -123,17 +123,14 @@ class FeatureDatabase:
                 shutil.copyfile(self.path, fresh)
             pycolmap.Database.open(fresh).close()
             for names in groups.values():
+                new = [name for name in names if name not in known]
+                if not new:  # of no names COLMAP would take all files of the folder
+                    continue
                 options = pycolmap.ImageReaderOptions(camera_model=_model_name(model, len(names)))
                 shared = [known[name] for name in names if name in known]
                 if shared:
                     options.existing_camera_id = min(shared)
-                pycolmap.import_images(
-                    fresh,
-                    self.images,
-                    pycolmap.CameraMode.SINGLE,
-                    [name for name in names if name not in known],
-                    options,
-                )
+                pycolmap.import_images(fresh, self.images, pycolmap.CameraMode.SINGLE, new, options)
             _set_focal_lengths(fresh, focal_px)
             os.replace(fresh, self.path)
 

@@ -53,6 +53,8 @@ def test_photos_that_come_later_share_the_camera_and_the_rest_stays(database: Fe
     with database.open() as opened:
         assert opened.num_rigs() == 2 and opened.num_frames() == 5
         assert all(opened.exists_descriptors(database.ids()[name]) for name in few)
+    database.add_photos({**few, "5.png": "a third"}, "pinhole", {})
+    assert cameras_of(database).keys() == {f"{i}.png" for i in range(6)}, "no other file of the folder"
     file = database.path.stat().st_ino
     database.add_photos({**few, "3.png": "wide"}, "pinhole", {})
     assert database.path.stat().st_ino == file, "nothing was new"
