@@ -65,13 +65,15 @@ def vlad_signatures(descriptors: Sequence[UInt8[np.ndarray, "_ 128"]]) -> Float3
     """Returns a unit vector for each photo; those of photos that show the same things have a large product.
 
     VLAD (Jégou et al. 2010), normalised as by Arandjelović and Zisserman (2013): for each visual word, the sum of how
-    descriptors differ from it.
+    descriptors differ from it. That of a photo without descriptors is 0.
     """
     from scipy.cluster.vq import kmeans2
 
     random = np.random.default_rng(0)
     share = max(1, _SAMPLE // max(1, len(descriptors)))
     sample = np.concatenate([unit_rows(random.permutation(rows)[:share]) for rows in descriptors])
+    if not len(sample):
+        return np.zeros((len(descriptors), 1), np.float32)
     words = kmeans2(sample, min(_WORDS, len(sample)), iter=10, minit="points", rng=0, missing="warn")[0]
     signatures = []
     for rows in map(unit_rows, descriptors):

@@ -106,7 +106,7 @@ def _is_reduced_copy(path: Path) -> bool:
 
 
 def _natural_key(text: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part.casefold()) for part in re.split(r"(\d+)", text)]
+    return [(int(part), "") if part.isdecimal() else (-1, part.casefold()) for part in re.split(r"(\d+)", text)]
 
 
 def capture_names(paths: Sequence[Path], folder: Path) -> list[str]:

@@ -63,6 +63,7 @@ def test_photos_of_the_same_things_have_similar_signatures() -> None:
     nearest = np.argsort(-scores, axis=1)[:, :2]
     assert (nearest // 3 == np.arange(12)[:, None] // 3).all()
     assert np.isfinite(signatures).all() and not signatures[12].any()
+    assert not vlad_signatures([np.zeros((0, 128), np.uint8)] * 2).any()
 
 
 def test_more_than_200_photos_are_compared_with_the_most_similar_ones(make_scene: Callable[..., Any]) -> None:

@@ -35,6 +35,8 @@ def test_photos_come_in_natural_order_and_other_files_are_ignored(tmp_path: Path
         (tmp_path / name).write_bytes(b"")
     found = find_photos(tmp_path)
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["a.PNG", "b/2.jpg", "b/10.jpg"]
+    (tmp_path / "3²4.jpg").write_bytes(b"")  # a digit, but no decimal one
+    assert find_photos(tmp_path)[0].name == "3²4.jpg"
     paths = [Path("in") / name for name in ("été 1.jpg", "été_1.png", "x/été 1.jpg", "日本.jpg")]
     assert capture_names(paths, Path("in")) == ["été_1", "été_1_2", "x_été_1", "日本"]
 
