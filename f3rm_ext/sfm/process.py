@@ -23,6 +23,7 @@ from f3rm_ext.sfm.mapping import (
     solve,
 )
 from f3rm_ext.sfm.pairs import choose_pairs
+from f3rm_ext.sfm.photos import allow_large_images
 from f3rm_ext.sfm.report import write_report
 from f3rm_ext.sfm.second_pass import register_missing
 from f3rm_ext.sfm.sources import copy_photos, find_sources, write_frames
@@ -49,6 +50,7 @@ class Processing:
     def __init__(self, config: ProcessConfig, show: StageProgress, say: Callable[[str], None]) -> None:
         self.config, self.show, self.say = config, show, say
 
+    @allow_large_images()
     def run(self) -> dict[str, Any]:
         """Runs the stages that are not complete yet.
 
@@ -121,12 +123,13 @@ class Processing:
             return [refine_predicted(database, predicted.viewmats, folder, show)]
         models = solve(database, folder, mapper, show)
         folds = models and any(distortion_folds(camera) for camera in models[0].cameras.values())
-        if folds and self.config.camera_model == "auto" and mapper == "incremental":
+        straighten = bool(folds) and self.config.camera_model == "auto" and mapper == "incremental"
+        if straighten:
             self.say("These photos do not determine the lens distortion, so it is left out.")
             models = solve(database, folder, mapper, show, refine_distortion=False)
         if models:
             missing = [name for name in work.photos if name not in image_names(models[0])]
-            registered = register_missing(models[0], database, missing, partial(self.show, AGAIN))
+            registered = register_missing(models[0], database, missing, partial(self.show, AGAIN), not straighten)
             if registered:
                 self.say(f"A second pass found poses of {name_some(registered)}.")
         return models

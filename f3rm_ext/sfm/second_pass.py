@@ -56,10 +56,15 @@ class PointCloud:
         return np.maximum.reduceat(features @ self.descriptors.T, self.starts[:-1], axis=1)
 
 
-def register_missing(model: Any, database: FeatureDatabase, names: Sequence[str], count: Count) -> list[str]:
+def register_missing(
+    model: Any, database: FeatureDatabase, names: Sequence[str], count: Count, refine_distortion: bool = True
+) -> list[str]:
     """Registers photos that the mapper left out, and adjusts all cameras and points if it finds any.
 
     Only photos that share a camera with the model are tried, since their intrinsics are known.
+
+    Args:
+        refine_distortion: adjust lens distortion, too; otherwise the model's stays.
 
     Returns:
         Names of the newly registered photos.
@@ -86,7 +91,8 @@ def register_missing(model: Any, database: FeatureDatabase, names: Sequence[str]
                 registered.append(name)
         count(len(names), len(names))
         if registered:
-            pycolmap.bundle_adjustment(model, pycolmap.BundleAdjustmentOptions(print_summary=False))
+            options = pycolmap.BundleAdjustmentOptions(print_summary=False, refine_extra_params=refine_distortion)
+            pycolmap.bundle_adjustment(model, options)
             pycolmap.ObservationManager(model).filter_all_points3D(_LAST_ERROR_PX, _LEAST_ANGLE_DEG)
     return registered
 

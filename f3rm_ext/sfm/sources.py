@@ -16,7 +16,7 @@ from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm import quality, video
 from f3rm_ext.sfm.config import ProcessConfig
-from f3rm_ext.sfm.photos import allow_large_images, capture_names, find_masks, find_photos, read_mask, read_photo
+from f3rm_ext.sfm.photos import capture_names, find_masks, find_photos, read_mask, read_photo
 from f3rm_ext.sfm.work_folder import WorkFolder, file_stamp
 from f3rm_ext.utils import threads
 from f3rm_ext.utils.console import StageProgress
@@ -102,7 +102,7 @@ def copy_photos(
     unreadable: dict[str, str] = {}
     fresh: dict[str, dict[str, Any]] = {}
     show(READING, len(stems), len(sources))
-    with allow_large_images(), ThreadPoolExecutor(threads.usable_cores()) as pool:
+    with ThreadPoolExecutor(threads.usable_cores()) as pool:
         for number, (stem, photo) in enumerate(zip(todo, pool.map(copy, todo), strict=True), 1):
             if isinstance(photo, str):
                 unreadable[str(sources[stem].path)] = photo

@@ -11,6 +11,7 @@ from PIL import Image
 from f3rm_ext.errors import CaptureError, ConfigError, reason_of
 from f3rm_ext.sfm.capture_writer import SPARSE
 from f3rm_ext.sfm.database import colmap
+from f3rm_ext.sfm.photos import allow_large_images
 from f3rm_ext.sfm.report import scene_axes
 
 HOST = "127.0.0.1"
@@ -106,7 +107,7 @@ def serve(capture: Path, port: int) -> Any:
 def _thumbnail(path: Path) -> np.ndarray | None:
     if not path.is_file():
         return None
-    with Image.open(path) as image:
+    with allow_large_images(), Image.open(path) as image:
         image.draft("RGB", (_THUMBNAIL_PX, _THUMBNAIL_PX))
         small = image.convert("RGB")
     small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))

@@ -91,7 +91,9 @@ def test_a_lost_photo_is_registered_and_one_of_another_place_is_not(make_scene: 
     assert register_missing(model, database, [], lambda *_: None) == []
     assert register_missing(pycolmap.Reconstruction(), database, [lost], lambda *_: None) == [], "no points"
     counts: list[tuple[int, int]] = []
-    found = register_missing(model, database, [elsewhere, lost], lambda *count: counts.append(count))
+    distortion = [camera.params[3] for camera in model.cameras.values()]
+    found = register_missing(model, database, [elsewhere, lost], lambda *count: counts.append(count), False)
+    assert [camera.params[3] for camera in model.cameras.values()] == distortion
     assert found == [lost] and counts == [(0, 2), (1, 2), (2, 2)]
     assert lost in image_names(model) and elsewhere not in image_names(model)
     assert scene.centre_error(model) < 1e-3 and model.find_image_with_name(lost).num_points3D > 150

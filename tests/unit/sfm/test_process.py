@@ -158,6 +158,12 @@ def test_huge_photos_are_reduced(photos: Path, make: Make, tmp_path: Path, monke
         assert image.size == (32, 24)
 
 
+@pytest.mark.usefixtures("two_places")
+def test_huge_photos_may_keep_their_size(photos: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64 * 48 // 4)
+    assert make(photos)["registered"] == 8
+
+
 def test_a_disk_that_is_nearly_full_is_one_sentence_before_colmap_aborts(
     photos: Path, make: Make, tmp_path: Path, set_free_space: Callable[[int], None]
 ) -> None:
