@@ -79,6 +79,7 @@ def predict_poses(method: str, estimator: PoseEstimator, images: Sequence[Path])
     """
     try:
         predicted = estimator(images)
+        viewmats = {name: np.asarray(viewmat, dtype=np.float64) for name, viewmat in predicted.viewmats.items()}
     except (UserError, MemoryError):
         raise
     except Exception as error:
@@ -86,10 +87,10 @@ def predict_poses(method: str, estimator: PoseEstimator, images: Sequence[Path])
             f"--method {method} failed ({type(error).__name__}: {reason_of(error)}): fix it, or use --method colmap."
         ) from error
     names = {path.name for path in images}
-    if len(names & predicted.viewmats.keys()) < 2:
+    if len(names & viewmats.keys()) < 2:
         raise ConfigError(f"--method {method} predicts fewer than two of these photos: use --method colmap.")
-    for name, viewmat in predicted.viewmats.items():
-        if not _is_rigid(np.asarray(viewmat, dtype=np.float64)):
+    for name, viewmat in viewmats.items():
+        if not _is_rigid(viewmat):
             raise ConfigError(f"--method {method} predicts a pose for {name} that is not rigid: use --method colmap.")
     return predicted
 

@@ -44,6 +44,8 @@ def test_a_front_end_that_cannot_be_used_is_one_sentence(name: str, words: str) 
 def test_poses_have_to_be_rigid_and_of_these_photos() -> None:
     good = {"a.jpg": np.eye(4), "b.jpg": np.eye(4)}
     assert predict_poses("m", lambda images: PredictedPoses(good), IMAGES).viewmats is good
+    with pytest.raises(ConfigError, match=r"--method m failed.*ValueError"):
+        predict_poses("m", lambda images: PredictedPoses({**good, "b.jpg": [[1.0], [2.0, 3.0]]}), IMAGES)  # type: ignore[dict-item]
     for bad in (np.eye(3), 2 * np.eye(4), np.diag([-1.0, 1, 1, 1]), np.full((4, 4), np.nan)):
         with pytest.raises(ConfigError, match=r"b\.jpg"):
             predict_poses("m", lambda images, bad=bad: PredictedPoses({**good, "b.jpg": bad}), IMAGES)
