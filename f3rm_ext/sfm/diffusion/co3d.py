@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm.cameras import CameraSet, PyTorch3DCameras
 from f3rm_ext.sfm.rays import cell_ndc, fill_holes, render_maps, scene_scale
+from f3rm_ext.utils.pictures import UNREADABLE
 
 UNSEEN = frozenset(
     ["ball", "book", "couch", "frisbee", "hotdog", "kite", "remote", "sandwich", "skateboard", "suitcase"]
@@ -92,7 +93,7 @@ def read_depth(path: Path) -> Float[np.ndarray, "h w"]:
     try:
         with Image.open(path) as image:
             bits = np.asarray(image, dtype=np.uint16)
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise CaptureError(f"The depth map {path} cannot be read ({error}): download the sequence again.") from error
     return bits.view(np.float16).astype(np.float32)
 
@@ -204,7 +205,7 @@ class Co3dScenes(Dataset[SceneSample]):
         try:
             with Image.open(path) as image:
                 photo = image.convert("RGB")
-        except (OSError, ValueError) as error:
+        except UNREADABLE as error:
             raise CaptureError(f"The image {path} cannot be read ({error}): download it again.") from error
         # A square in the middle, which may reach over the edge.
         scale = rng.uniform(*_CROP_SCALES) if self.augment else 1.0

@@ -14,6 +14,7 @@ from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.sfm.capture_cameras import CaptureCameras, has_depth, read_capture_cameras, read_depth
 from f3rm_ext.sfm.diffusion.co3d import ANNOTATIONS, CAMERA_KEYS, IMAGES, Split, depth_path, write_depth
 from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.utils.pictures import UNREADABLE, read_picture
 from f3rm_ext.utils.provenance import require_ours, sign_gzip
 
 COMMAND = "f3rm-ext sfm prepare"
@@ -55,7 +56,7 @@ def convert_captures(
         root: folder that training gets as ``dataset.path``.
 
     Raises:
-        CaptureError: a capture has no depth, or is distorted.
+        CaptureError: a capture has no depth, is distorted, or lacks a file.
         ConfigError: another program wrote a list of the category.
     """
     require_own_lists(root, category)
@@ -72,8 +73,12 @@ def convert_captures(
         held_out = set(capture.frames[0].get("test_filenames", ())) | set(capture.frames[0].get("val_filenames", ()))
         for index, frame in enumerate(capture.frames):
             file = f"frame{index:06d}.jpg"
-            with Image.open(capture.folder / frame["file_path"]) as image:
-                image.convert("RGB").save(folder / "images" / file, quality=95)
+            photo = capture.folder / frame["file_path"]
+            try:
+                pixels = read_picture(photo)
+            except UNREADABLE as error:
+                raise CaptureError(f"The image {photo} cannot be read ({error}): copy it back.") from error
+            Image.fromarray(pixels).save(folder / "images" / file, quality=95)
             write_depth(depth_path(folder / "images" / file), read_depth(frame, capture.folder))
             split: Split = "test" if frame["file_path"] in held_out else "train"
             lists[split].setdefault(name, []).append(
@@ -94,8 +99,7 @@ def _require_depth_and_pinholes(capture: CaptureCameras, data: Path) -> None:
     if not has_depth(capture, range(len(capture.frames))):
         raise CaptureError(f"{data} has frames without depth_file_path: endpoints of rays are made of depth maps.")
     for frame in capture.frames:
-        values = np.ravel([frame.get(key, 0.0) for key in DISTORTION if key != "distortion_params"])
-        if np.any(values.astype(np.float64) != 0):
+        if np.any(np.concatenate([np.ravel(frame.get(key, 0.0)) for key in DISTORTION])):
             raise CaptureError(f"{data} has lens distortion, but CO3D's cameras have none: undistort its images first.")
 
 
@@ -184,7 +188,7 @@ def _box_of_mask(path: Path) -> list[int] | None:
     try:
         with Image.open(path) as image:
             there = np.asarray(image.convert("L")) > MASK_THRESHOLD * 255
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"The mask {path} of CO3D cannot be read ({error}): download the sequence again.") from error
     if not there.any():
         return None

@@ -65,7 +65,7 @@ class TrainingSettings:
     num_workers: int = 8
     """Number of processes that read data; 0 reads in the training process."""
     seed: int = 0
-    """Seed of all random numbers."""
+    """Seed of all random numbers, 0 or more."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class ModelSettings:
     """``model.*``"""
 
     num_images: int = 8
-    """Largest number of images of a scene, 2 to 64."""
+    """Largest number of images of a scene, at least 2."""
     random_num_images: bool = True
     """Draw the number of images anew in every step, from 2 to num_images."""
     freeze_transformer: bool = False
@@ -324,6 +324,7 @@ def check_settings(settings: Settings) -> None:
         ("training.interval_save_checkpoint", training.interval_save_checkpoint, 1),
         ("training.interval_evaluate", training.interval_evaluate, 0),
         ("training.num_workers", training.num_workers, 0),
+        ("training.seed", training.seed, 0),
         ("model.num_images", model.num_images, 2),
     ):
         if value < least:

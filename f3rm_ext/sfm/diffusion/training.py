@@ -371,7 +371,7 @@ def make_dataset(settings: Settings, split: Any) -> Co3dScenes:
     data = settings.dataset
     return Co3dScenes(
         Path(data.path),
-        data.shape.strip("[]").split(","),
+        [category.strip() for category in data.shape.strip("[]").split(",")],
         split,
         num_images=settings.model.num_images,
         cells=settings.cells,

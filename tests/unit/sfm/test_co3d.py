@@ -121,12 +121,14 @@ def test_bad_data_is_told(room: Path, tmp_path: Path, tiny_capture: Path) -> Non
     gone = [{**sequence[0], "filepath": "room/none/images/frame000000.jpg"}]
     with pytest.raises(CaptureError, match="cannot be read"):
         scenes(room).load(gone, np.random.default_rng(0))
-    distorted = tmp_path / "distorted"
-    distorted.mkdir()
+    bad = tmp_path / "bad"
+    bad.mkdir()
     meta = json.loads((tiny_capture / "transforms.json").read_text())
-    (distorted / "transforms.json").write_text(json.dumps({**meta, "k1": 0.1}))
-    with pytest.raises(CaptureError, match="lens distortion"):
-        co3d_lists.convert_captures([distorted], tmp_path / "out", "room")
+    for more, says in (({"k1": 0.1}, "lens distortion"), ({"distortion_params": [0.1] + [0] * 5}, "lens distortion"),
+                       ({}, "image .*bad.* cannot be read")):  # fmt: skip
+        (bad / "transforms.json").write_text(json.dumps({**meta, **more}))
+        with pytest.raises(CaptureError, match=says):
+            co3d_lists.convert_captures([bad], tmp_path / "out", "room")
 
 
 def make_co3d(root: Path, category: str = "apple") -> Path:

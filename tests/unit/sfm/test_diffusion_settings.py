@@ -38,6 +38,7 @@ def test_both_spellings_of_category_and_resume() -> None:
         (["training.batch_size"], "key=value"),
         (["training.batch_size=many"], "an integer"),
         (["training.batch_size=0"], "at least 1"),
+        (["training.seed=-1"], "at least 0"),
         (["training.lr=fast"], "a number"),
         (["debug.wandb=perhaps"], "True or False"),
         (["model.size=huge"], "published, tiny"),
