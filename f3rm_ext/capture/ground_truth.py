@@ -107,7 +107,7 @@ class CaptureGroundTruth:
     def depth_m(self, image: Path, height_px: int, width_px: int) -> Float32[np.ndarray, "h w"] | None:
         """Returns depth along the optical axis, metres, 0 if unknown, by nearest pixel; None without a depth image."""
         path = self.file(image, DEPTH_KEYS) if self._depth_unit_m else None
-        values = None if path is None else nearest(_read_image(path), height_px, width_px)
+        values = None if path is None else nearest(read_map(path, "depth map"), height_px, width_px)
         return None if values is None else (values * float(self._depth_unit_m or 0.0)).astype(np.float32)
 
     def labels(self, image: Path, height_px: int, width_px: int) -> Int[np.ndarray, "h w"] | None:
@@ -118,7 +118,7 @@ class CaptureGroundTruth:
     def label_image(self, image: Path) -> Int[np.ndarray, "h w"] | None:
         """Returns the label image of a photo at its own size; None if it has none."""
         path = self.file(image, LABEL_KEYS)
-        return None if path is None else _read_image(path).astype(np.int64)
+        return None if path is None else read_map(path, "label image").astype(np.int64)
 
     def files(self, keys: tuple[str, ...]) -> list[Path]:
         """Returns the files that frames name under one of these keys, in the order of frames."""
@@ -274,13 +274,23 @@ def _read_json(path: Path) -> dict[str, Any]:
     return raw if isinstance(raw, dict) else {}
 
 
-def _read_image(path: Path) -> np.ndarray:
-    """A single-channel image of numbers."""
+def read_map(path: Path, kind: str) -> np.ndarray:
+    """Reads labels or depth of a photo, (h, w): an image with one channel, or a NumPy file, as the file has them.
+
+    Args:
+        kind: what it is, for messages.
+
+    Raises:
+        CaptureError: the file is missing, damaged, or has not one value for each pixel.
+    """
     try:
-        with Image.open(path) as picture:
-            values = np.asarray(picture)
-    except UNREADABLE as error:
-        raise CaptureError(f"{path} cannot be read ({error}): mend or replace it.") from error
+        if path.suffix == ".npy":
+            values = np.load(path, allow_pickle=False)
+        else:
+            with Image.open(path) as picture:
+                values = np.asarray(picture)
+    except (*UNREADABLE, EOFError) as error:
+        raise CaptureError(f"The {kind} {path} cannot be read ({error}): write it again.") from error
     if values.ndim != 2:
-        raise CaptureError(f"{path} has {values.ndim} axes, but labels and depth have one value per pixel.")
+        raise CaptureError(f"The {kind} {path} has {values.ndim} axes, but needs height and width: write it again.")
     return values

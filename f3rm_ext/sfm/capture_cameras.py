@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
-from PIL import Image
 from torch import Tensor
 
 from f3rm_ext.capture import checks
-from f3rm_ext.capture.ground_truth import nearest
+from f3rm_ext.capture.ground_truth import nearest, read_map
 from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm.cameras import CameraSet
 from f3rm_ext.sfm.rays import cell_centers
-from f3rm_ext.utils.pictures import UNREADABLE
 
 NERFSTUDIO_DEPTH_UNIT = 1e-3
 """Units of the capture per unit of an integer depth image, where transforms.json has no depth_unit_scale_factor."""
@@ -109,17 +107,7 @@ def read_depth(frame: dict[str, Any], folder: Path) -> Float[np.ndarray, "h w"]:
     Raises:
         CaptureError: the file is missing or is no depth map.
     """
-    path = folder / frame["depth_file_path"]
-    try:
-        if path.suffix == ".npy":
-            depth = np.load(path, allow_pickle=False)
-        else:
-            with Image.open(path) as image:
-                depth = np.asarray(image)
-    except UNREADABLE as error:
-        raise CaptureError(f"The depth map {path} cannot be read ({error}): write it again.") from error
-    if depth.ndim != 2:
-        raise CaptureError(f"The depth map {path} has {depth.ndim} axes, but needs height and width: write it again.")
+    depth = read_map(folder / frame["depth_file_path"], "depth map")
     return depth.astype(np.float64) * float(frame.get("depth_unit_scale_factor", NERFSTUDIO_DEPTH_UNIT))
 
 

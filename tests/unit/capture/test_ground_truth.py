@@ -40,6 +40,19 @@ def test_truth_reads_depth_in_metres_and_labels(labelled) -> None:
     assert labels[:, 0].tolist() == [0, 1, 2, 3]
 
 
+def test_depth_may_be_a_numpy_file(labelled) -> None:
+    meta, image = json.loads((labelled / "transforms.json").read_text()), labelled / "images" / "a.png"
+    before = CaptureGroundTruth(labelled).depth_m(image, 4, 6)
+    meta["frames"][0]["depth_file_path"] = "depth/a.npy"
+    (labelled / "transforms.json").write_text(json.dumps(meta))
+    with Image.open(labelled / "depth" / "a.png") as depth:
+        np.save(labelled / "depth" / "a.npy", np.asarray(depth).astype(np.float32))
+    np.testing.assert_allclose(CaptureGroundTruth(labelled).depth_m(image, 4, 6), before, rtol=1e-6)
+    (labelled / "depth" / "a.npy").write_bytes(b"")
+    with pytest.raises(CaptureError, match=r"depth/a\.npy"):
+        CaptureGroundTruth(labelled).depth_m(image, 4, 6)
+
+
 def test_truth_takes_the_nearest_pixel_at_another_size(labelled) -> None:
     labels = CaptureGroundTruth(labelled / "transforms.json").labels(labelled / "images" / "a.png", 2, 3)
     assert labels is not None and labels.shape == (2, 3) and labels[:, 0].tolist() == [1, 3]
