@@ -1,5 +1,6 @@
 """COLMAP's models as captures: a folder with photos and ``sparse/0`` in place of transforms.json."""
 
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -97,7 +98,7 @@ def read_model(data: Path, model_path: Path) -> dict[str, Any]:
         )
     for file, split in _SPLIT_LISTS.items():
         if (data / file).is_file():
-            names_in_list = (data / file).read_text(encoding="utf-8").split("\n")
+            names_in_list = os.fsdecode((data / file).read_bytes()).split("\n")
             meta[f"{split}_filenames"] = [_join(folder, name.strip()) for name in names_in_list if name.strip()]
     return {**meta, "applied_transform": UNCHANGED.tolist(), MODEL_KEY: str(model_path.relative_to(data))}
 
@@ -159,21 +160,21 @@ def make_transforms(model: Any, images: str, masks: Mapping[str, str], applied: 
         masks: mask of each photo by name, relative to the capture; empty without masks.
         applied: from COLMAP's world to that of the capture.
     """
-    intrinsics = {number: _intrinsics(camera) for number, camera in model.cameras.items()}
+    photos = sorted((model.image(number) for number in model.reg_image_ids()), key=lambda image: image.name)
+    # Only of cameras with photos: others may be of kinds that nerfstudio does not know.
+    intrinsics = {number: _intrinsics(model.camera(number)) for number in {image.camera_id for image in photos}}
+    shared = next(iter(intrinsics.values())) if len(intrinsics) == 1 else {}
     frames = []
-    for image in sorted((model.image(number) for number in model.reg_image_ids()), key=lambda image: image.name):
+    for image in photos:
         frame = {"file_path": _join(images, image.name)}
         if masks:
             frame["mask_path"] = masks[image.name]
         frame["transform_matrix"] = capture_from_camera(image.cam_from_world().matrix(), applied).tolist()
         frame["colmap_im_id"] = image.image_id
-        frames.append((image.camera_id, frame))
-    used = {number for number, _ in frames}
-    shared = intrinsics[used.pop()] if len(used) == 1 else {}
-    own = (frame if shared else {**frame, **intrinsics[number]} for number, frame in frames)
+        frames.append(frame if shared else {**frame, **intrinsics[image.camera_id]})
     # nerfstudio reads the camera model at the top, also where frames have intrinsics of their own.
-    top = shared or {"camera_model": next(iter(intrinsics.values()))["camera_model"]}
-    return {**top, "frames": list(own)}
+    top = shared or {"camera_model": frames[0]["camera_model"]}
+    return {**top, "frames": frames}
 
 
 def _intrinsics(camera: Any) -> dict[str, Any]:

@@ -84,6 +84,9 @@ def test_other_eval_modes_and_lists_are_followed(scene) -> None:
     (scene / "test_list.txt").write_text("05.png\n07.png\n")
     (scene / "train_list.txt").write_text("".join(f"{i:02d}.png\n" for i in range(5)))
     assert names(outputs_of(scene, "test")) == ["05.png", "07.png"] and len(names(outputs_of(scene))) == 5
+    (scene / "test_list.txt").write_bytes("é.png\n".encode("latin-1"))
+    with pytest.raises(CaptureError, match=r"test_filenames.* 1 images"):
+        outputs_of(scene, "test")
 
 
 def test_photos_may_be_elsewhere_or_of_another_size(scene) -> None:
@@ -130,6 +133,11 @@ def test_transforms_json_goes_before_a_model(scene) -> None:
     meta, _ = read_transforms(scene)
     (scene / "transforms.json").write_text(json.dumps({**meta, "frames": meta["frames"][:5]}))
     assert len(read_transforms(scene)[0]["frames"]) == 5
+
+
+def test_a_camera_without_photos_may_be_of_any_kind(make_capture, as_colmap, tmp_path) -> None:
+    scene = as_colmap(make_capture(4).folder, tmp_path / "garden", models=[*["PINHOLE"] * 4, "FOV"])
+    assert len(outputs_of(scene, eval_mode="all").image_filenames) == 4
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "fov", "mixed"])
