@@ -85,6 +85,9 @@ class CaptureDataParser(Nerfstudio):
             if self.config.eval_mode != "filename":
                 raise
             raise CaptureError(f"Images cannot be split by file name: {error}.") from error
+        radius_px = (outputs.cameras.metadata or {}).get("fisheye_crop_radius")
+        if radius_px is not None:  # nerfstudio scales cameras to reduced copies of the photos, but not this
+            outputs.cameras.metadata["fisheye_crop_radius"] = radius_px / self.downscale_factor  # type: ignore[index]
         if self._opens_images:
             self._fit_cameras(outputs)
         if self.config.load_3D_points and split == "train":

@@ -103,10 +103,10 @@ def _camera_size(dataset: InputDataset, image_idx: int, height_px: int, width_px
 
 
 def _circle(dataset: InputDataset, height_px: int, width_px: int) -> Bool[torch.Tensor, "h w"] | None:
-    """The pixels within ``fisheye_crop_radius``; None where there is no such limit."""
+    """The pixels within ``fisheye_crop_radius``, px of unscaled images; None where there is no such limit."""
     radius_px = (dataset.cameras.metadata or {}).get("fisheye_crop_radius")
     if radius_px is None:
         return None
     y = torch.arange(height_px)[:, None] - height_px // 2
     x = torch.arange(width_px)[None, :] - width_px // 2
-    return y**2 + x**2 <= float(radius_px) ** 2
+    return y**2 + x**2 <= (dataset.scale_factor * radius_px) ** 2

@@ -80,8 +80,7 @@ class PinholeDataset(PhotoDataset):
         """
         cameras = dataparser_outputs.cameras
         longest = int(torch.maximum(cameras.width, cameras.height).max())
-        known = "fisheye_crop_radius" not in (cameras.metadata or {})  # which is in pixels of the whole photo
-        draft = max(draft for draft in (1, 2, 4, 8) if draft == 1 or (known and longest >= 2 * draft * side_px))
+        draft = max(draft for draft in (1, 2, 4, 8) if draft == 1 or longest >= 2 * draft * side_px)
         return cls(dataparser_outputs, min(1.0, side_px * draft / longest), draft=draft)
 
     @classmethod

@@ -238,6 +238,15 @@ def test_downscaled_images(make_capture):
     refused(capture, "camera-res-scale-factor 0.25", downscale_factor=4)
 
 
+def test_the_circle_of_fisheye_photos_shrinks_with_them(make_capture):
+    capture = make_capture(3)
+    capture.meta |= {"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 5}
+    for name in capture.names:
+        capture.write_image(name.replace("images/", "images_2/"), (8, 6))
+    assert parse(capture.save()).cameras.metadata["fisheye_crop_radius"] == 5
+    assert parse(capture, downscale_factor=2).cameras.metadata["fisheye_crop_radius"] == 2.5
+
+
 def test_originals_are_not_needed_with_a_factor(capture):
     for name in capture.names:
         capture.write_image(name.replace("images/", "images_2/"), (8, 6))

@@ -56,6 +56,14 @@ def test_fisheye_circle(make_outputs, size):
     assert int(rows.min()) == 2 and int(rows.max()) == 10 and int(columns.min()) == 4 and int(columns.max()) == 12
 
 
+def test_the_fisheye_circle_is_scaled_with_the_image(make_outputs):
+    fisheye = {"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 8}
+    dataset = InputDataset(make_outputs(2, sizes=((24, 32),), extra=fisheye), 0.5)
+    valid = read_pixels(dataset, 0).valid
+    assert valid is not None and valid.shape == (12, 16)
+    assert torch.nonzero(valid).amin(dim=0).tolist() == [2, 4] and torch.nonzero(valid).amax(dim=0).tolist() == [10, 12]
+
+
 def test_eval_batch_is_float(make_outputs):
     batch = read_eval_batch(InputDataset(make_outputs(3)), 2)
     assert batch["image"].dtype == torch.float32 and batch["image_idx"] == 2
