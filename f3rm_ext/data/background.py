@@ -36,7 +36,7 @@ def measure_background(photos: InputDataset, masked: MaskedPixels) -> Background
         pixels = pixels[..., :3]
         extremes = pixels.amax(dim=-1) <= _BLACK, pixels.amin(dim=-1) >= _WHITE
         shares.append(torch.stack([extreme.float().mean() for extreme in extremes]))
-    black, white = torch.stack(shares).median(dim=0).values.tolist()
+    black, white = torch.stack(shares).nanmedian(dim=0).values.tolist()
     return "black" if black > _LEAST_SHARE else "white" if white > _LEAST_SHARE else None
 
 

@@ -216,8 +216,8 @@ def test_masked_pixels_may_be_trained_as_background(build, make_capture):
 
 @pytest.mark.parametrize(("value", "expected"), [(255, "white"), (4, "black"), (128, None)])
 def test_the_background_is_measured_in_training(build, make_capture, object_masks, value, expected) -> None:
-    def background(alpha=(), opacity=128):
-        capture = make_capture(8, name=f"{value}{len(alpha)}{opacity}", alpha=alpha)
+    def background(alpha=(), opacity=128, masks=None):
+        capture = make_capture(8, name=f"{value}{len(alpha)}{opacity}{masks}", alpha=alpha, masks=masks)
         for number, path in enumerate(sorted((capture / "images").iterdir())):
             pixels = np.array(Image.open(path))
             pixels[~object_masks(number, *pixels.shape[:2]), :3] = value
@@ -228,6 +228,7 @@ def test_the_background_is_measured_in_training(build, make_capture, object_mask
     assert background() == expected
     assert background(alpha=range(8)) == "random", "alpha tells what is empty"
     assert background(alpha=range(8), opacity=255) == expected, "nothing is transparent"
+    assert background(masks=[16] + [0] * 7) == expected, "of the first photo nothing is kept"
     assert "measure_background" not in build(mode="test").train_dataset.metadata
 
 
