@@ -37,15 +37,17 @@ def read_or_make(
     Returns:
         The result, and the path if it was there before.
     """
+    result = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Of several processes one works, and the others read what it has written.
-        with FolderLock(path.parent / f"{path.stem}.lock").hold():
-            if path.is_file():
-                return read(path), path
-            result = make()
-            write_atomic(path, encode(result))
-            return result, None
+        if not path.is_file():  # a file is read without the lock, which a folder that cannot be written refuses
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Of several processes one works, and the others read what it has written.
+            with FolderLock(path.parent / f"{path.stem}.lock").hold():
+                if not path.is_file():
+                    result = make()
+                    write_atomic(path, encode(result))
+                    return result, None
+        return read(path), path
     except OSError as error:
         console().log(f"Nothing is kept, as {path.parent} cannot be written ({error.strerror}).", markup=False)
-        return make(), None
+    return make() if result is None else result, None

@@ -16,6 +16,7 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.data.stereo import exposures
 from f3rm_ext.data.stereo.agreement import DepthMaps
+from f3rm_ext.data.stereo.cache import read_or_make
 from f3rm_ext.data.stereo.exposures import compare, fit_stops, light_of, look_up
 from f3rm_ext.data.stereo.kernels import warp_photo
 from f3rm_ext.data.stereo.points import BACKDROP_SHARE, dense_points, thin
@@ -271,6 +272,24 @@ def test_every_photo_has_an_exposure_also_where_some_are_compared(
     assert not measurements
     assert again[1:] == measured[1:]
     np.testing.assert_array_equal(again.stops, measured.stops)
+
+
+def test_what_cannot_be_kept_is_made_once_and_what_is_kept_needs_no_writing(tmp_path: Path) -> None:
+    made: list[bytes] = []
+
+    def make() -> bytes:
+        made.append(b"found")
+        return b"found"
+
+    def find(path: Path) -> tuple[bytes, Path | None]:
+        return read_or_make(path, make, read=Path.read_bytes, encode=bytes)
+
+    (tmp_path / "a").mkdir()  # so that no file can take its name
+    assert find(tmp_path / "a") == (b"found", None) and len(made) == 1
+    assert find(tmp_path / "b") == (b"found", None) and find(tmp_path / "b") == (b"found", tmp_path / "b")
+    (tmp_path / "b.lock").unlink()
+    (tmp_path / "b.lock").mkdir()
+    assert find(tmp_path / "b") == (b"found", tmp_path / "b") and len(made) == 2
 
 
 def test_nothing_is_said_of_panoramas(make_outputs: Callable[..., Any], tmp_path: Path) -> None:
