@@ -1,6 +1,5 @@
 """Problems of photos: blur, duplicates, and the reasons why a photo has no pose."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -58,11 +57,12 @@ def find_duplicates(fingerprints: Mapping[str, bytes]) -> dict[str, str]:
     {'c': 'a'}
     """
     names = list(fingerprints)
-    rows = [np.frombuffer(fingerprints[name], np.uint8).astype(np.int16) for name in names]
+    rows = np.array([np.frombuffer(fingerprints[name], np.uint8) for name in names], np.int16)
     duplicates: dict[str, str] = {}
-    for (i, first), (j, second) in itertools.combinations(enumerate(rows), 2):
-        if names[j] not in duplicates and names[i] not in duplicates and np.abs(first - second).mean() < SAME_LEVELS:
-            duplicates[names[j]] = names[i]
+    for i, name in enumerate(names):
+        if name not in duplicates:
+            same = np.abs(rows[i + 1 :] - rows[i]).mean(axis=1) < SAME_LEVELS
+            duplicates |= {names[j]: name for j in same.nonzero()[0] + i + 1 if names[j] not in duplicates}
     return duplicates
 
 

@@ -101,11 +101,10 @@ def _least_squares(
     x, y, z = world.unbind(-1)
     zero = torch.zeros_like(x)
     cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], dim=-1).unflatten(-1, (3, 3))
-    rows = (cross[..., :, :, None] * pixels[..., None, None, :]).flatten(-2)
-    if rows.shape[1] > 3 * _RAYS_PER_HYPOTHESIS:  # the matrix of normal equations is 9 × 9, however many rays there are
-        rows = torch.linalg.qr(rows.flatten(1, 2), mode="r").R
-    else:
-        rows = rows.flatten(1, 2)
+    rows = (cross[..., :, :, None] * pixels[..., None, None, :]).flatten(-2).flatten(1, 2)
+    if pixels.shape[1] > 3 * _RAYS_PER_HYPOTHESIS:
+        # R has the singular values and right vectors of the rows, and is 9 × 9 however many rays there are.
+        rows = torch.linalg.qr(rows, mode="r").R
     return torch.linalg.svd(rows).Vh[:, -1].unflatten(-1, (3, 3))
 
 

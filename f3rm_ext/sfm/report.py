@@ -1,6 +1,7 @@
 """The report of `f3rm-ext sfm process`: cameras and points from two sides, matches, and every photo."""
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,14 +56,13 @@ def write_report(
     num_matches: Mapping[tuple[str, str], int],
 ) -> None:
     """Writes the page."""
-    rows = []
+    rows, partners = [], Counter(itertools.chain.from_iterable(num_matches))
     for number, (name, photo) in enumerate(photos.items()):
         reason = result["without_pose"].get(name)
         flags = ["blurred"] * (name in result["blurred"]) + ["turned upright"] * bool(photo["turned"])
         if name in result["same"]:
             flags.append(f"same as {result['same'][name]}")
-        partners = sum(name in pair for pair in num_matches)
-        counts = f"{num_features.get(name, 0):,}", str(partners), f"{photo['blur']:.2f}"
+        counts = f"{num_features.get(name, 0):,}", str(partners[name]), f"{photo['blur']:.2f}"
         pose = Markup('<span class="flag">{}</span>').format(reason) if reason else "yes"
         thumbnail = _thumbnail(out / "images" / name) if number < _MAX_THUMBNAILS else ""
         rows.append([thumbnail, name, photo["source"], *counts, pose, "; ".join(flags)])
