@@ -1,6 +1,6 @@
 """Cameras of images by a trained model, and how well those of held-out sets fit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -44,30 +44,33 @@ def predict_maps(
 
 
 def predict_photos(
-    model: RayDiffuser, photos: Sequence[UInt8[np.ndarray, "_ _ 3"]], side_px: int = IMAGE_SIDE_PX
+    model: RayDiffuser, photos: Iterable[UInt8[np.ndarray, "_ _ 3"]], side_px: int = IMAGE_SIDE_PX
 ) -> CameraSet:
     """Predicts the cameras of photos of one scene, in the frame of the first; its median point has distance 1.
 
     The square in the middle of each photo is used, as in training. Principal points are in the middle.
 
     Args:
+        photos: RGB; only the present one has to be in memory.
         side_px: side of the images that the model was trained on.
     """
     model.eval()
     device = next(model.parameters()).device
-    sizes = torch.tensor([[photo.shape[1], photo.shape[0]] for photo in photos], dtype=torch.float64)
-    sides = sizes.amin(dim=1).floor()
-    corners = ((sizes - sides[:, None]) / 2).floor()
-    images = []
-    for photo, (left, upper), side in zip(photos, corners.int().tolist(), sides.int().tolist(), strict=True):
-        crop = Image.fromarray(photo).crop((left, upper, left + side, upper + side))
+    images, lengths, offsets = [], [], []
+    for photo in map(Image.fromarray, photos):
+        side = min(photo.size)
+        left, upper = ((length - side) // 2 for length in photo.size)
+        lengths.append(photo.size)
+        offsets.append((left, upper))
+        crop = photo.crop((left, upper, left + side, upper + side))
         pixels = np.asarray(crop.resize((side_px, side_px), Image.Resampling.BILINEAR), np.float32) / 255
         images.append(torch.from_numpy(pixels).permute(2, 0, 1))
+    sizes, corners = (torch.tensor(values, dtype=torch.float64) for values in (lengths, offsets))
     patches = side_px // model.encoder.vit.patch_px
     ndc = cell_ndc(patches, patches, images[0]).expand(len(images), -1, -1, -1)
     generator = torch.Generator(device).manual_seed(0)
     maps = predict_maps(model, torch.stack(images).to(device), ndc.to(device), generator).cpu()
-    scale = (sides / side_px)[:, None]
+    scale = sizes.amin(dim=1, keepdim=True) / side_px
     cropped = recover_cameras(maps, torch.full_like(sizes, side_px))
     return replace(
         cropped,

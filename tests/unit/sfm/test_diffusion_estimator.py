@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from f3rm_ext import compat
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.estimators import build_estimator, predict_poses
@@ -42,7 +43,7 @@ def test_poses_are_those_of_the_model(
     photos: list[Path], small_vit: VisionTransformer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With random weights, so what is tested is the way from photos to matrices."""
-    model = save_weights(tmp_path / "weights.pth", small_vit)
+    model = save_weights(tmp_path / "weights.pth", small_vit).to(compat.default_device_type())
     monkeypatch.setenv(estimator.WEIGHTS, str(tmp_path / "weights.pth"))
     registered = build_estimator("diffusionsfm")
     assert registered is estimator.predict

@@ -45,7 +45,7 @@ def test_cameras_are_those_of_the_whole_photos(cameras: CameraSet, depth: Tensor
     oracle = Oracle(small_vit, render_maps(crops, depth))
     photos = [np.zeros((int(height), int(width), 3), np.uint8) for width, height in cameras.sizes_px]
     photos[0][:, 80:560] = 255  # the square in the middle of the first, 640 × 480
-    found = predict_photos(oracle, photos)
+    found = predict_photos(oracle, iter(photos))  # which need not be in memory together
     true = middle.relative_to_first()
     torch.testing.assert_close(found.rotations, true.rotations, atol=1e-3, rtol=0)
     torch.testing.assert_close(found.centers, true.centers, atol=1e-4, rtol=0)
