@@ -137,7 +137,7 @@ class CaptureGroundTruth:
             return None
         masks = {thing.name: labels == thing.label for thing in self.things}
         masks = {name: mask for name, mask in masks.items() if mask.any()}
-        return LabelledView(masks, {name: (_bounding_box(mask),) for name, mask in masks.items()})
+        return LabelledView(masks, {name: (bounding_box(mask),) for name, mask in masks.items()})
 
     def file(self, image: Path, keys: tuple[str, ...]) -> Path | None:
         """Returns the file that a photo's frame names under one of these keys; None if there is none."""
@@ -248,12 +248,13 @@ def _polygon_object(entry: Any) -> tuple[str, np.ndarray, np.ndarray]:
     """Returns category, polygon (points, 2) and box (left, top, right, bottom); the polygon's box if none is given."""
     polygon = np.asarray(entry["segmentation"], dtype=np.float64).reshape(-1, 2)
     if len(polygon) < 3 or not np.isfinite(polygon).all():
-        raise ValueError("a polygon has fewer than three points")
+        raise ValueError("a polygon has fewer than three points, or one that is not finite")
     box = entry.get("bbox") or [*polygon.min(axis=0), *polygon.max(axis=0)]
     return str(entry["category"]), polygon, np.asarray(box, dtype=np.float64).reshape(4)
 
 
-def _bounding_box(mask: Bool[np.ndarray, "h w"]) -> tuple[float, float, float, float]:
+def bounding_box(mask: Bool[np.ndarray, "h w"]) -> tuple[float, float, float, float]:
+    """Returns the left, upper, right and lower edge, px, of the pixels that a mask keeps, at least one."""
     rows, cols = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     return float(cols[0]), float(rows[0]), float(cols[-1] + 1), float(rows[-1] + 1)
 

@@ -89,8 +89,9 @@ class ImageCycle:
     @property
     def _limit(self) -> int | None:
         """Steps for which the present windows are used."""
-        started = self.start is not None and len(self._round[0]) == self.start[0]
-        return self.start[1] if started and self.start else self.repeat
+        if self.start is not None and len(self._round[0]) == self.start[0]:
+            return self.start[1]
+        return self.repeat
 
     def appearances(self) -> list[int]:
         """For each image, the number of windows (of all processes) that have held it, including the present ones."""
@@ -133,8 +134,7 @@ class ImageCycle:
         """The next window of every process, and the epoch, order and position after them."""
         epoch, order, position = self._epoch, self._order, self._position
         windows: list[list[int]] = []
-        begins = self.start is not None and epoch == 0 == position
-        size = self.start[0] if begins and self.start else self.window_size
+        size = self.start[0] if self.start is not None and epoch == 0 == position else self.window_size
         per_round = self.shards * size
         for number in range(self.shards):
             window = order[position : position + size]

@@ -167,13 +167,13 @@ class ImageDataManager(CyclingDataManager, DataManager):
         if test_mode == "val":
             cache = cache_root(config.features.cache_dir, "points")
             add_dense_points(self.train_dataparser_outputs, cache, config.stereo_points)
-        self.train_dataset = self._dataset(self.train_dataparser_outputs)
+        self.train_dataset = PinholeDataset(self.train_dataparser_outputs, self.image_scale)
         # Models start here if the capture has no 3D points.
         self.train_dataset.metadata["cameras"] = self.train_dataset.cameras
         self.note_masked_pixels(self.train_dataset)
         self.note_colors(self.train_dataset, self.train_dataset.photos)
         outputs = self.eval_outputs()
-        self.eval_dataset = None if outputs is None else self._dataset(outputs)
+        self.eval_dataset = None if outputs is None else PinholeDataset(outputs, self.image_scale)
         self.fixed_indices_eval_dataloader = self.eval_dataloader = ImageEvalLoader(
             self.eval_dataset,
             device,
@@ -265,9 +265,6 @@ class ImageDataManager(CyclingDataManager, DataManager):
     def streams(self) -> dict[str, WindowStream]:
         """The stream of training images, once it is set up."""
         return {} if self.train_stream is None else {"train": self.train_stream}
-
-    def _dataset(self, outputs: DataparserOutputs) -> PinholeDataset:
-        return PinholeDataset(outputs, self.image_scale)
 
     def _log_size(self) -> None:
         cameras = self.train_dataset.cameras

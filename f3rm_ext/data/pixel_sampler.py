@@ -13,7 +13,7 @@ from torch import Tensor
 from f3rm_ext.errors import CaptureError
 
 CHANNELS = 3
-"""Bytes per pixel: images are kept as RGB bytes. Alpha, which sizes do not tell, would add to them."""
+"""Bytes per pixel: images are kept as RGB bytes. Alpha, which sizes do not tell, would add one more."""
 EMPTY_SHARE = 0.25
 """Largest share of a batch's rays for masked pixels that are trained as empty: the object needs the others. After 600
 steps a chair before white, with masks, has 21.6 dB with it, and 18.0 dB with rays in proportion to areas."""
@@ -57,11 +57,6 @@ class PixelSet:
 
     def __len__(self) -> int:
         return self.size
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that the set takes, in bytes."""
-        return self.bits.nbytes + self.before.nbytes
 
     def select(self, ranks: Int64[Tensor, "rays"]) -> Int64[Tensor, "rays"]:
         """Returns the n-th members, counted from 0 in the order of their numbers; each n below the size."""
@@ -117,11 +112,6 @@ class ImagePixels:
     """Masked pixels that are trained as empty, and transparent therefore; None means that there are none."""
     first_px: tuple[int, int] = (0, 0)
     """Row and column of the first pixel in the image."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of the image and its mask, in bytes."""
-        return self.pixels.nbytes + (0 if self.valid is None else self.valid.nbytes)
 
     def thin(self, stride: int, draw: int) -> "ImagePixels":
         """Returns the pixels of every stride-th row and column, from one of the stride² first pixels, by a number."""

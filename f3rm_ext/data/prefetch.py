@@ -160,8 +160,6 @@ class WindowFeed(Generic[WindowT]):
         if self.begins:
             self._leave()
         if self.window is None or self.window.images != images:
-            if not self.begins:
-                self._leave()
             self.window = None  # before the new one is moved to the device
             self.window = self._place(self.prefetcher.take(images, lambda: self._slow(len(images))))
         if self.begins or not self._upcoming_requested:

@@ -15,7 +15,8 @@ Mapper = Literal["incremental", "global"]
 _SMALLEST_MODEL = 3
 _ROUNDS_DEG = (12.0, 6.0, 3.0, 2.0)
 """Refinement of predicted poses, from coarse to fine: largest angle between a point and a feature."""
-_LAST_ERROR_PX, _LEAST_ANGLE_DEG = 4.0, 1.5
+LAST_ERROR_PX, LEAST_ANGLE_DEG = 4.0, 1.5
+"""Largest distance of a feature from its point, and smallest angle between two rays, of points that are kept."""
 LEAST_EXTENT_M = 30.0
 """GPS of phones and drones is off by metres: positions that lie closer together say nothing."""
 _MOST_ERROR_M = 10.0
@@ -117,7 +118,7 @@ def refine_predicted(
         for number, angle_deg in enumerate(_ROUNDS_DEG):
             is_last = number == len(_ROUNDS_DEG) - 1
             focal_px = float(np.median([camera.mean_focal_length() for camera in model.cameras.values()]))
-            error_px = _LAST_ERROR_PX if is_last else focal_px * np.tan(np.deg2rad(angle_deg))
+            error_px = LAST_ERROR_PX if is_last else focal_px * np.tan(np.deg2rad(angle_deg))
             options = pycolmap.IncrementalPipelineOptions(
                 num_threads=threads.usable_cores(), random_seed=0, extract_colors=is_last
             )
@@ -134,7 +135,7 @@ def refine_predicted(
             adjustment.refine_focal_length = adjustment.refine_extra_params = is_last
             pycolmap.bundle_adjustment(model, adjustment)
             count(number + 1, len(_ROUNDS_DEG))
-        pycolmap.ObservationManager(model).filter_all_points3D(_LAST_ERROR_PX, _LEAST_ANGLE_DEG)
+        pycolmap.ObservationManager(model).filter_all_points3D(LAST_ERROR_PX, LEAST_ANGLE_DEG)
     shutil.rmtree(folder, ignore_errors=True)
     return model
 
@@ -190,7 +191,7 @@ def align_with_gps(model: Any, database: FeatureDatabase) -> float | None:
                 places.append(np.asarray(prior.position, dtype=np.float64).reshape(3))
     if len(names) < _LEAST_PHOTOS:
         return None
-    degrees = np.nan_to_num(np.array(places))
+    degrees = np.array(places)
     metres = np.asarray(pycolmap.GPSTransform().ellipsoid_to_enu(degrees, *degrees[0])).reshape(-1, 3)
     if np.ptp(metres[:, :2], axis=0).max() < LEAST_EXTENT_M:
         return None

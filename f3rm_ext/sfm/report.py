@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from markupsafe import Markup
 from PIL import Image
 
 from f3rm_ext.capture.images import name_some
 from f3rm_ext.html.charts import WARM, svg_chart
-from f3rm_ext.html.page import Picture, render_page
+from f3rm_ext.html.page import render_page
 from f3rm_ext.html.tables import Table
+from f3rm_ext.sfm.photos import allow_large_images
 from f3rm_ext.sfm.work_folder import REPORT
 from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.utils.pictures import data_uri
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,8 +66,11 @@ def write_report(
             flags.append(f"same as {result['same'][name]}")
         counts = f"{num_features.get(name, 0):,}", str(partners[name]), f"{photo['blur']:.2f}"
         pose = Markup('<span class="flag">{}</span>').format(reason) if reason else "yes"
-        thumbnail = _thumbnail(out / "images" / name) if number < _MAX_THUMBNAILS else ""
-        rows.append([thumbnail, name, photo["source"], *counts, pose, "; ".join(flags)])
+        image = Markup()
+        if number < _MAX_THUMBNAILS:
+            uri = data_uri(thumbnail(out / "images" / name, _THUMBNAIL_PX))
+            image = Markup('<img class="thumbnail" src="{}" alt="">').format(uri)
+        rows.append([image, name, photo["source"], *counts, pose, "; ".join(flags)])
     header = ["", "photo", "file", "features", "matched photos", "blur", "pose", ""]
     page = render_page(
         "sfm.html",
@@ -80,11 +85,13 @@ def write_report(
     write_atomic(out / REPORT, page.encode(errors="backslashreplace"))
 
 
-def _thumbnail(path: Path) -> Markup:
-    with Image.open(path) as image:
-        image.draft("RGB", (2 * _THUMBNAIL_PX, 2 * _THUMBNAIL_PX))
-        picture = Picture.from_array(np.asarray(image.convert("RGB")), _THUMBNAIL_PX)
-    return Markup('<img class="thumbnail" src="{}" alt="">').format(picture.uri)
+def thumbnail(path: Path, side_px: int) -> UInt8[np.ndarray, "h w 3"]:
+    """Returns a photo with sides of at most ``side_px``."""
+    with allow_large_images(), Image.open(path) as image:
+        image.draft("RGB", (2 * side_px, 2 * side_px))
+        small = image.convert("RGB")
+    small.thumbnail((side_px, side_px), Image.Resampling.LANCZOS)
+    return np.asarray(small)
 
 
 def _matrix(names: list[str], num_matches: Mapping[tuple[str, str], int]) -> Markup:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from f3rm_ext.sfm.database import Count, FeatureDatabase, colmap, translate_errors
+from f3rm_ext.sfm.mapping import LAST_ERROR_PX, LEAST_ANGLE_DEG
 from f3rm_ext.sfm.pairs import unit_rows
 from f3rm_ext.sfm.quality import FEW_FEATURES
 from f3rm_ext.utils import threads
@@ -22,7 +23,6 @@ LEAST_INLIERS = 30
 """Minimum number of inliers of a pose, the same as COLMAP's."""
 POSE_ERROR_PX = 12.0
 """Largest distance of a match that agrees with a pose."""
-_LAST_ERROR_PX, _LEAST_ANGLE_DEG = 4.0, 1.5
 _LEAST_INLIER_SHARE, _MOST_TRIALS = 0.02, 100_000
 _SAME_DESCRIPTOR = 0.8
 """Smallest cosine between a feature and a point that is seen where the feature is."""
@@ -93,7 +93,7 @@ def register_missing(
         if registered:
             options = pycolmap.BundleAdjustmentOptions(print_summary=False, refine_extra_params=refine_distortion)
             pycolmap.bundle_adjustment(model, options)
-            pycolmap.ObservationManager(model).filter_all_points3D(_LAST_ERROR_PX, _LEAST_ANGLE_DEG)
+            pycolmap.ObservationManager(model).filter_all_points3D(LAST_ERROR_PX, LEAST_ANGLE_DEG)
     return registered
 
 
@@ -156,7 +156,7 @@ def visible_features(
     front = np.nonzero(local[:, 2] > 0)[0]
     places = np.asarray(camera.img_from_cam(local[front]), dtype=np.float64).reshape(-1, 2)
     inside = np.isfinite(places).all(axis=1)
-    near = KDTree(pixels).query_ball_point(places[inside], _LAST_ERROR_PX)
+    near = KDTree(pixels).query_ball_point(places[inside], LAST_ERROR_PX)
     chosen: dict[int, tuple[float, int]] = {}
     for point, rows in zip(front[inside].tolist(), near, strict=True):
         seen_by = cloud.descriptors[cloud.starts[point] : cloud.starts[point + 1]]
@@ -178,8 +178,8 @@ def _add_photo(model: Any, image: Any, pixels: np.ndarray, pose: Any, seen: Sequ
         plain.points2D = [pycolmap.Point2D(pixel) for pixel in pixels]
         model.add_image_with_trivial_frame(plain, pose)
     else:
-        there = model.image(image.image_id)
-        model.frame(there.frame_id).set_cam_from_world(there.camera_id, pose)
-        model.register_frame(there.frame_id)
+        existing = model.image(image.image_id)
+        model.frame(existing.frame_id).set_cam_from_world(existing.camera_id, pose)
+        model.register_frame(existing.frame_id)
     for row, point in seen:
         model.add_observation(point, pycolmap.TrackElement(image.image_id, row))

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from f3rm_ext.errors import CaptureError, ConfigError, reason_of
 from f3rm_ext.sfm.capture_writer import SPARSE
 from f3rm_ext.sfm.database import colmap
-from f3rm_ext.sfm.photos import allow_large_images
-from f3rm_ext.sfm.report import scene_axes
+from f3rm_ext.sfm.report import scene_axes, thumbnail
 
 HOST = "127.0.0.1"
 _THUMBNAIL_PX = 160
@@ -59,7 +57,8 @@ def serve(capture: Path, port: int) -> Any:
     right, forward, up = scene_axes(model)
     turn = np.stack([right, forward, up])  # up becomes z
     centres = {number: turn @ model.image(number).projection_center() for number in model.reg_image_ids()}
-    xyz = np.array([point.xyz for point in model.points3D.values()]).reshape(-1, 3)
+    points = list(model.points3D.values())
+    xyz = np.array([point.xyz for point in points]).reshape(-1, 3)
     middle = turn @ np.median(xyz, axis=0)
     extent = max(float(np.ptp(np.array(list(centres.values())), axis=0).max()), 1e-6)
 
@@ -67,7 +66,7 @@ def serve(capture: Path, port: int) -> Any:
         return ((xyz @ turn.T - middle) * (4 / extent)).astype(np.float32)
 
     server = viser.ViserServer(host=HOST, port=port, verbose=False)
-    rgb = np.array([point.color for point in model.points3D.values()], dtype=np.uint8).reshape(-1, 3)
+    rgb = np.array([point.color for point in points], dtype=np.uint8).reshape(-1, 3)
     server.scene.add_point_cloud("/points", place(xyz), rgb, point_size=0.01)
     numbers = sorted(centres, key=lambda number: model.image(number).name)
     images = capture / ("images_undistorted" if (capture / "images_undistorted").is_dir() else "images")
@@ -79,7 +78,7 @@ def serve(capture: Path, port: int) -> Any:
             fov=float(2 * np.arctan2(camera.height / 2, camera.mean_focal_length())),
             aspect=camera.width / camera.height,
             scale=0.15,
-            image=_thumbnail(images / image.name),
+            image=thumbnail(path, _THUMBNAIL_PX) if (path := images / image.name).is_file() else None,
             wxyz=viser.transforms.SO3.from_matrix(rotation).wxyz,
             position=place(image.projection_center()[None])[0],
         )
@@ -102,13 +101,3 @@ def serve(capture: Path, port: int) -> Any:
             handle.visible = lines.value
 
     return server
-
-
-def _thumbnail(path: Path) -> np.ndarray | None:
-    if not path.is_file():
-        return None
-    with allow_large_images(), Image.open(path) as image:
-        image.draft("RGB", (_THUMBNAIL_PX, _THUMBNAIL_PX))
-        small = image.convert("RGB")
-    small.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
-    return np.asarray(small)

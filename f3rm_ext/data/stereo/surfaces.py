@@ -96,12 +96,9 @@ def ray_depths(stereo: PhotoStereo, most_views: int = _MOST_VIEWS) -> RayDepths:
     Args:
         most_views: photos whose depth is sought, evenly among all.
     """
-    chosen, depths = pick_evenly(len(stereo), most_views), []
+    chosen = pick_evenly(len(stereo), most_views)
     with image_progress("photos") as progress:
-        task = progress.add_task("Stereo", total=len(chosen))
-        for depth in _agreeing_depths(stereo, chosen):
-            depths.append(depth)
-            progress.advance(task)
+        depths = list(progress.track(_agreeing_depths(stereo, chosen), len(chosen), description="Stereo"))
     return RayDepths.of(stereo.cameras, depths, chosen)
 
 

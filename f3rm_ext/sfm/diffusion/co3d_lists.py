@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from f3rm_ext.capture.checks import DISTORTION
+from f3rm_ext.capture.ground_truth import bounding_box
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.sfm.capture_cameras import CaptureCameras, has_depth, read_capture_cameras, read_depth
 from f3rm_ext.sfm.diffusion.co3d import ANNOTATIONS, CAMERA_KEYS, IMAGES, Split, depth_path, write_depth
@@ -187,10 +188,7 @@ def _box_of_mask(path: Path) -> list[int] | None:
     """Left, upper, right and lower edge of an object, pixels."""
     try:
         with Image.open(path) as image:
-            there = np.asarray(image.convert("L")) > MASK_THRESHOLD * 255
+            mask = np.asarray(image.convert("L")) > MASK_THRESHOLD * 255
     except UNREADABLE as error:
         raise ConfigError(f"The mask {path} of CO3D cannot be read ({error}): download the sequence again.") from error
-    if not there.any():
-        return None
-    rows, cols = np.flatnonzero(there.any(axis=1)), np.flatnonzero(there.any(axis=0))
-    return [int(cols[0]), int(rows[0]), int(cols[-1]) + 1, int(rows[-1]) + 1]
+    return [int(edge) for edge in bounding_box(mask)] if mask.any() else None

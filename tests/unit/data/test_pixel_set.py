@@ -19,4 +19,4 @@ def test_members_are_those_of_a_list_in_a_fraction_of_its_memory(pixels, share):
     found = builder.finish()
     assert len(found) == len(expected)
     assert torch.equal(found.select(torch.arange(len(expected))), expected)
-    assert found.nbytes <= pixels / 7 + 72
+    assert found.bits.nbytes + found.before.nbytes <= pixels / 7 + 72
