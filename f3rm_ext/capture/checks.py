@@ -30,7 +30,7 @@ ORIGIN_KEY = "capture_origin"
 LEAST_SPAN = 1e-9
 """Largest distance between cameras that are at one place, units of the capture."""
 _SUFFIXES = (".png", ".jpg", ".jpeg")
-"""Of images whose names in transforms.json have none, in the order in which they are tried."""
+"""Suffixes of images whose names in transforms.json have none, in the order in which they are tried."""
 LEAST_PX = 1e-3
 """Smallest focal length or size that is believed."""
 Meta = dict[str, Any]
@@ -86,11 +86,11 @@ def read_transforms(data: Path) -> tuple[Meta, Path]:
     if path.suffix != ".json" and path != data:
         return _move_near(read_model(data, path.parent)), data
     try:
-        data_read = path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise CaptureError(f"{path} cannot be read ({error}): check its permissions.") from error
     try:
-        meta: Meta = parse_json(data_read, _Transforms)  # type: ignore[assignment]
+        meta: Meta = parse_json(content, _Transforms)  # type: ignore[assignment]
     except ValueError as error:
         raise CaptureError(
             f'{path} is not valid JSON with a list "frames", as nerfstudio has it ({error}): it may be cut short, so '
@@ -249,9 +249,9 @@ def _are_rigid(poses: Float64[np.ndarray, "frames 4 4"] | None) -> bool:
     if poses is None or not (np.abs(poses) <= FARTHEST).all():
         return False
     rotations = poses[:, :3, :3]
-    off = np.abs(rotations.transpose(0, 2, 1) @ rotations - np.eye(3)).max(initial=0.0)
+    deviation = np.abs(rotations.transpose(0, 2, 1) @ rotations - np.eye(3)).max(initial=0.0)
     last_rows = np.abs(poses[:, 3] - np.array([0, 0, 0, 1])).max(initial=0.0)
-    return bool(max(off, last_rows) <= RIGID_TOLERANCE and (np.linalg.det(rotations) > 0).all())
+    return bool(max(deviation, last_rows) <= RIGID_TOLERANCE and (np.linalg.det(rotations) > 0).all())
 
 
 def per_frame_intrinsics(meta: Meta) -> Meta:

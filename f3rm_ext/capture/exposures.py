@@ -20,7 +20,7 @@ class MeasuredStops(NamedTuple):
     """Exposures found in what photos show."""
 
     stops: Float32[np.ndarray, "photos 3"]
-    """Of red, green and blue, with mean 0; 0 for photos of which nothing is known."""
+    """Exposures of red, green and blue, with mean 0; 0 for photos of which nothing is known."""
     range_stops: float
     """Difference between the darkest and the brightest photos, without the outermost 5 % on either side, stops."""
     vary: bool

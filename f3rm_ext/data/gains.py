@@ -23,15 +23,15 @@ def fit_log_gains(
         outlier: residual from which on two photos show a reflection or a wrong place rather than a gain.
         prior: weight that draws the gain of a photo to 1, as a share of the photo's own.
     """
-    gain, now = np.zeros(len(logs)), weights
+    gain, robust = np.zeros(len(logs)), weights
     for _ in range(_ROUNDS):
-        own = now.sum(axis=1)
+        own = robust.sum(axis=1)
         # The places are eliminated from the normal equations.
-        share = now / np.maximum(now.sum(axis=0), 1e-12)
+        share = robust / np.maximum(robust.sum(axis=0), 1e-12)
         mean = (share * logs).sum(axis=0)
-        matrix = np.diag((1 + prior) * own + 1e-9) - now @ share.T
-        gain = np.linalg.solve(matrix, -(now * (logs - mean)).sum(axis=1))
+        matrix = np.diag((1 + prior) * own + 1e-9) - robust @ share.T
+        gain = np.linalg.solve(matrix, -(robust * (logs - mean)).sum(axis=1))
         gain -= (own * gain).sum() / max(own.sum(), 1e-12) * (own > 0)
         residual = logs + gain[:, None] - (share * (logs + gain[:, None])).sum(axis=0)
-        now = weights / np.square(1 + np.square(residual / outlier))
+        robust = weights / np.square(1 + np.square(residual / outlier))
     return gain

@@ -14,7 +14,7 @@ from f3rm_ext.errors import CaptureError, UserError, reason_of
 MaskedPixels = Literal["ignore", "background"]
 """Treatment of masked pixels in training: they are ignored, or trained as empty."""
 MaskedPixelsOption = Literal["auto", "ignore", "background"]
-"""The same, or auto: as the masks suggest."""
+"""Treatment of masked pixels, or auto: as the masks suggest."""
 
 
 @contextmanager

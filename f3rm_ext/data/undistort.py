@@ -81,8 +81,8 @@ class DistortedCamera:
         """Projects directions (x, y, 1) into the photo: column and row, px."""
         if self.fisheye:
             tangent = np.hypot(x, y)
-            shrunk = np.where(tangent > 1e-9, np.arctan(tangent) / np.maximum(tangent, 1e-9), 1.0)
-            x, y = x * shrunk, y * shrunk
+            ratio = np.where(tangent > 1e-9, np.arctan(tangent) / np.maximum(tangent, 1e-9), 1.0)
+            x, y = x * ratio, y * ratio
         x, y = self._distort(x, y)
         return self.frame.fx * x + self.frame.cx, self.frame.fy * y + self.frame.cy
 

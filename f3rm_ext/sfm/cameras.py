@@ -9,7 +9,7 @@ from torch import Tensor
 OPENGL_SIGNS = (1.0, -1.0, -1.0)
 """Factors of a camera's axes between OpenCV (x right, y down, z forward) and OpenGL (x right, y up, z backward)."""
 PYTORCH3D_SIGNS = (-1.0, -1.0, 1.0)
-"""The same between OpenCV and PyTorch3D (x left, y up, z forward)."""
+"""Factors of a camera's axes between OpenCV and PyTorch3D (x left, y up, z forward)."""
 
 
 @dataclass(frozen=True)

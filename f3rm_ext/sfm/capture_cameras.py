@@ -76,11 +76,11 @@ def match_images(predicted: CaptureCameras, true: CaptureCameras) -> list[tuple[
     unclear: list[str] = []
     for key in (Path.as_posix, lambda path: path.name, lambda path: path.stem):
         theirs, ours = ([key(path) for path in some] for some in paths)
-        twice = {name for names in (theirs, ours) for name, count in Counter(names).items() if count > 1}
-        there = {name: index for index, name in enumerate(theirs) if name not in twice}
-        pairs = [(there[name], index) for index, name in enumerate(ours) if name in there and name not in twice]
+        repeated = {name for names in (theirs, ours) for name, count in Counter(names).items() if count > 1}
+        index_of = {name: index for index, name in enumerate(theirs) if name not in repeated}
+        pairs = [(index_of[name], index) for index, name in enumerate(ours) if name in index_of]
         if len(pairs) > len(matches) or not matches:
-            matches, unclear = pairs, sorted(twice & set(theirs) & set(ours))
+            matches, unclear = pairs, sorted(repeated & set(theirs) & set(ours))
         if len(matches) == len(ours):
             break
     if unclear:

@@ -152,10 +152,10 @@ class FeatureDatabase:
         reader = pycolmap.ImageReaderOptions()
         if self.masks.is_dir():
             reader.mask_path = self.masks
-        for some in _batches(todo, cores, len(names), count):
+        for batch in _batches(todo, cores, len(names), count):
             with translate_errors("finding features", self.path.parent):
                 pycolmap.extract_features(
-                    self.path, self.images, some, reader_options=reader, extraction_options=options
+                    self.path, self.images, batch, reader_options=reader, extraction_options=options
                 )
 
     def match(self, pairs: Sequence[Pair], count: Count) -> None:
@@ -165,10 +165,10 @@ class FeatureDatabase:
         with self.open() as database:
             todo = [(a, b) for a, b in pairs if not database.exists_two_view_geometry(ids[a], ids[b])]
         options = pycolmap.FeatureMatchingOptions(num_threads=threads.usable_cores(), use_gpu=_has_gpu())
-        for some in _batches(todo, _PAIRS_AT_ONCE, len(pairs), count):
+        for batch in _batches(todo, _PAIRS_AT_ONCE, len(pairs), count):
             with tempfile.TemporaryDirectory() as folder, translate_errors("matching photos", self.path.parent):
                 pair_file = Path(folder, "pairs.txt")
-                pair_file.write_text("".join(f"{a} {b}\n" for a, b in some), encoding="utf-8")
+                pair_file.write_text("".join(f"{a} {b}\n" for a, b in batch), encoding="utf-8")
                 pairing = pycolmap.ImportedPairingOptions(match_list_path=pair_file)
                 pycolmap.match_image_pairs(self.path, options, pairing)
 

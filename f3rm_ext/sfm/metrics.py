@@ -89,12 +89,12 @@ def relative_translation_errors_deg(
     The sign of the direction does not count, as published: errors are at most 90°.
     """
     i, j = camera_pairs(len(true[1]))
-    seen = []
+    directions = []
     for rotations, centers in (predicted, true):
-        way = np.einsum("pji,pj->pi", rotations[j], centers[i] - centers[j])
-        seen.append(way / np.maximum(np.linalg.norm(way, axis=1, keepdims=True), 1e-15))
-    sine = np.linalg.norm(np.cross(*seen), axis=1)
-    cosine = np.abs((seen[0] * seen[1]).sum(axis=1))
+        offset = np.einsum("pji,pj->pi", rotations[j], centers[i] - centers[j])
+        directions.append(offset / np.maximum(np.linalg.norm(offset, axis=1, keepdims=True), 1e-15))
+    sine = np.linalg.norm(np.cross(*directions), axis=1)
+    cosine = np.abs((directions[0] * directions[1]).sum(axis=1))
     return np.degrees(np.arctan2(sine, cosine))
 
 

@@ -90,9 +90,9 @@ def epipolar_fit(
     near = np.abs((b * normals).sum(axis=1)) <= tolerance * size
     # Depths d and e of least squares in e · b = d · turned + translation.
     aa, bb, ab = ((x * y).sum(axis=1) for x, y in ((turned, turned), (b, b), (turned, b)))
-    at, bt = turned @ translation, b @ translation
+    a_t, b_t = turned @ translation, b @ translation
     determinant = aa * bb - ab**2
-    front = (ab * bt - bb * at > 0) & (aa * bt - ab * at > 0)
+    front = (ab * b_t - bb * a_t > 0) & (aa * b_t - ab * a_t > 0)
     parallel = (determinant <= tolerance**2 * aa * bb) & (ab > 0)
     return near & (front | parallel)
 

@@ -51,11 +51,11 @@ def sharpest_frames(
                 part = Fraction(number, max(total, num_frames))
                 if duration and frame.pts is not None:
                     part = (frame.pts - (stream.start_time or 0)) * stream.time_base / duration
-                now = min(int(part * num_frames), num_frames - 1)
-                if best is not None and now > stretch:
+                current = min(int(part * num_frames), num_frames - 1)
+                if best is not None and current > stretch:
                     yield _turn_upright(best)
                     best, best_sharpness = None, -1.0
-                stretch = max(now, stretch)
+                stretch = max(current, stretch)
                 scale = max(1.0, max(frame.width, frame.height) / _SHARPNESS_PX)
                 small = frame.reformat(int(frame.width / scale), int(frame.height / scale), format="gray")
                 sharpness = measure_sharpness(small.to_ndarray())

@@ -43,8 +43,8 @@ def unproject(
     K, viewmat, width = cameras.Ks[index].double(), cameras.viewmats[index].double(), int(cameras.widths[index])
     x = (pixels % width + 0.5 - K[0, 2]) / K[0, 0]
     y = (pixels // width + 0.5 - K[1, 2]) / K[1, 1]
-    at = torch.stack([x * depth, y * depth, depth.double()], dim=1)
-    return (at - viewmat[:3, 3]) @ viewmat[:3, :3]
+    local = torch.stack([x * depth, y * depth, depth.double()], dim=1)
+    return (local - viewmat[:3, 3]) @ viewmat[:3, :3]
 
 
 def project(
@@ -80,15 +80,15 @@ def agreeing_depth(maps: DepthMaps, index: int, min_views: int, tolerance: float
     if min_views <= 1:
         return depth
     points, pixels = maps.points(index)
-    agree, object_ = torch.ones(len(points), dtype=torch.int16), torch.zeros(len(points), dtype=torch.int16)
+    agreements, objections = torch.ones(len(points), dtype=torch.int16), torch.zeros(len(points), dtype=torch.int16)
     for other in neighbours(maps, index, points):
         place, z, inside = project(maps.cameras, other, points)
         seen = torch.from_numpy(np.array(maps.depth(other))).flatten()[place].double()
         inside &= seen > 0
         gap = (seen - z) / z.clamp_min(1e-9)
-        agree += inside & (gap.abs() <= tolerance)
-        object_ += inside & (gap > 3 * tolerance)
-    dropped = pixels[(agree < min_views) | (object_ >= agree)]
+        agreements += inside & (gap.abs() <= tolerance)
+        objections += inside & (gap > 3 * tolerance)
+    dropped = pixels[(agreements < min_views) | (objections >= agreements)]
     depth.reshape(-1)[dropped.numpy()] = 0
     return depth
 

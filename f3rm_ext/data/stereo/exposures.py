@@ -154,8 +154,8 @@ def compare(
         here, there = light[place[inside].numpy()], light_of(stereo.photo(near))[pixels[inside.numpy()]]
         used = clear(here) & clear(there)
         parts.append(np.log2(here[used] / there[used]) + stops[near])
-    found = np.concatenate(parts)
-    return np.median(found, axis=0) if len(found) >= _FEWEST_PLACES else np.zeros(3)
+    differences = np.concatenate(parts)
+    return np.median(differences, axis=0) if len(differences) >= _FEWEST_PLACES else np.zeros(3)
 
 
 def clear(light: Float[np.ndarray, "*places 3"]) -> Bool[np.ndarray, "*places"]:

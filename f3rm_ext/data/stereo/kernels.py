@@ -179,9 +179,9 @@ def sweep_planes(own, others, sizes, still, moving, nearness, rows, window, nois
                     last[row, x] = fit
         for row in range(size):
             for x in range(inner):
-                at, shift = chosen[row, x], np.float32(0)
-                if 0 < at < nearness.size - 1:
+                index, shift = chosen[row, x], np.float32(0)
+                if 0 < index < nearness.size - 1:
                     bend = min(low[row, x] - 2 * best[row, x] + high[row, x], np.float32(-1e-9))
                     shift = min(max((low[row, x] - high[row, x]) / (2 * bend), np.float32(-0.5)), np.float32(0.5))
                 score[begin + row, half + x] = best[row, x]
-                place[begin + row, half + x] = at + shift
+                place[begin + row, half + x] = index + shift

@@ -31,7 +31,7 @@ GRAZING = 0.1
 LEAST_BASELINE = 0.05
 """Views nearer than this, in the same unit, are not compared."""
 MOST_TURN_DEG = 60.0
-"""Nor are views whose axes differ by more."""
+"""Views whose axes differ by more are not compared either."""
 AGREEING = 0.03
 """Largest difference of stereo depths that agree, as a share of the depth."""
 NOISE = 1.0
@@ -243,10 +243,10 @@ def best_plane_reference(
     total = np.sort(volume, axis=0)[-better:].mean(axis=0)
     best = total.argmax(axis=0)
 
-    def at(planes: np.ndarray) -> Float32[np.ndarray, "h w"]:
+    def score_on(planes: np.ndarray) -> Float32[np.ndarray, "h w"]:
         return np.take_along_axis(total, planes[None].clip(0, len(total) - 1), axis=0)[0]
 
-    low, peak, high = at(best - 1), at(best), at(best + 1)
+    low, peak, high = score_on(best - 1), score_on(best), score_on(best + 1)
     shift = np.clip((low - high) / (2 * np.minimum(low - 2 * peak + high, -1e-9)), -0.5, 0.5)
     place = best + np.where((best > 0) & (best < len(total) - 1), shift, 0)
     valid = np.zeros(own.shape, bool)

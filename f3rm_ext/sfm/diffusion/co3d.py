@@ -174,9 +174,9 @@ class Co3dScenes(Dataset[SceneSample]):
 
     def load(self, frames: Sequence[dict[str, Any]], rng: np.random.Generator) -> SceneSample:
         """Reads frames and renders their ray maps."""
-        cuts = [self._read_crop(frame, rng) for frame in frames]
-        sizes, corners, sides = ([getattr(cut, name) for cut in cuts] for name in ("size", "corner", "side"))
-        depth = torch.from_numpy(np.stack([cut.depth for cut in cuts])).double()
+        crops = [self._read_crop(frame, rng) for frame in frames]
+        sizes, corners, sides = ([getattr(crop, name) for crop in crops] for name in ("size", "corner", "side"))
+        depth = torch.from_numpy(np.stack([crop.depth for crop in crops])).double()
         annotated = PyTorch3DCameras(
             *(torch.tensor(np.array([frame[key] for frame in frames], dtype=np.float64)) for key in CAMERA_KEYS)
         )
@@ -186,12 +186,12 @@ class Co3dScenes(Dataset[SceneSample]):
         )
         scale = scene_scale(cameras, depth)
         local = cameras.relative_to_first(scale)
-        pixels = torch.from_numpy(np.stack([cut.pixels for cut in cuts])).permute(0, 3, 1, 2)
+        pixels = torch.from_numpy(np.stack([crop.pixels for crop in crops])).permute(0, 3, 1, 2)
         values = (
             pixels.float() / 255,
             render_maps(cameras, depth, scale),
-            torch.from_numpy(np.stack([cut.known for cut in cuts])),
-            torch.stack([_ndc(cut, self.patches) for cut in cuts]),
+            torch.from_numpy(np.stack([crop.known for crop in crops])),
+            torch.stack([_ndc(crop, self.patches) for crop in crops]),
             *(cameras.focals_px, cameras.principals_px, local.rotations, local.centers),
         )
         numbers = torch.tensor([frame["number"] for frame in frames])
@@ -215,10 +215,10 @@ class Co3dScenes(Dataset[SceneSample]):
         pixels = photo.crop(box).resize((self.image_size_px, self.image_size_px), Image.Resampling.BILINEAR)
         depth = read_depth(depth_path(path))
         filled, known = fill_holes(_sample_cells(depth, box, photo.size, self.cells))
-        cut = _Crop(np.asarray(pixels), filled, known, photo.size, (left, upper), side)
+        crop = _Crop(np.asarray(pixels), filled, known, photo.size, (left, upper), side)
         if not self.augment and len(self._kept) < _KEPT_IMAGES:
-            self._kept[frame["number"]] = cut
-        return cut
+            self._kept[frame["number"]] = crop
+        return crop
 
 
 def find_categories(root: Path, wanted: Sequence[str], split: Split) -> list[str]:
@@ -228,16 +228,18 @@ def find_categories(root: Path, wanted: Sequence[str], split: Split) -> list[str
         CaptureError: one has no list, or there are none.
     """
     ending = f"_{split}.jgz"
-    there = sorted(path.name.removesuffix(ending) for path in (root / ANNOTATIONS).glob(f"*{ending}"))
-    if not there:
+    available = sorted(path.name.removesuffix(ending) for path in (root / ANNOTATIONS).glob(f"*{ending}"))
+    if not available:
         raise CaptureError(
             f"There are no lists of CO3D in {root / ANNOTATIONS}: give the folder with dataset.path, or make one of a "
             "capture with `f3rm-ext sfm prepare`."
         )
-    categories = [category for category in there if category not in UNSEEN] if "all_train" in wanted else sorted(wanted)
-    missing = [category for category in categories if category not in there]
+    categories = [name for name in available if name not in UNSEEN] if "all_train" in wanted else sorted(wanted)
+    missing = [category for category in categories if category not in available]
     if missing:
-        raise CaptureError(f"CO3D's {', '.join(missing)} is not in {root / ANNOTATIONS}, which has {', '.join(there)}.")
+        raise CaptureError(
+            f"CO3D's {', '.join(missing)} is not in {root / ANNOTATIONS}, which has {', '.join(available)}."
+        )
     return categories
 
 
@@ -248,12 +250,12 @@ def _has_sane_cameras(frames: Sequence[dict[str, Any]]) -> bool:
     return bool((np.abs(translations) <= _FARTHEST).all() and (np.abs(determinants - 1) <= 0.01).all())
 
 
-def _ndc(cut: _Crop, patches: int) -> Float[Tensor, "2 patches patches"]:
+def _ndc(crop: _Crop, patches: int) -> Float[Tensor, "2 patches patches"]:
     """Patches of a square in the NDC of the whole image, whose short side spans -1 to 1."""
-    short = min(cut.size)
-    middle = [(size - 2 * corner - cut.side) / short for size, corner in zip(cut.size, cut.corner, strict=True)]
+    short = min(crop.size)
+    middle = [(size - 2 * corner - crop.side) / short for size, corner in zip(crop.size, crop.corner, strict=True)]
     grid = cell_ndc(patches, patches, torch.empty(0, dtype=torch.float64))
-    return grid * (cut.side / short) + grid.new_tensor(middle)[:, None, None]
+    return grid * (crop.side / short) + grid.new_tensor(middle)[:, None, None]
 
 
 def _sample_cells(
