@@ -55,6 +55,8 @@ def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: Datapars
         matrix = matrix @ np.linalg.inv(applied)
         scale /= float(meta.get("applied_scale", 1.0))
     else:
+        # Poses were moved in their own frame, and these points are in the one before. The last 0 makes the origin a
+        # displacement, which the translation in applied leaves alone.
         origin = np.linalg.inv(applied) @ origin
     with np.errstate(invalid="ignore", over="ignore"):  # points that are not finite are left out later
         placed = scale * ((xyz - origin[:3]) @ matrix[:3, :3].T + matrix[:3, 3])

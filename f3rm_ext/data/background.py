@@ -36,6 +36,7 @@ def measure_background(photos: InputDataset, masked: MaskedPixels) -> Background
         pixels = pixels[..., :3]
         extremes = pixels.amax(dim=-1) <= _BLACK, pixels.amin(dim=-1) >= _WHITE
         shares.append(torch.stack([extreme.float().mean() for extreme in extremes]))
+    # The shares are NaN for photos of which the masks leave nothing.
     black, white = torch.stack(shares).nanmedian(dim=0).values.tolist()
     return "black" if black > _LEAST_SHARE else "white" if white > _LEAST_SHARE else None
 

@@ -143,6 +143,7 @@ class CyclingConfig:
             if self.pixel_stride(split, num_images, size, processes) > 1:
                 start = START
             else:
+                # Half of the share, since the next window is read while the present one is used.
                 window = max(1, int(PART_SHARE[split] / 2 * _memory(processes) / sum(size)))
                 repeat = repeat or (WHOLE_STEPS_PER_IMAGE if self.takes_whole_images else STEPS_PER_IMAGE) * window
         return ImageCycle(num_images, window, repeat, start=start, **place)

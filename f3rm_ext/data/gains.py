@@ -26,7 +26,8 @@ def fit_log_gains(
     gain, robust = np.zeros(len(logs)), weights
     for _ in range(_ROUNDS):
         own = robust.sum(axis=1)
-        # The places are eliminated from the normal equations.
+        # The places are eliminated from the normal equations. The last term of the diagonal keeps those of photos that
+        # share no place solvable.
         share = robust / np.maximum(robust.sum(axis=0), 1e-12)
         mean = (share * logs).sum(axis=0)
         matrix = np.diag((1 + prior) * own + 1e-9) - robust @ share.T

@@ -232,6 +232,8 @@ class PackedPixels:
 
         Returns only the given part of them.
         """
+        # Windows may have no pixels but empty ones, which are drawn below. The part is made contiguous, since
+        # torch.searchsorted copies other values and warns of it.
         places = torch.randint(max(1, self.num_pixels), (num_rays,), generator=generator)[part].contiguous()
         if self.valid is not None and len(self.valid):
             places = self.valid.select(places)

@@ -162,6 +162,7 @@ class WindowFeed(Generic[WindowT]):
         if self.window is None or self.window.images != images:
             self.window = None  # before the new one is moved to the device
             self.window = self._place(self.prefetcher.take(images, lambda: self._slow(len(images))))
+        # After a resume the first step is in the middle of a window, whose successor nobody has requested.
         if self.begins or not self._upcoming_requested:
             upcoming = self.cycle.upcoming()
             if upcoming is not None and upcoming != images:

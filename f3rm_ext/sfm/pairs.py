@@ -77,6 +77,7 @@ def vlad_signatures(descriptors: Sequence[UInt8[np.ndarray, "_ 128"]]) -> Float3
     words = kmeans2(sample, min(_WORDS, len(sample)), iter=10, minit="points", rng=0, missing="warn")[0]
     signatures = []
     for rows in map(unit_rows, descriptors):
+        # The nearest word w of a row r: |r - w|² = |r|² - 2 (r · w - |w|² / 2).
         nearest = (rows @ words.T - (words**2).sum(axis=1) / 2).argmax(axis=1)
         member = np.eye(len(words), dtype=np.float32)[nearest]
         sums = member.T @ rows - member.sum(axis=0)[:, None] * words

@@ -190,6 +190,7 @@ class Processing:
             "evidence": asdict(evidence),
             "doubt": doubt,
         }
+        # The capture is finished with transforms.json, so the report comes before it.
         write_report(out, model, work.photos, result, features, matches)
         capture_writer.write_capture(model, out, images, masks, applied)
         return result

@@ -30,6 +30,7 @@ def procrustes(local: Float[Tensor, "cams rays 3"], world: Float[Tensor, "cams r
     unit_local, unit_world = (torch.nn.functional.normalize(rays, dim=-1) for rays in (local, world))
     U, _, Vh = torch.linalg.svd(unit_world.mT @ unit_local)
     signs = torch.ones_like(U[:, 0])
+    # Where the best orthogonal matrix is a reflection, the direction that matters least is turned round.
     signs[:, 2] = torch.linalg.det(U @ Vh).sign()
     return (U * signs[:, None]) @ Vh
 

@@ -114,7 +114,7 @@ def match_features(
         back_row[values > back] = top[values > back] + start
         back = np.maximum(back, values)
         first = cosines.max(axis=1)
-        np.put_along_axis(cosines, best[part, None], -1.0, axis=1)
+        np.put_along_axis(cosines, best[part, None], -1.0, axis=1)  # so that the largest one is the second best
         angles, others = (np.arccos(np.clip(values, -1, 1)) for values in (first, cosines.max(axis=1)))
         passes[part] = angles < MOST_RATIO * others
     rows = np.nonzero(passes & (back_row[best] == np.arange(len(features))))[0]

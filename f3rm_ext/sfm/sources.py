@@ -109,7 +109,7 @@ def copy_photos(
             else:
                 fresh[photo[0]] = photo[1]
             show(READING, len(stems) + number, len(sources))
-            if number % _SAVE_EVERY == 0:
+            if number % _SAVE_EVERY == 0:  # a call that is stopped keeps the photos that it has read
                 save()
     work.state["unreadable"] = unreadable
     save()

@@ -221,6 +221,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         centers = {number: [camera.principal_point_x, camera.principal_point_y] for number, camera in cameras.items()}
         centred = {number: pixels[number] - centers[number] for number in photos}
         plane = {number: np.asarray(cameras[number].cam_from_img(pixels[number])) for number in photos}
+        # Pairs that were compared and have no match count, too; read_two_view_geometries leaves them out.
         for a, b in itertools.permutations(photos, 2):
             if opened.exists_two_view_geometry(a, b):
                 expected = points.expected_points(a, cameras[b], poses[b])

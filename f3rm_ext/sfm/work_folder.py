@@ -224,6 +224,7 @@ class WorkFolder:
         self.state = read_state(self.final) or {}
 
     def _remove_database(self) -> None:
+        # With its journals: SQLite would apply them to another database of the same name.
         for path in (self.database, *self.database.parent.glob(f"{self.database.name}-*")):
             path.unlink(missing_ok=True)
 

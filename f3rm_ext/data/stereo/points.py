@@ -140,6 +140,7 @@ def _cells(
 ) -> np.ndarray:
     """A number for the cell of each point, with cells of other octaves apart."""
     steps = np.floor((xyz - xyz.min(axis=0)) / width[:, None]).astype(np.int64)
+    # A hash by the largest prime below 2²¹: three coordinates of 21 bits fit into 63, and larger ones seldom collide.
     return ((octave * 2_097_143 + steps[:, 0]) * 2_097_143 + steps[:, 1]) * 2_097_143 + steps[:, 2]
 
 

@@ -78,6 +78,7 @@ def model_size(state: Mapping[str, Tensor]) -> tuple[ModelSize, Stage]:
         raise CheckpointError(
             "The file holds no weights of DiffusionSfM: give a checkpoint of `f3rm-ext sfm train` or a released one."
         ) from error
+    # No tensor has the number of heads in its shape.
     heads = width // HEAD_CHANNELS if width % HEAD_CHANNELS == 0 else width // 64
     return ModelSize(width, depth, heads, head_width), stage
 

@@ -166,6 +166,7 @@ class Co3dScenes(Dataset[SceneSample]):
     def __getitem__(self, number: int) -> SceneSample:
         """Returns a sample; numbers beyond the last sequence begin another epoch in another order."""
         epoch, place = divmod(number, len(self.sequences))
+        # The second number keeps the random numbers of epochs and samples apart.
         order = np.random.default_rng([self.seed, 0, epoch]).permutation(len(self.sequences))
         rng = np.random.default_rng([self.seed, 1, number])
         sequence = self.sequences[order[place]]
