@@ -106,6 +106,7 @@ def register_safe_globals() -> None:
     """
     import numpy as np
     import torch
+    from torch.torch_version import TorchVersion
 
     if not hasattr(torch.serialization, "add_safe_globals"):
         return  # torch < 2.4 has no list of safe globals, and loads with weights_only=False by default
@@ -115,12 +116,13 @@ def register_safe_globals() -> None:
         from numpy.core import multiarray
     scalar = multiarray.scalar  # type: ignore[attr-defined]
     allowed: list[Any] = [np.dtype, np.dtypes.Float64DType, np.dtypes.Float32DType, np.dtypes.Int64DType]
-    # Both names, so that a checkpoint written with numpy 1 can be read with numpy 2 and vice versa.
-    allowed += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
-    try:
-        torch.serialization.add_safe_globals(allowed)
-    except (AttributeError, TypeError):  # torch 2.4 and 2.5 take no (object, name) pairs
-        torch.serialization.add_safe_globals([*allowed[:-2], scalar])
+    if TorchVersion(torch.__version__) < "2.6":
+        # It takes (object, name) pairs without complaint, and fails over them in every file that it loads afterwards.
+        allowed.append(scalar)
+    else:
+        # Both names, so that a checkpoint written with numpy 1 can be read with numpy 2 and vice versa.
+        allowed += [(scalar, "numpy.core.multiarray.scalar"), (scalar, "numpy._core.multiarray.scalar")]
+    torch.serialization.add_safe_globals(allowed)
 
 
 # --- configs ---------------------------------------------------------------------------------------------------------

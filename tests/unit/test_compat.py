@@ -59,6 +59,16 @@ print(*torch.load(sys.argv[1], weights_only=True).values())
             path.write_bytes(content.replace(written, name))
             assert torch.load(path, weights_only=True) == 1.5
 
+    @pytest.mark.parametrize("version", ["2.4.1+cu124", "2.5.1"])
+    def test_torch_before_2_6_gets_no_pairs(self, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+        """It takes whatever it is given, and looks up its module and name at each file that it loads."""
+        allowed: list[Any] = []
+        monkeypatch.setattr(torch, "__version__", version)
+        monkeypatch.setattr(torch.serialization, "add_safe_globals", allowed.extend)
+        compat.register_safe_globals()
+        names = {f"{entry.__module__}.{entry.__name__}" for entry in allowed}
+        assert "numpy.dtype" in names and any(name.endswith(".multiarray.scalar") for name in names)
+
     def test_anything_else_is_still_refused(self, tmp_path: Path) -> None:
         compat.register_safe_globals()
         torch.save({"path": Path("x")}, tmp_path / "x.ckpt")
