@@ -57,9 +57,15 @@ def gsplat_version() -> tuple[int, int]:
     """Returns the major and minor version of gsplat.
 
     Raises:
-        ConfigError: that version cannot be used.
+        ConfigError: it cannot be imported, or that version cannot be used.
     """
-    import gsplat
+    try:
+        import gsplat
+    except Exception as error:  # a broken build can raise anything, such as OSError or RuntimeError
+        raise ConfigError(
+            f"Splats on CUDA need gsplat, which cannot be imported ({reason_of(error)}): `pip install gsplat==1.4.0`, "
+            "or use --machine.device-type cpu."
+        ) from error
 
     major, minor = (int(number) for number in gsplat.__version__.split(".")[:2])
     if (major, minor) not in ((1, 4), (1, 5)):
@@ -154,7 +160,7 @@ def describe_gsplat() -> tuple[bool, str, str]:
             return True, "with CUDA kernels", ""
         reason = "not compiled"
     except ConfigError as error:
-        return False, "of a version that cannot be used", str(error)
+        return False, "missing or of a version that cannot be used", str(error)
     except ImportError as error:
         reason = reason_of(error)
     if not _gsplat_is_compiled() and (missing := _find_missing_headers()) is not None:

@@ -137,6 +137,13 @@ class TestGsplatKernels:
         self.put(gpu, object())
         compat.check_gsplat_kernels()
 
+    def test_missing(self, gpu: pytest.MonkeyPatch) -> None:
+        gpu.setitem(sys.modules, "gsplat", None)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"cannot be imported.*pip install gsplat.*--machine\.device-type cpu"):
+            compat.check_gsplat_kernels()
+        works, state, advice = compat.describe_gsplat()
+        assert not works and "missing" in state and "pip install gsplat" in advice
+
     def test_headers_that_torch_will_not_find(self, gpu: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """nvcc is a wrapper in a folder of programs, beside which there is no toolkit."""
         gpu.setattr(shutil, "which", lambda name: str(tmp_path / "bin" / name))
