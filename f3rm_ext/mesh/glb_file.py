@@ -66,7 +66,7 @@ def encode_mesh(mesh: trimesh.Trimesh, record: Mapping[str, object]) -> bytes:
 
 def texture_side_px(mesh: trimesh.Trimesh) -> int:
     """Returns the longer side of a mesh's texture, px; 0 without one."""
-    name, material = _texture_place(mesh)
+    name, material = texture_place(mesh)
     return max(getattr(material, name).size) if name else 0
 
 
@@ -84,7 +84,7 @@ def encode_glb(
         turn = np.eye(4)
         turn[:3, :3] = rotation
         mesh.apply_transform(turn)
-    name, material = _texture_place(mesh)
+    name, material = texture_place(mesh)
     if name == "image":
         material.diffuse = [255] * 4  # else trimesh's own grey, which OBJ readers do not multiply with a texture
     if name and max_texture_px is not None:
@@ -147,8 +147,8 @@ def _rename(tree: dict[str, Any], name: str, new: str) -> None:
             part["attributes"][new] = part["attributes"].pop(name)
 
 
-def _texture_place(mesh: trimesh.Trimesh) -> tuple[str, Any]:
-    """The material and the name of its texture; an empty name without one."""
+def texture_place(mesh: trimesh.Trimesh) -> tuple[str, Any]:
+    """Returns which attribute of a mesh's material holds its texture, empty without one, and the material."""
     material: Any = mesh.visual.material if isinstance(mesh.visual, TextureVisuals) else None
     name = next((name for name in ("baseColorTexture", "image") if getattr(material, name, None) is not None), "")
     return name, material

@@ -15,7 +15,7 @@ from trimesh.visual.color import ColorVisuals
 from f3rm_ext.capture.checks import FARTHEST
 from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import MeshError, reason_of
-from f3rm_ext.mesh.glb_file import encode_mesh, load_scene, read_generator
+from f3rm_ext.mesh.glb_file import encode_mesh, load_scene, read_generator, texture_place
 from f3rm_ext.utils.output_file import replace_file, require_writable
 from f3rm_ext.utils.provenance import comment_lines, read_provenance, require_ours, sign_png
 
@@ -90,10 +90,10 @@ def texture_files(path: Path) -> tuple[Path, Path]:
     return path.with_suffix(".mtl"), path.with_name(path.stem.replace(" ", "_") + ".png")
 
 
-def require_output(path: Path) -> None:
+def require_output(path: Path, *, textured: bool = False) -> None:
     """Raises MeshError or ConfigError unless :func:`write_mesh` may write a file of this name and can."""
     require_format(path)
-    require_replaceable(path)
+    require_replaceable(path, textured=textured)
     require_writable(path)
 
 
@@ -115,11 +115,11 @@ def find_up(path: Path) -> Up:
 def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, object], up: Up = "z") -> None:
     """Writes a mesh with its vertex colours or its texture in the format that the name's suffix chooses.
 
-    OBJ gets an .mtl and a .png of the same name for a texture.
+    OBJ gets an .mtl and a .png of the same name for a texture, see :func:`texture_files`.
 
     Args:
         path: ends in one of :data:`SUFFIXES`. A file of that name remains whole until the new one is.
-        mesh: z up; triangles.
+        mesh: z up; triangles. The material of its texture gets the name of the file.
         provenance: goes into the file's comments (PLY, OBJ) or its asset's extras (GLB).
         up: axis that points up in the file; y is what glTF viewers expect.
 
@@ -128,11 +128,17 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
         ConfigError: the file cannot be written.
     """
     require_format(path)
-    record = {**provenance, "up": up}
+    record, kind = {**provenance, "up": up}, path.suffix.lower()
+    attribute, material = texture_place(mesh)
+    if attribute:
+        # trimesh names the picture of an OBJ file after the material, and writes it in the format of its own file.
+        material.name = texture_files(path)[1].stem
+        if kind == ".obj":
+            image = getattr(material, attribute)
+            setattr(material, attribute, image.convert("RGBA" if "A" in image.mode else "RGB"))
     if up == "y":
         mesh = mesh.copy()
         mesh.apply_transform(_Y_UP)
-    kind = path.suffix.lower()
     side_files: dict[str, bytes] = {}
     if kind == ".ply":
         body: bytes = mesh.export(file_type="ply")  # type: ignore[assignment]

@@ -48,7 +48,8 @@ class Part(QueryInputs, MeshOutput):
 
     def main(self) -> int:
         """Cuts out the part and writes it. Returns the exit code."""
-        from f3rm_ext.mesh.mesh_files import require_output
+        from f3rm_ext.mesh.glb_file import texture_side_px
+        from f3rm_ext.mesh.mesh_files import require_output, require_replaceable
         from f3rm_ext.mesh.semantics.cutting import clean_part, cut_at_level
         from f3rm_ext.mesh.semantics.mesh_run import open_mesh_run, read_featured_mesh
         from f3rm_ext.mesh.semantics.model import QueryableMesh
@@ -58,6 +59,7 @@ class Part(QueryInputs, MeshOutput):
         self.require_other(self.mesh)
         require_output(self.out)
         mesh, features = read_featured_mesh(self.mesh)
+        require_replaceable(self.out, textured=texture_side_px(mesh) > 0)
         model = QueryableMesh(mesh, features.heads, features.maps)
         # Texts and vectors need no photos, so the capture may be gone.
         photos = open_mesh_run(self.mesh, self.data) if self.exemplar else Photos(model, None)  # type: ignore[arg-type]

@@ -10,8 +10,6 @@ from f3rm_ext.mesh.options import TextureOptions
 from f3rm_ext.scripts.common import MeshOutput, MeshPhotos, measured_cost
 
 if TYPE_CHECKING:
-    import trimesh
-
     from f3rm_ext.mesh.texture.baking import BakedMesh
 
 COMMAND = "f3rm-ext export texture"
@@ -42,22 +40,18 @@ class Texture(MeshPhotos, MeshOutput):
 
     def main(self) -> int:
         """Colours and writes the mesh. Returns the exit code."""
-        from f3rm_ext.mesh.mesh_files import find_frame, read_mesh, require_format, require_replaceable
+        from f3rm_ext.mesh.mesh_files import find_frame, read_mesh, require_output
         from f3rm_ext.mesh.texture.baking import bake_texture, bake_vertices
         from f3rm_ext.utils.console import image_progress, note, show_stages
-        from f3rm_ext.utils.output_file import require_writable
 
-        require_format(self.out)
         self.require_other(self.mesh)
-        require_replaceable(self.out, textured=True)
-        require_writable(self.out)
+        require_output(self.out, textured=True)
         mesh = read_mesh(self.mesh)
         frame = find_frame(self.mesh, self.frame)
         photos = self.photo_source().photos("train", frame)
         bake = bake_vertices if self.out.suffix.lower() == ".ply" else bake_texture
         with measured_cost() as cost, image_progress("steps") as progress:
             made = bake(mesh, photos, self.texture, show_stages(progress))
-        self._name_material(made.mesh)
         size = made.facts.get("texture_px")
         kind = "vertices" if size is None else "texels"
         if made.unseen:
@@ -68,14 +62,6 @@ class Texture(MeshPhotos, MeshOutput):
         what = "vertex colours" if size is None else f"a texture of {size} × {size} in {made.facts['charts']} charts"
         self.write(made.mesh, f"{len(made.mesh.faces)} triangles with {what}", self._record(made, frame) | cost)
         return 0
-
-    def _name_material(self, mesh: "trimesh.Trimesh") -> None:
-        from trimesh.visual.texture import TextureVisuals
-
-        from f3rm_ext.mesh.mesh_files import texture_files
-
-        if isinstance(mesh.visual, TextureVisuals):
-            mesh.visual.material.name = texture_files(self.out)[1].stem
 
     def _record(self, made: "BakedMesh", frame: str) -> dict[str, object]:
         from f3rm_ext.mesh.mesh_files import read_provenance

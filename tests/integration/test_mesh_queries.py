@@ -91,6 +91,10 @@ def test_texture_stays_and_texels_carry_features(
     done = lift(f3rm_ext, glb, tiny_capture, "--code-map").succeeds()
     assert "codes on texels" in done.stdout
     example = ("--exemplar", f"here={sorted((tiny_capture / 'images').iterdir())[1]}:20,20,24,20")
+    (tmp_path / "part.png").write_text("mine")
+    refused = f3rm_ext("export", "part", "--mesh", glb, *example, "--out", tmp_path / "part.obj").refuses()
+    assert "part.png" in refused and (tmp_path / "part.png").read_text() == "mine"
+    (tmp_path / "part.png").unlink()
     for name in ("part.glb", "part.obj", "part.ply"):
         done = f3rm_ext("export", "part", "--mesh", glb, *example, "--out", tmp_path / name).succeeds()
         part = read_mesh(tmp_path / name)

@@ -1,5 +1,6 @@
 """Textures of a box and of walls whose colours are known everywhere."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import numpy as np
 import pytest
 import trimesh
 from PIL import Image
+from trimesh.visual.material import PBRMaterial
+from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.camera import Camera
-from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, vertex_colors, write_mesh
+from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, require_replaceable, vertex_colors, write_mesh
 from f3rm_ext.mesh.options import TextureOptions
 from f3rm_ext.mesh.texture import blending, seams, visibility
 from f3rm_ext.mesh.texture.atlas import Atlas, pieces, texture_texels, unwrap
@@ -372,7 +375,6 @@ def test_files_keep_the_texture(box: trimesh.Trimesh, tmp_path: Path, suffix: st
     import open3d as o3d
 
     made = bake_texture(box, around(box), TextureOptions(texture_size=64)).mesh
-    made.visual.material.name = "box"
     path = tmp_path / f"box{suffix}"
     write_mesh(path, made, {"made_by": "f3rm-ext export texture"}, "y" if suffix == ".glb" else "z")
     expected = {"box.glb"} if suffix == ".glb" else {"box.obj", "box.mtl", "box.png"}
@@ -390,3 +392,19 @@ def test_files_keep_the_texture(box: trimesh.Trimesh, tmp_path: Path, suffix: st
     assert [image.shape[:2] for image in opened] == [(64, 64)]
     if suffix == ".obj":
         assert np.asarray(Image.open(tmp_path / "box.png")).shape == (64, 64, 3)
+
+
+def test_the_picture_of_an_obj_has_its_name_and_is_a_png(tmp_path: Path) -> None:
+    """Whatever the material was called and the picture's format was in the file that the mesh comes from."""
+    (tmp_path / "photos.jpeg").write_text("another picture")
+    uv, faces = np.array([[0.0, 0], [1, 0], [0, 1]]), [[0, 1, 2]]
+    stream = io.BytesIO()
+    Image.new("RGB", (64, 64), (200, 30, 90)).save(stream, "JPEG")
+    material = PBRMaterial(name="photos", baseColorTexture=Image.open(stream))
+    mesh = trimesh.Trimesh(np.eye(3), faces, visual=TextureVisuals(uv=uv, material=material), process=False)
+    write_mesh(tmp_path / "a part.obj", mesh, {"made_by": "f3rm-ext export part"})
+    assert {path.name for path in tmp_path.iterdir()} == {"a part.obj", "a part.mtl", "a_part.png", "photos.jpeg"}
+    assert (tmp_path / "photos.jpeg").read_text() == "another picture"
+    require_replaceable(tmp_path / "a part.obj", textured=True)
+    back = get_texture(read_mesh(tmp_path / "a part.obj"))
+    assert back is not None and np.abs(back - np.array([200.0, 30, 90])).max() < 5
