@@ -48,12 +48,16 @@ def extract_mesh(
 
     Raises:
         MeshError: no surface was found.
-        ConfigError: the method needs Gaussians and the scene is a field.
+        ConfigError: the method needs Gaussians and the scene is a field, or more views must agree than there are.
         CaptureError: a photo for stereo cannot be read.
     """
     gaussians = scene.gaussians
     if options.method != "tsdf" and gaussians is None:
         raise ConfigError(f"--method {options.method} needs Gaussians, and this run is a field: use --method tsdf.")
+    if options.method != "poisson-centres" and options.min_views > len(scene.views):
+        raise ConfigError(
+            f"--min-views is {options.min_views}, but the capture has {len(scene.views)} training views: lower it."
+        )
     if options.method == "poisson-centres":
         assert gaussians is not None
         on_progress("Poisson", 0, 1)
@@ -109,10 +113,6 @@ def vertex_confidence(
 
 def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> None:
     """Removes depth on which too few views agree."""
-    if options.min_views > len(stored):
-        raise ConfigError(
-            f"--min-views is {options.min_views}, but the capture has {len(stored)} training views: lower it."
-        )
     masks = []
     for index in range(len(stored)):
         masks.append(agreeing_depth(stored, index, options.min_views, options.tolerance) > 0)

@@ -8,6 +8,7 @@ import trimesh
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.stereo.agreement import unproject
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.completion import hole_parts, thin_parts
 from f3rm_ext.mesh.extraction import extract_mesh
 from f3rm_ext.mesh.fusion import fuse_depth
@@ -120,6 +121,14 @@ def test_extraction_finds_thin_parts_unless_told_not_to() -> None:
     # A sheet is open all around, but no hole.
     closed = extract_mesh(scene, ExtractionOptions(voxel=0.03, min_views=1, close_holes=0.6))
     assert of_the_sheet(closed.mesh) == pytest.approx(of_the_sheet(with_sheet.mesh), rel=0.02)
+
+
+def test_more_views_than_there_are_cannot_agree(ball_views: SceneViews) -> None:
+    """Said at once, not after minutes of rendering."""
+    unrendered = SceneViews(ball_views.cameras, lambda index: pytest.fail("too late"))
+    scene = SurfaceScene(unrendered, None, CaptureFrame(np.eye(3), np.zeros(3), 1.0), {})
+    with pytest.raises(ConfigError, match=f"--min-views is 99, but .* {len(ball_views)} "):
+        extract_mesh(scene, ExtractionOptions(min_views=99))
 
 
 def test_a_solid_ball_misses_nothing(ball_views: SceneViews) -> None:
