@@ -15,7 +15,7 @@ from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.stereo.agreement import DepthMaps
-from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.errors import ConfigError, MeshError, reason_of
 from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.query.queryable import Queryable
 from f3rm_ext.utils.pictures import to_bytes
@@ -65,7 +65,7 @@ class SceneViews:
             scale: factor on the width and height of the pictures.
 
         Raises:
-            ConfigError: a field has no such depth.
+            ConfigError: a field has no such depth, or pictures would have no pixel.
         """
         if depth == "planes":
             raise ConfigError("--depth planes is that of Gaussians, and this run is a field: use median or mean.")
@@ -117,15 +117,27 @@ class StoredViews(DepthMaps):
         return self._read(f"rendered{index}", index, np.float32)
 
     def put(self, index: int, view: RenderedView) -> None:
-        """Stores a view."""
-        view.color.tofile(self._folder / f"color{index}")
-        view.depth.tofile(self._folder / f"rendered{index}")
+        """Stores a view.
+
+        Raises:
+            MeshError: the disk is full.
+        """
+        self._write(f"color{index}", view.color)
+        self._write(f"rendered{index}", view.depth)
 
     def set_depth(self, index: int, depth: Float32[np.ndarray, "h w"]) -> None:
-        """Replaces the depth of a view; those that have read the old one keep it."""
-        path = self._folder / f"depth{index}"
-        path.unlink(missing_ok=True)
-        depth.tofile(path)
+        """Replaces the depth of a view; those that have read the old one keep it. Raises MeshError as :meth:`put`."""
+        (self._folder / f"depth{index}").unlink(missing_ok=True)
+        self._write(f"depth{index}", depth)
+
+    def _write(self, name: str, values: np.ndarray) -> None:
+        try:
+            values.tofile(self._folder / name)
+        except OSError as error:
+            raise MeshError(
+                f"Rendered views cannot be kept in {self._folder.parent} ({reason_of(error)}): free space there, set "
+                "TMPDIR to a folder with more, or lower --resolution-scale."
+            ) from error
 
     def _read(self, name: str, index: int, dtype: type, *channels: int) -> np.ndarray:
         """Maps a file without a header, whose parsing would take most of the time where each view reads all others."""
@@ -145,7 +157,16 @@ def stored_views(views: SceneViews, on_progress: Callable[[int], None] = lambda 
 
 
 def pinhole(cameras: Cameras, scale: float) -> Cameras:
-    """Returns cameras on the CPU without distortion, resized; they need not be those of the photos."""
+    """Returns cameras on the CPU without distortion, resized; they need not be those of the photos.
+
+    Raises:
+        ConfigError: pictures would have no pixel.
+    """
+    shortest = int(torch.minimum(cameras.width, cameras.height).min())
+    if not shortest * scale >= 1:
+        raise ConfigError(
+            f"--resolution-scale is {scale:g}, which leaves nothing of a side of {shortest} pixels: raise it."
+        )
     names = ("camera_to_worlds", "fx", "fy", "cx", "cy", "width", "height")
     copy = Cameras(**{name: getattr(cameras, name).cpu().clone() for name in names}, camera_type=CameraType.PERSPECTIVE)
     if scale != 1.0:

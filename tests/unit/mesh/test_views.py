@@ -1,5 +1,6 @@
 """Where pixels are, and on which of them views agree."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,17 @@ from scipy.spatial.transform import Rotation
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth, project
-from f3rm_ext.errors import MeshError
-from f3rm_ext.mesh.views import Depth, RenderedView, SceneViews, pixel_size, rendered_view, stored_views
+from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.mesh.views import (
+    Depth,
+    RenderedView,
+    SceneViews,
+    StoredViews,
+    pinhole,
+    pixel_size,
+    rendered_view,
+    stored_views,
+)
 
 
 def test_pixels_lie_on_the_ball_and_come_back(ball_views: SceneViews) -> None:
@@ -89,6 +99,21 @@ def test_depth_of_a_field_is_along_the_axis(which: Depth, wanted: float, scale: 
     depth = made.render(0).depth
     assert depth.shape == (40 * scale, 24 * scale)
     np.testing.assert_allclose(depth, wanted, rtol=1e-5)
+
+
+def test_pictures_without_a_pixel_are_refused() -> None:
+    cameras = Cameras(torch.eye(4)[None, :3], fx=20.0, fy=20.0, cx=12.0, cy=20.0, width=24, height=40)
+    assert pinhole(cameras, 1 / 24).width.item() == 1
+    with pytest.raises(ConfigError, match="24 pixels"):
+        pinhole(cameras, 0.04)
+
+
+def test_views_that_cannot_be_kept_say_where(ring: PinholeCameras, tmp_path: Path) -> None:
+    stored = StoredViews(ring, tmp_path / "gone")
+    view = RenderedView(np.zeros((48, 48, 3), np.uint8), np.zeros((48, 48), np.float32))
+    for store in (lambda: stored.put(0, view), lambda: stored.set_depth(0, view.depth)):
+        with pytest.raises(MeshError, match=rf"{tmp_path}.*TMPDIR"):
+            store()
 
 
 def test_nothing_seen_is_nothing(ring: PinholeCameras) -> None:
