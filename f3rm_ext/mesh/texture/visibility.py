@@ -158,9 +158,9 @@ def bilinear_corners(
 
 
 def _pyramid(picture: np.ndarray, pool: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[np.ndarray]:
-    """The picture, at a half and at a quarter of its size; ``pool`` makes one pixel of two."""
+    """The picture, at a half and at a quarter of its size unless it is tiny; ``pool`` makes one pixel of two."""
     levels = [picture]
-    for _ in range(_HALVINGS):
+    while len(levels) <= _HALVINGS and min(levels[-1].shape[:2]) > 1:
         height, width = (side // 2 * 2 for side in levels[-1].shape[:2])
         rows = pool(levels[-1][0:height:2, :width], levels[-1][1:height:2, :width])
         levels.append(pool(rows[:, 0::2], rows[:, 1::2]))
@@ -185,7 +185,7 @@ def _trust(camera: Camera, valid: np.ndarray | None, caster: RayCaster) -> Float
     border = max(_BORDER * min(camera.width, camera.height), 1.0)
     near = np.minimum(np.minimum(columns, camera.width - columns), np.minimum(rows, camera.height - rows)[:, None])
     trust = np.where(edge, _EDGE_WEIGHT, 1.0) * np.clip(near / border, 0.01, 1)
-    if valid is not None:
+    if valid is not None and not valid.all():  # without any pixel left out, distances would be those from a corner
         # Bilinear lookups reach into the next pixel.
         trust = (
             trust

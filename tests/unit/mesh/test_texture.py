@@ -289,6 +289,12 @@ def test_the_kernel_weighs_places_as_the_definition_does(box: trimesh.Trimesh) -
     np.testing.assert_allclose(seen.pixels, camera.project(points[seen.indices])[0], rtol=1e-5)
 
 
+def test_a_mask_that_leaves_nothing_out_changes_nothing(box: trimesh.Trimesh) -> None:
+    camera, caster = camera_at(np.array([1.4, 0.6, 0.9])), RayCaster(box.vertices, box.faces)
+    kept = np.ones((camera.height, camera.width), bool)
+    np.testing.assert_array_equal(visibility._trust(camera, kept, caster), visibility._trust(camera, None, caster))
+
+
 def test_texels_of_many_pixels_take_their_mean() -> None:
     wall = trimesh.creation.box((0.02, 4.0, 4.0))
     camera = camera_at(np.array([2.01, 0, 0]))
@@ -300,6 +306,16 @@ def test_texels_of_many_pixels_take_their_mean() -> None:
     for pixels, wanted in ((0.1, 0), (1, 0), (4, 0), (16, 100), (1000, 100)):
         place = Places(point[None], np.array([[1.0, 0, 0]]), np.array([pixels * (2 / 100) ** 2]))
         np.testing.assert_allclose(lookup.look_up(place).colors, wanted, atol=0.5, err_msg=f"{pixels} pixels")
+
+
+def test_photos_of_three_pixels_have_colours() -> None:
+    wall = trimesh.creation.box((0.02, 4.0, 4.0))
+    camera = camera_at(np.array([2.01, 0, 0]))._replace(width=9, height=3, middle=np.array([4.5, 1.5]))
+    photo, area = Photo(np.full((3, 9, 3), 77, np.uint8), None), 16 * (2 / 100) ** 2
+    place = Places(np.array([[0.01, 0, 0]]), np.array([[1.0, 0, 0]]), np.array([area]))
+    np.testing.assert_allclose(
+        PhotoLookup(camera, photo, RayCaster(wall.vertices, wall.faces)).look_up(place).colors, 77
+    )
 
 
 def test_what_cannot_be_textured_is_refused(box: trimesh.Trimesh) -> None:
