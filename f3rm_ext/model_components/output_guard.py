@@ -60,4 +60,4 @@ class OutputGuard:
             self._on_failure(name, error)
         if name not in self._reported:
             self._reported.add(name)
-            CONSOLE.log(f"[yellow]Output '{name}' is left out: {type(error).__name__}: {error}")
+            CONSOLE.log(f"Output '{name}' is left out: {type(error).__name__}: {error}", style="yellow", markup=False)
