@@ -92,9 +92,9 @@ def replace_capture(out: Path, overwrite: bool) -> Iterator[Path]:
         CaptureError: ``out`` must not be replaced, or cannot be written (no permission, disk full).
     """
     out = Path(os.path.abspath(out))
-    check_target(out, overwrite)
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     try:
+        check_target(out, overwrite)
         partial.mkdir(parents=True)
         yield partial
         _swap(partial, out)

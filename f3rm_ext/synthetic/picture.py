@@ -24,8 +24,19 @@ def write_picture(out: Path, config: PictureConfig) -> Path:
     check_ranges(config)
     if out.suffix.lower() not in _FORMATS:
         raise ConfigError(f"{out} does not end in .jpg or .png, so its format is unclear: choose such a name.")
-    if out.is_dir() or (out.exists() and not config.overwrite):
-        raise CaptureError(f"{out} already exists and would be lost: choose another name, or use --overwrite.")
+    try:
+        if out.is_dir() or (out.exists() and not config.overwrite):
+            raise CaptureError(f"{out} already exists and would be lost: choose another name, or use --overwrite.")
+        out.parent.mkdir(parents=True, exist_ok=True)  # before the room is lit and rendered
+        picture = _render(config)
+        with open_atomic(out) as stream:
+            picture.save(stream, _FORMATS[out.suffix.lower()], quality=85, optimize=True)
+    except OSError as error:
+        raise CaptureError(f"Cannot write {out}: {error.strerror or error}; choose a writable place.") from error
+    return out
+
+
+def _render(config: PictureConfig) -> Image.Image:
     scene = light_world(build_world(config.seed, config.shiny, config.light_rays), config.light_rays)
     angle = np.deg2rad(config.azimuth)
     eye = np.array([config.distance * np.cos(angle), config.distance * np.sin(angle), config.eye_height])
@@ -39,15 +50,7 @@ def write_picture(out: Path, config: PictureConfig) -> Path:
         bounces=config.bounces,
     )
     picture = Image.fromarray(view.rgb)
-    if config.maps:
-        picture = _add_maps(picture, view)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with open_atomic(out) as stream:
-            picture.save(stream, _FORMATS[out.suffix.lower()], quality=85, optimize=True)
-    except OSError as error:
-        raise CaptureError(f"Cannot write {out}: {error.strerror or error}; choose a writable place.") from error
-    return out
+    return _add_maps(picture, view) if config.maps else picture
 
 
 def _add_maps(picture: Image.Image, view: View) -> Image.Image:

@@ -117,6 +117,8 @@ def test_folder_in_use_is_left_alone(tmp_path: Path, tiny_config: Callable[..., 
             synthesize(tmp_path, tiny_config(overwrite=overwrite))
     with pytest.raises(CaptureError, match="not a folder"):
         synthesize(tmp_path / "photo.jpg", tiny_config(overwrite=True))
+    with pytest.raises(CaptureError, match="Cannot write"):
+        synthesize(tmp_path / ("long" * 99), tiny_config())
     assert [p.name for p in tmp_path.iterdir()] == ["photo.jpg"] and (tmp_path / "photo.jpg").read_text() == "mine"
 
 

@@ -39,6 +39,16 @@ def test_picture_is_not_replaced_unasked(tmp_path: Path, small: PictureConfig) -
     assert Image.open(out).format == "JPEG" and [p.name for p in tmp_path.iterdir()] == ["a.jpg"]
 
 
+def test_a_place_that_cannot_be_written_is_refused_before_rendering(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(picture, "build_world", lambda *_: pytest.fail("too late"))
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file" / "a.png", tmp_path / f"{'long' * 99}.png"):
+        with pytest.raises(CaptureError, match="Cannot write"):
+            take_picture(out, PictureConfig())
+
+
 def test_unknown_format(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\.jpg or \.png"):
         take_picture(tmp_path / "a.gif", PictureConfig())
