@@ -14,7 +14,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.cuda.OutOfMemoryError | MemoryError):
         return True
     text = str(error)
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    # The last two are what torch says of main memory, on Linux and on Windows.
+    phrases = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, RuntimeError) and any(phrase in text for phrase in phrases)
 
 
 def shortage_error(

@@ -11,7 +11,7 @@ from f3rm_ext.engine import checkpoint
 from f3rm_ext.engine.trainer import F3rmTrainer
 from f3rm_ext.errors import MemoryShortageError
 from f3rm_ext.memory.options import MemoryOption, QualityImpact, halve
-from f3rm_ext.memory.shortage import shortage_error
+from f3rm_ext.memory.shortage import is_out_of_memory, shortage_error
 
 OPTIONS = [
     MemoryOption(QualityImpact.RESTART, "table", 19, 18),
@@ -37,6 +37,11 @@ def test_a_new_run_has_more_options_and_may_have_none() -> None:
 def test_nothing_is_halved_below_what_makes_sense(now: int, count: int) -> None:
     halved = MemoryOption(QualityImpact.NOISE, "rays", now, now // 2)
     assert list(halve(QualityImpact.NOISE, "rays", now, 64)) == [halved] * count
+
+
+def test_main_memory_that_runs_out_on_windows_is_recognised() -> None:
+    said = "[enforce fail at alloc_cpu.cpp:116] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."
+    assert is_out_of_memory(RuntimeError(said)) and not is_out_of_memory(ValueError(said))
 
 
 def raising(error: Exception, at: int) -> Callable[[int], None]:
