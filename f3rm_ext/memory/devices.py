@@ -169,11 +169,13 @@ def this_device(device_type: str) -> Device:
     """Returns the first GPU of this machine, or its CPU.
 
     Raises:
-        ConfigError: there is no device of this type.
+        ConfigError: there is no device of this type, or its memory is not known.
     """
     if device_type == "cpu":
         return Device("cpu", total_bytes(torch.device("cpu")), "the CPU")
     compat.check_device(device_type)
+    if device_type != "cuda":
+        raise ConfigError(f"The memory of the device {device_type} is not known: give it by --vram-gib.")
     properties = torch.cuda.get_device_properties(0)
     return Device(device_type, properties.total_memory, properties.name)
 

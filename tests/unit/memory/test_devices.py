@@ -50,6 +50,12 @@ def test_this_machine() -> None:
     assert device.type == "cpu" and device.memory_bytes == total_bytes(torch.device("cpu")) > GIB // 4
 
 
+def test_memory_that_is_not_known_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"mps.*--vram-gib"):
+        choose_device("mps")
+
+
 @pytest.mark.parametrize(("written", "expected"), [("1073741824\n", 1 << 30), ("max\n", None), (None, None)])
 def test_a_container_s_limit_counts(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str | None, expected: int | None
