@@ -57,8 +57,8 @@ class ShapeTensor(Tensor):
         """Returns ones: what is read from a tensor without values."""
         return np.ones(self.shape, str(self.dtype).removeprefix("torch."))
 
-    def __array__(self, dtype: Any = None) -> np.ndarray:
-        return self.numpy() if dtype is None else self.numpy().astype(dtype)
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
