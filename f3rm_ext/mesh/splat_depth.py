@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Ellipsoids
@@ -60,16 +59,17 @@ def median_depth(scene: SplatScene, view: PinholeCameras, mean: Float[Tensor, "h
     Args:
         mean: the mean depth, from which the range of the bins is taken; 0 where nothing is seen.
     """
-    seen = mean[mean > 0]
-    if not len(seen):
+    known = mean[mean > 0]
+    if not len(known):
         return torch.zeros_like(mean)
     # Not torch.quantile, which refuses more than 16 million values.
-    order, edge = seen.sort().values, int(_OUTER * (len(seen) - 1))
-    low, high = float(order[edge]) / _MARGIN, float(order[len(seen) - 1 - edge]) * _MARGIN
+    order, edge = known.sort().values, int(_OUTER * (len(known) - 1))
+    low, high = float(order[edge]) / _MARGIN, float(order[len(known) - 1 - edge]) * _MARGIN
     depth = to_camera(scene.gaussians.means, view.viewmats[0])[:, 2]
     edges = torch.logspace(math.log10(low), math.log10(high), BINS - 1, device=depth.device)
-    mine = functional.one_hot(torch.bucketize(depth.contiguous(), edges), BINS).to(depth)
-    both = composite(scene, view, torch.cat([mine, mine * depth[:, None]], dim=1))
+    bins = torch.bucketize(depth.contiguous(), edges)
+    columns, values = torch.stack([bins, BINS + bins], dim=1), torch.stack([torch.ones_like(depth), depth], dim=1)
+    both = composite(scene, view, depth.new_zeros(len(depth), 2 * BINS).scatter_(1, columns, values))
     weight, weighted = both.split(BINS, dim=-1)
     half = 0.5 * weight.sum(dim=-1, keepdim=True)
     middle = (weight.cumsum(dim=-1) >= half).int().argmax(dim=-1, keepdim=True)
@@ -79,9 +79,9 @@ def median_depth(scene: SplatScene, view: PinholeCameras, mean: Float[Tensor, "h
 
 
 WINDOW = 0.12
-"""Planes that count, by their distance from the one that is projection first, as a share of its depth."""
+"""Planes that count, by their distance from the first one (see :data:`STOPPED`), as a share of its depth."""
 STOPPED = 0.4
-"""Accumulation at the plane that is projection first; a ray that gathers less has no depth."""
+"""Accumulation at which a ray has found its first plane; a ray that gathers less has no depth."""
 _REACH = 3.0
 """Standard deviations from its centre up to which a Gaussian has a plane."""
 _LEAST_COSINE = 1e-3
