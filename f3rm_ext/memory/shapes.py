@@ -80,7 +80,7 @@ class _LargestCase(DispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = _tensors(args)
+        tensors = list_tensors(args)
         if tensors and not any(isinstance(tensor, ShapeTensor) for tensor in tensors):
             if all(tensor.numel() <= FEW for tensor in tensors):
                 return function(*args, **kwargs)
@@ -245,13 +245,14 @@ def _one(dtype: torch.dtype) -> bool | int | float:
     return 1.0 if dtype.is_floating_point else 1
 
 
-def _tensors(values: Any) -> list[Tensor]:
+def list_tensors(values: Any) -> list[Tensor]:
+    """Returns the tensors in nested lists and tuples, in order."""
     result: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
             result.append(value)
         elif isinstance(value, (tuple, list)):
-            result += _tensors(value)
+            result += list_tensors(value)
     return result
 
 

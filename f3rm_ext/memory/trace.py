@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from f3rm_ext.memory.estimate import Category
-from f3rm_ext.memory.shapes import DispatchMode, shapes_only
+from f3rm_ext.memory.shapes import DispatchMode, list_tensors, shapes_only
 
 Bytes = dict[Category, int]
 BLOCK = 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
@@ -85,13 +85,8 @@ class AllocationTracker(DispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operator and counts the storages of its results."""
         result = function(*args, **(kwargs or {}))
-        for value in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(value, Tensor):
-                self._note(value)
-            elif isinstance(value, (tuple, list)):
-                for item in value:
-                    if isinstance(item, Tensor):
-                        self._note(item)
+        for tensor in list_tensors([result]):
+            self._note(tensor)
         return result
 
     def _note(self, tensor: Tensor) -> int:
