@@ -15,7 +15,6 @@ from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.mesh_files import find_frame, read_mesh, read_provenance
 from f3rm_ext.mesh.semantics.feature_file import MeshFeatures, features_path, load_features
 from f3rm_ext.mesh.semantics.model import QueryableMesh
-from f3rm_ext.mesh.texture.photos import read_datamanager
 from f3rm_ext.query.run import Photos, load_run
 from f3rm_ext.utils.json_shape import parse_json
 
@@ -118,9 +117,10 @@ def open_capture_manager(
         UserError: the capture or the run cannot be used.
     """
     from f3rm_ext.compat import default_device_type
+    from f3rm_ext.engine.config_file import read_config
 
     if load_config is not None:
-        manager = read_datamanager(load_config)
+        manager: Any = read_config(load_config).pipeline.datamanager
         options = getattr(manager, "features", LiftedFeatureOptions())
         config = ImageDataManagerConfig(
             data=Path(manager.data or manager.dataparser.data),

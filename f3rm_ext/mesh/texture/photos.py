@@ -107,18 +107,9 @@ def open_run_capture(load_config: Path) -> PhotoSource:
         ConfigError: there is no such file, or it cannot be understood.
         CaptureError: the capture cannot be read.
     """
-    manager = read_datamanager(load_config)
+    from f3rm_ext.engine.config_file import read_config
+
+    manager: Any = read_config(load_config).pipeline.datamanager
     parser, data = manager.dataparser, Path(manager.data or manager.dataparser.data)
     parser.data = data
     return PhotoSource(parser.setup(), data)
-
-
-def read_datamanager(load_config: Path) -> Any:
-    """Returns the configuration of a run's datamanager.
-
-    Raises:
-        ConfigError: there is no such file, or it cannot be understood.
-    """
-    from f3rm_ext.engine.config_file import read_config
-
-    return read_config(load_config).pipeline.datamanager
