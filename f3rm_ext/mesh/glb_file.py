@@ -102,10 +102,7 @@ def load_scene(path: Path) -> trimesh.Scene:
     Raises:
         MeshError: its header cannot be true.
     """
-    data = path.read_bytes()
-    _read_header(path, data)
-    json_length = struct.unpack_from(_HEADER, data)[3]
-    tree, body = json.loads(data[20 : 20 + json_length]), data[20 + json_length :]
+    tree, body = _read_header(path)
     _rename(tree, _COLORS, _RAW)
     text = json.dumps(tree).encode()
     text += b" " * (-len(text) % 4)
@@ -120,11 +117,16 @@ def load_scene(path: Path) -> trimesh.Scene:
 
 def read_generator(path: Path) -> str:
     """Returns the program that a GLB file says wrote it; empty where it says none. Raises MeshError as load_scene."""
-    return _read_header(path, path.read_bytes()).get("asset", {}).get("generator", "")
+    return _read_header(path)[0].get("asset", {}).get("generator", "")
 
 
-def _read_header(path: Path, data: bytes) -> _GlbTree:
-    """Raises MeshError where the header of a GLB file cannot be true; its reader would make zeros of missing data."""
+def _read_header(path: Path) -> tuple[_GlbTree, bytes]:
+    """Returns the JSON of a GLB file and what follows it.
+
+    Raises:
+        MeshError: its header cannot be true; trimesh would make zeros of missing data.
+    """
+    data = path.read_bytes()
     size = len(data)
     try:
         magic, _, length, json_length, _ = struct.unpack_from(_HEADER, data)
@@ -137,10 +139,10 @@ def _read_header(path: Path, data: bytes) -> _GlbTree:
     except (struct.error, ValueError) as error:
         reason = "it has no header" if isinstance(error, struct.error) else error
         raise MeshError(f"{path} is damaged ({reason}): copy or export it again.") from error
-    return tree
+    return tree, data[20 + json_length :]
 
 
-def _rename(tree: dict[str, Any], name: str, new: str) -> None:
+def _rename(tree: Any, name: str, new: str) -> None:
     """Renames an attribute of all parts of all meshes."""
     for part in (part for mesh in tree.get("meshes", []) for part in mesh["primitives"]):
         if name in part["attributes"]:

@@ -154,12 +154,11 @@ def weld(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
 
 def vertex_texels(mesh: trimesh.Trimesh) -> Texels:
     """Returns one place for each vertex, to colour vertices without a texture."""
-    faces, weights = np.zeros(len(mesh.vertices), np.int32), np.zeros((len(mesh.vertices), 2), np.float32)
+    faces, vertices = np.zeros(len(mesh.vertices), np.int32), np.arange(len(mesh.vertices))
     for corner in range(3):
         faces[mesh.faces[:, corner]] = np.arange(len(mesh.faces))
-    corners = mesh.faces[faces] == np.arange(len(mesh.vertices))[:, None]
-    weights[:] = corners[:, 1:]
-    return Texels(faces, weights, np.arange(len(mesh.vertices)))
+    is_corner = mesh.faces[faces] == vertices[:, None]
+    return Texels(faces, is_corner[:, 1:].astype(np.float32), vertices)
 
 
 def texture_texels(atlas: Atlas) -> Texels:

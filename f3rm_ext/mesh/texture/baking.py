@@ -66,11 +66,9 @@ def bake_texture(
     picture = Image.fromarray(fill_outward(texels, blend.colors, atlas.size_px))
     visual = atlas.mesh.visual
     assert isinstance(visual, TextureVisuals)
-    material = PBRMaterial(name="photos", baseColorTexture=picture, metallicFactor=0.0, roughnessFactor=1.0)
-    result = atlas.mesh
-    result.visual = TextureVisuals(uv=visual.uv, material=material)
+    visual.material = PBRMaterial(name="photos", baseColorTexture=picture, metallicFactor=0.0, roughnessFactor=1.0)
     facts: dict[str, object] = {"texture_px": atlas.size_px, "charts": atlas.charts}
-    return BakedMesh(result, len(texels), int((~blend.visible).sum()), blend.gains, facts)
+    return BakedMesh(atlas.mesh, len(texels), int((~blend.visible).sum()), blend.gains, facts)
 
 
 def bake_vertices(

@@ -10,6 +10,7 @@ from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.camera import Camera
+from f3rm_ext.mesh.glb_file import texture_place
 from f3rm_ext.mesh.mesh_files import vertex_colors
 from f3rm_ext.mesh.texture.atlas import to_pixels
 from f3rm_ext.mesh.texture.photos import Photo
@@ -95,12 +96,9 @@ def interpolate(
 
 def get_texture(mesh: trimesh.Trimesh) -> UInt8[np.ndarray, "h w 3"] | None:
     """Returns the texture of a mesh; None where it has none."""
-    visual = mesh.visual
-    if not isinstance(visual, TextureVisuals) or visual.uv is None:
-        return None
-    material: Any = visual.material
-    image = getattr(material, "baseColorTexture", None) or getattr(material, "image", None)
-    return None if image is None else np.asarray(image.convert("RGB"))
+    name, material = texture_place(mesh)
+    visual: Any = mesh.visual
+    return np.asarray(getattr(material, name).convert("RGB")) if name and visual.uv is not None else None
 
 
 @dataclass(frozen=True)
