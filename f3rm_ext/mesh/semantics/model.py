@@ -1,5 +1,6 @@
 """A mesh with features as a target of queries: see :class:`~f3rm_ext.query.queryable.Queryable`."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,6 @@ from torch import Tensor
 from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext.features.space import ExtraOutput
-from f3rm_ext.mesh.cleaning import select_faces
 from f3rm_ext.mesh.mesh_files import vertex_colors
 from f3rm_ext.mesh.semantics.code_map import CodeMap, ScoredMesh, subdivide_to_texels
 from f3rm_ext.mesh.texture.atlas import vertex_texels
@@ -88,29 +88,27 @@ class QueryableMesh:
             extra: further outputs, see :class:`~f3rm_ext.query.queryable.Queryable`.
             obb_box: triangles whose middle lies outside are left out.
         """
-        cast = self._caster_within(obb_box)
+        cast, heads = self._caster_within(obb_box), self.query_heads()
 
         def forward(rays: RayBundle) -> dict[str, Tensor | list]:
             places, away = cast(rays)
-            hits = np.isfinite(away)
-            depth = torch.from_numpy(np.where(hits, away, 0.0).astype(np.float32))[:, None]
-            opaque = torch.from_numpy(hits)[:, None].float()
+            hits = torch.from_numpy(np.isfinite(away))
+            depth = torch.from_numpy(away).masked_fill(~hits, 0.0)[:, None]
+            opaque = hits[:, None].float()
             rgb = torch.ones(len(hits), 3)
-            rgb[torch.from_numpy(hits)] = self._shade(places, rays.directions.numpy()[hits])
+            rgb[hits] = self._shade(places, rays.directions[hits].numpy())
             outputs: dict[str, Tensor | list] = {
                 "rgb": rgb,
                 "accumulation": opaque,
                 "depth": depth,
                 "expected_depth": depth,
             }
-            rendered: dict[str, Tensor] = {}
 
+            @functools.cache
             def render_values(name: str) -> Tensor:
-                if name not in rendered:
-                    values = torch.zeros(len(hits), self._heads.to_dict()[name].codes.shape[1])
-                    values[torch.from_numpy(hits)] = self._values(name, places)
-                    rendered[name] = values
-                return rendered[name]
+                values = torch.zeros(len(hits), heads[name].codes.shape[1])
+                values[hits] = self._values(name, places)
+                return values
 
             for name, compute in extra.items():
                 value = compute({k: v for k, v in outputs.items() if isinstance(v, Tensor)}, render_values)
@@ -123,7 +121,7 @@ class QueryableMesh:
 
     def grouped_points(self, name: str) -> GroupedPoints | None:
         """Returns the vertices in groups by the feature of this name; None where they are not known."""
-        head = self._heads.to_dict().get(name)
+        head = self.query_heads().get(name)
         if head is None or head.groups is None:
             return None
         return GroupedPoints(torch.from_numpy(np.asarray(self.mesh.vertices, np.float32)), head.codes, head.groups)
@@ -131,15 +129,15 @@ class QueryableMesh:
     @torch.no_grad()
     def group_map(self, camera: Cameras, name: str, obb_box: OrientedBox | None = None) -> Int64[np.ndarray, "h w"]:
         """Returns the group of the vertex that is nearest to what each pixel shows; -1 for none."""
-        groups, cast = self._heads.to_dict()[name].groups, self._caster_within(obb_box)
+        groups, cast = self.query_heads()[name].groups, self._caster_within(obb_box)
         assert groups is not None
 
         def forward(rays: RayBundle) -> dict[str, Tensor | list]:
             places, away = cast(rays)
             corners = np.stack([1.0 - places.weights.sum(axis=1), *places.weights.T]).argmax(axis=0)
-            found = np.full((len(away), 1), OTHER)
-            found[np.isfinite(away), 0] = groups.numpy()[self._faces[places.faces, corners]]
-            return {"group": torch.from_numpy(found)}
+            shown = np.full((len(away), 1), OTHER)
+            shown[np.isfinite(away), 0] = groups.numpy()[self._faces[places.faces, corners]]
+            return {"group": torch.from_numpy(shown)}
 
         rays = camera.generate_rays(camera_indices=0, keep_shape=True)
         return self._renderer.render(rays.to("cpu"), forward, self.device)["group"][..., 0].numpy()
@@ -192,13 +190,12 @@ class QueryableMesh:
         return self._colors(corners.faces, corners.weights) / 255.0
 
     def _caster_within(self, obb_box: OrientedBox | None) -> Callable[[RayBundle], tuple[_Hits, np.ndarray]]:
-        """What finds the places that rays meet, and the distance of each ray's, inf where it meets none."""
+        """Returns a function that finds the places where rays meet the mesh, and all distances, infinite for misses."""
         inside, caster = None, self._caster
         if obb_box is not None:
             middles = torch.from_numpy(np.asarray(self.mesh.triangles_center, np.float32))
             inside = np.flatnonzero(obb_box.within(middles).numpy())
-            cropped = select_faces(self.mesh, np.isin(np.arange(len(self._faces)), inside))
-            caster = RayCaster(cropped.vertices, cropped.faces)
+            caster = RayCaster(self.mesh.vertices, self._faces[inside])
 
         def cast(rays: RayBundle) -> tuple[_Hits, np.ndarray]:
             hit = caster.cast(rays.origins.numpy(), rays.directions.numpy())
@@ -209,7 +206,7 @@ class QueryableMesh:
         return cast
 
     def _values(self, name: str, places: _Hits) -> Float[Tensor, "n feat"]:
-        codes = self._heads.to_dict()[name].codes.numpy()
+        codes = self.query_heads()[name].codes.numpy()
         values = np.empty((len(places.faces), codes.shape[1]), np.float32)
         corners, missing = self._faces[places.faces], np.ones(len(values), bool)
         if name in self._maps:
