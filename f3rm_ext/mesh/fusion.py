@@ -151,7 +151,7 @@ def _fuse_slab(
     """The mesh of one of :func:`_slabs`."""
     o3d, (axis, low, high) = open3d(), slab
     # The cubes of the last layer reach into the first voxels of the next one.
-    slab_blocks = np.unique(blocks[(blocks[:, axis] >= low) & (blocks[:, axis] <= high)], axis=0)
+    slab_blocks = blocks[(blocks[:, axis] >= low) & (blocks[:, axis] <= high)]
     keys = {tuple(block) for block in slab_blocks.tolist()}
     grid = _grid(voxel, len(slab_blocks))
     for index in range(len(stored)):

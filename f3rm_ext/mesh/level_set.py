@@ -103,7 +103,7 @@ def level_points(
     field = DensityField(thick_enough(gaussians, stored.cameras))
     generator = torch.Generator().manual_seed(0)
     parts: list[SurfaceCloud] = []
-    share = -(-count // max(1, len(stored)))
+    share = -(-count // len(stored))
     for index in range(len(stored)):
         points, pixels = stored.points(index)
         chosen = torch.randperm(len(points), generator=generator)[:share].sort().values
@@ -114,8 +114,6 @@ def level_points(
             color = colors[pixels[part][rays].numpy()].astype(np.float64) / 255.0
             parts.append(SurfaceCloud(positions.double().numpy(), normals.double().numpy(), color))
         on_progress(index + 1)
-    if not parts:
-        return SurfaceCloud(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros((0, 3)))
     return SurfaceCloud(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 

@@ -120,12 +120,10 @@ def _join(one: SurfacePoints, two: SurfacePoints) -> SurfacePoints:
 
 def dtu_comparison(surface: Surface, truth: Surface, masks: DtuMasks) -> Comparison:
     """Compares as DTU's evaluation does; millimetres."""
-    ours, theirs = (
-        thin_out(_dense(part, DTU_SPACING_MM), DTU_SPACING_MM) if isinstance(part, trimesh.Trimesh) else part
-        for part in (surface, truth)
-    )
-    if isinstance(surface, SurfacePoints):
-        ours = thin_out(ours, DTU_SPACING_MM)
+    ours, theirs = (_dense(part, DTU_SPACING_MM) for part in (surface, truth))
+    ours = thin_out(ours, DTU_SPACING_MM)
+    if isinstance(truth, trimesh.Trimesh):  # scans are taken as they are, as the script does
+        theirs = thin_out(theirs, DTU_SPACING_MM)
     nearby = ours.take(masks.near(ours.positions))
     return Comparison(
         surface=nearby.take(masks.counts(nearby.positions)),
@@ -146,7 +144,7 @@ def tanks_comparison(surface: Surface, truth: Surface, crop: Path | None, thresh
     """
     parts = []
     for part in (surface, truth):
-        points = _dense(part, threshold / 2) if isinstance(part, trimesh.Trimesh) else part
+        points = _dense(part, threshold / 2)
         points = points if crop is None else points.take(volume_mask(points, crop))
         parts.append(voxel_means(points, threshold / 2))
     ours, theirs = parts
@@ -197,7 +195,10 @@ def transform_surface(surface: Surface, transform: Float[np.ndarray, "4 4"]) -> 
     return surface_points(surface.positions @ turn + shift, None if surface.normals is None else surface.normals @ turn)
 
 
-def _dense(mesh: trimesh.Trimesh, spacing: float) -> SurfacePoints:
+def _dense(mesh: Surface, spacing: float) -> SurfacePoints:
+    """Samples a mesh at least as densely as the spacing; given points are taken as they are."""
+    if isinstance(mesh, SurfacePoints):
+        return mesh
     count = int(_POINTS_PER_SPACING * mesh.area / spacing**2) + 1
     if count > _MOST_SAMPLES:
         raise MeshError(
