@@ -260,6 +260,6 @@ class BoundModel(GaussianModel):
                 "The checkpoint holds no mesh, so it is of another method: load a run of sugar-ext-refine."
             )
         # Checkpoints of earlier versions have no free Gaussians.
-        own = {PREFIX + name: self.gauss_params[name].data[:0] for name in FREE}
-        values = {name: {**own, **state_dict}[PREFIX + name] for name in PARAMETERS}
+        state = {PREFIX + name: self.gauss_params[name].data[:0] for name in FREE} | dict(state_dict)
+        values = {name: state[PREFIX + name] for name in PARAMETERS}
         return self.set_bound(BoundGaussians(**values, faces=state_dict[_FACES], thickness=THICKNESS * self.extent))

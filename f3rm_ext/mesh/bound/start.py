@@ -15,6 +15,7 @@ from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.bound.gaussians import BoundGaussians
 from f3rm_ext.mesh.bound.layout import barycentric_weights
 from f3rm_ext.mesh.texture.photos import Photos
+from f3rm_ext.utils.open3d_library import RayCaster
 
 _THINNEST = 1e-7
 """Triangles are dropped whose height is a smaller share of their longest edge: float32 gives them no normal."""
@@ -76,8 +77,6 @@ def far_from_mesh(
         share: above 0.
     """
     from scipy.spatial import KDTree
-
-    from f3rm_ext.utils.open3d_library import RayCaster
 
     *_, away = RayCaster(mesh.vertices.numpy(), mesh.faces.numpy()).nearest(points.numpy())
     return torch.from_numpy(away > share * KDTree(cameras.numpy()).query(points.numpy())[0])

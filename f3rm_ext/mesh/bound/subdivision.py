@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from f3rm_ext.mesh.bound.start import StartMesh, far_from_mesh
+from f3rm_ext.utils.open3d_library import RayCaster
 
 SPLATS_PER_GAUSSIAN = 2
 """Splats that are nearest to a triangle, for each Gaussian on it, above which it is divided."""
@@ -58,8 +59,6 @@ def divide(mesh: StartMesh, points: Float[Tensor, "points 3"], most: int) -> Sta
         points: centres of splats near it, scene frame, CPU.
         most: points of a triangle that is not divided.
     """
-    from f3rm_ext.utils.open3d_library import RayCaster
-
     for _ in range(_ROUNDS):
         near, *_ = RayCaster(mesh.vertices.numpy(), mesh.faces.numpy()).nearest(points.numpy())
         full = torch.bincount(torch.from_numpy(near), minlength=len(mesh.faces)) > most
