@@ -19,16 +19,6 @@ _SATURATED = 254 / 255
 """Colour from which on a photo only says that the scene is at least as bright."""
 
 
-def varies(stops: Sequence[float | None]) -> bool:
-    """Returns whether the exposures of photos differ, as far as EXIF tells them.
-
-    >>> varies([-3.0, None, -1.5]), varies([-3.0, -3.0, -3.1]), varies([None, None])
-    (True, False, False)
-    """
-    told = [value for value in stops if value is not None]
-    return bool(told) and max(told) - min(told) >= MIN_RANGE_STOPS
-
-
 def make_exposures(option: ExposureOption, num_images: int, metadata: Mapping[str, Any]) -> "ExposureModel | None":
     """Returns the exposures of the training photos, or None if they are constant.
 
@@ -43,10 +33,11 @@ def make_exposures(option: ExposureOption, num_images: int, metadata: Mapping[st
     exposures = ExposureModel(stops)
     if option == "on":
         return exposures
-    told = [value for value in stops if value is not None]
+    known = [value for value in stops if value is not None]
     measure: MeasureStops = metadata.get("measure_stops", lambda: None)
-    if told:
-        vary, range_stops, source = varies(stops), max(told) - min(told), "EXIF"
+    if known:
+        range_stops, source = max(known) - min(known), "EXIF"
+        vary = range_stops >= MIN_RANGE_STOPS
     elif (measured := measure()) is not None:
         vary, range_stops, source = measured.vary, measured.range_stops, "what the photos show of the same places"
         if vary:
@@ -59,7 +50,7 @@ def make_exposures(option: ExposureOption, num_images: int, metadata: Mapping[st
             "does not take in. With --pipeline.model.exposure off there are none.",
             markup=False,
         )
-    elif not told:
+    elif not known:
         CONSOLE.log(
             f"Exposure by {source} is constant. With --pipeline.model.exposure on each photo has gains of its own.",
             markup=False,
@@ -131,9 +122,9 @@ class ExposureModel(nn.Module):
         if exif_stops is None or not bool(known.any()):
             return None
         mean = self.exif_stops[known].mean()
-        told = (self.exif_stops[known] - mean)[:, None]
-        spread = told.square().sum()
-        effect = (told * self.stops.detach()[known]).sum(dim=0) / spread
+        deviations = (self.exif_stops[known] - mean)[:, None]
+        spread = deviations.square().sum()
+        effect = (deviations * self.stops.detach()[known]).sum(dim=0) / spread
         return torch.where(spread > 0, effect, 1.0) * (exif_stops - mean)
 
 
