@@ -143,7 +143,7 @@ def tube(
 ) -> Mesh:
     """Returns a round tube along a path; with ``caps`` its ends are closed."""
     path = np.asarray(path, float)
-    radii = np.broadcast_to(np.asarray(radius, float), len(path)).copy()
+    radii = np.broadcast_to(np.asarray(radius, float), len(path))
     tangent = np.gradient(path, axis=0)
     tangent /= np.linalg.norm(tangent, axis=1, keepdims=True)
     side = np.cross(tangent[0], [0.0, 0.0, 1.0] if abs(tangent[0, 2]) < 0.9 else [1.0, 0.0, 0.0])

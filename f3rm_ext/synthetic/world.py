@@ -108,7 +108,7 @@ def build_world(seed: int, shiny: bool = True, light_rays: int = 32) -> World:
     add("stool", "furniture", room.stool(shop), placement(stand[0], stand[1], 0.012, rng.uniform(0, 360)))
     ball = -1.0 * np.array([np.cos(turn + 0.5), np.sin(turn + 0.5)])
     add("checker ball", "furniture", room.checker_ball(shop), placement(ball[0], ball[1], 0.012, 0, 25))
-    add("bookshelf", "furniture", room.bookshelf(shop), placement(rng.uniform(-0.3, 0.3), 2 - room.HALF - 2, 0, 180))
+    add("bookshelf", "furniture", room.bookshelf(shop), placement(rng.uniform(-0.3, 0.3), -room.HALF, 0, 180))
     corner = placement(-1.87, 1.7, 0, rng.uniform(0, 360))
     add("floor plant", "furniture", objects.plant(shop, scale=2.3, leaves=30), corner)
     add("west painting", "furniture", room.painting(shop, 1.3, 0.9), placement(-room.HALF + 0.03, 0.1, 1.6, 90))
