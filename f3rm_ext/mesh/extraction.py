@@ -104,9 +104,9 @@ def vertex_confidence(
         pixels, depths, inside = project(maps.cameras, index, points)
         shown = torch.from_numpy(np.array(maps.rendered_depth(index))).flatten()[pixels].double() * inside
         weights = agreement(depths, shown)
-        (seen,) = weights.nonzero(as_tuple=True)
-        directions = functional.normalize(points[seen] - maps.cameras.positions[index], dim=1)
-        information[seen] += ray_information(directions, weights[seen])
+        (visible,) = weights.nonzero(as_tuple=True)
+        directions = functional.normalize(points[visible] - maps.cameras.positions[index], dim=1)
+        information[visible] += ray_information(directions, weights[visible])
         on_progress(index + 1)
     return confidence(information).float().numpy()
 

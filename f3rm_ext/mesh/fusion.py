@@ -158,10 +158,10 @@ def _fuse_slab(
         if (np.asarray(stored.depth(index)) > 0).any():
             depth, K, pose = _frame(stored, index)
             touched = _touched_blocks(grid, depth, K, pose)
-            mine = np.array([block for block in touched.tolist() if tuple(block) in keys], np.int32).reshape(-1, 3)
-            if len(mine):
+            inside = np.array([block for block in touched.tolist() if tuple(block) in keys], np.int32).reshape(-1, 3)
+            if len(inside):
                 color = o3d.t.geometry.Image(o3d.core.Tensor(stored.color(index).astype(np.float32) / 255.0))
-                grid.integrate(o3d.core.Tensor(mine), depth, color, K, K, pose, 1.0, _FAR, TRUNCATION_VOXELS)
+                grid.integrate(o3d.core.Tensor(inside), depth, color, K, K, pose, 1.0, _FAR, TRUNCATION_VOXELS)
         on_view(index + 1)
     mesh = from_open3d(grid.extract_triangle_mesh(min_weight - 0.5).to_legacy())
     if len(mesh.faces):

@@ -124,8 +124,8 @@ def thick_enough(gaussians: Gaussians, cameras: PinholeCameras) -> Gaussians:
         gaussians: without the 3D filter.
         cameras: the training cameras; a side is at least :data:`THINNEST` pixels of the nearest one.
     """
-    interval, seen = sampling_intervals(gaussians.means, cameras)
-    least = torch.where(seen, THINNEST * interval, 0).clamp_min(1e-12).log()
+    interval, visible = sampling_intervals(gaussians.means, cameras)
+    least = torch.where(visible, THINNEST * interval, 0).clamp_min(1e-12).log()
     return replace(gaussians, scales=torch.maximum(gaussians.scales, least[:, None]))
 
 

@@ -114,20 +114,20 @@ def compare(
             f"No point of {empty} is left to compare: check that both are in the same frame and units, and the crop, "
             "masks and cameras."
         )
-    there, their_cosines = _nearest(surface, comparison.near_truth, on_progress)
-    back, our_cosines = _nearest(truth, comparison.near_surface, lambda done: on_progress(len(surface) + done))
-    there_in, back_in = there[there < comparison.max_distance], back[back < comparison.max_distance]
-    if not len(there_in) or not len(back_in):
+    to_truth, their_cosines = _nearest(surface, comparison.near_truth, on_progress)
+    to_surface, our_cosines = _nearest(truth, comparison.near_surface, lambda done: on_progress(len(surface) + done))
+    near_truth, near_surface = (away[away < comparison.max_distance] for away in (to_truth, to_surface))
+    if not len(near_truth) or not len(near_surface):
         raise MeshError(
             f"All points of the mesh and the truth are more than {comparison.max_distance:g} apart: check that both "
             "are in the same frame and units."
         )
     return SurfaceMetrics(
-        accuracy=float(there_in.mean()),
-        completeness=float(back_in.mean()),
-        accuracy_median=float(np.median(there_in)),
-        completeness_median=float(np.median(back_in)),
-        scores=tuple(_score(there, back, threshold) for threshold in thresholds),
+        accuracy=float(near_truth.mean()),
+        completeness=float(near_surface.mean()),
+        accuracy_median=float(np.median(near_truth)),
+        completeness_median=float(np.median(near_surface)),
+        scores=tuple(_score(to_truth, to_surface, threshold) for threshold in thresholds),
         normal_accuracy=None if their_cosines is None else float(their_cosines.mean()),
         normal_completeness=None if our_cosines is None else float(our_cosines.mean()),
         points=len(surface),
@@ -147,8 +147,8 @@ def sample_mesh(mesh: trimesh.Trimesh, count: int, seed: int = 0) -> SurfacePoin
     return SurfacePoints(np.asarray(points, np.float64), np.asarray(mesh.face_normals)[np.asarray(faces)])
 
 
-def _score(there: np.ndarray, back: np.ndarray, threshold: float) -> Score:
-    precision, recall = float((there < threshold).mean()), float((back < threshold).mean())
+def _score(to_truth: np.ndarray, to_surface: np.ndarray, threshold: float) -> Score:
+    precision, recall = float((to_truth < threshold).mean()), float((to_surface < threshold).mean())
     both = precision + recall
     return Score(threshold, precision, recall, 2 * precision * recall / both if both else 0.0)
 

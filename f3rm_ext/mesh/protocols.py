@@ -282,14 +282,14 @@ def thin_out(points: SurfacePoints, spacing: float) -> SurfacePoints:
     slab_of = np.argsort(np.argsort(points.positions[order, axis], kind="stable")) * slabs // max(1, len(points))
     kept: list[np.ndarray] = []
     for slab in range(slabs):
-        mine = order[slab_of == slab]
-        places = points.positions[mine]
+        members = order[slab_of == slab]
+        places = points.positions[members]
         if kept:
             before = KDTree(points.positions[kept[-1]])
-            mine = mine[before.query(places, distance_upper_bound=spacing)[0] > spacing]
-            places = points.positions[mine]
+            members = members[before.query(places, distance_upper_bound=spacing)[0] > spacing]
+            places = points.positions[members]
         pairs = KDTree(places).query_pairs(spacing, output_type="ndarray") if len(places) else np.zeros((0, 2), int)
-        kept.append(mine[_independent(len(mine), pairs)])
+        kept.append(members[_independent(len(members), pairs)])
     return points.take(np.sort(np.concatenate(kept)))
 
 

@@ -45,10 +45,10 @@ def take_stereo(
                 _nearest(stored.cameras, stereo_views.cameras, index, axis, own.shape[1 - axis], sure.shape[1 - axis])
                 for axis in (1, 0)
             )
-            there = sure[rows[:, None], columns]
-            replaced = (there > 0) & (np.abs(there - own) > FAR_OFF * own)
-            stored.set_depth(index, np.where(replaced, there, own))
-            replaced_count, pixels = replaced_count + int(replaced.sum()), pixels + there.size
+            measured = sure[rows[:, None], columns]
+            replaced = (measured > 0) & (np.abs(measured - own) > FAR_OFF * own)
+            stored.set_depth(index, np.where(replaced, measured, own))
+            replaced_count, pixels = replaced_count + int(replaced.sum()), pixels + measured.size
     return replaced_count / max(pixels, 1)
 
 

@@ -87,10 +87,10 @@ def sun_reaches(
     normal = np.cross(*sides)
     away = center - points
     distance = away @ normal / (direction @ normal)
-    at = distance[:, None] * direction - away
+    crossing = distance[:, None] * direction - away
     through = distance > 0
     for side in sides:
-        through &= np.abs(at @ side) <= side @ side
+        through &= np.abs(crossing @ side) <= side @ side
     which = np.flatnonzero(through)
     blocked = caster.occluded(points[which], (distance[which, None] - _PANE) * direction, _NEAR)
     through[which[blocked]] = False

@@ -132,9 +132,9 @@ def book_stack(shop: Workshop) -> Mesh:
         spine = shapes.thick_sheet(sheet, 0.002)
         spine = spine.texture(spine.vertices).paint(cloth)
         bands = []
-        for at in (-0.36, 0.36):
+        for share in (-0.36, 0.36):
             strip = sheet[:2] * [0, 1, 1] + [0, -0.0012, 0]
-            strip[0, :, 0], strip[1, :, 0] = at * width - 0.003, at * width + 0.003
+            strip[0, :, 0], strip[1, :, 0] = share * width - 0.003, share * width + 0.003
             bands.append(shapes.thick_sheet(strip, 0.001).paint(gilt))
         book = join_meshes([board, board.place(z=height - 0.003), pages, spine, *bands])
         parts.append(book.place(z=z, turn_deg=float(shop.rng.uniform(-14, 14))))

@@ -129,9 +129,9 @@ def render(
             return np.stack([x, -y, -np.ones_like(x)], axis=1) @ c2w[:3, :3].T
 
         hits = Hits.cast(scene.caster, origin, rays(0.5, 0.5))
-        seen = pixels[hits.rays]
-        view.depth[seen], view.labels[seen] = hits.distance[:, 0], scene.mesh.label[hits.faces]
-        view.normals[seen] = _shading_normals(scene.mesh, hits)
+        covered = pixels[hits.rays]
+        view.depth[covered], view.labels[covered] = hits.distance[:, 0], scene.mesh.label[hits.faces]
+        view.normals[covered] = _shading_normals(scene.mesh, hits)
         total = np.zeros((len(pixels), 3))
         for number, (down, across) in enumerate((y, x) for y in offsets for x in offsets):
             directions = rays(across, down)

@@ -69,8 +69,8 @@ def smooth_curve(profile: Sequence[tuple[Real, Real]], points: int) -> Float[np.
     from scipy.interpolate import CubicSpline
 
     knots = np.asarray(profile, float)
-    at = np.concatenate([[0], np.cumsum(np.linalg.norm(np.diff(knots, axis=0), axis=1) ** 0.5)])
-    return CubicSpline(at, knots)(np.linspace(0, at[-1], points))
+    parameters = np.concatenate([[0], np.cumsum(np.linalg.norm(np.diff(knots, axis=0), axis=1) ** 0.5)])
+    return CubicSpline(parameters, knots)(np.linspace(0, parameters[-1], points))
 
 
 def revolve(profile: np.ndarray, around: int = 64) -> Mesh:

@@ -110,7 +110,7 @@ class BoundGaussians:
         Args:
             vertices: new positions, as many as before, scene frame.
         """
-        old, new = (_in_plane_edges(at[self.faces]) for at in (self.vertices, vertices))
+        old, new = (_in_plane_edges(places[self.faces]) for places in (self.vertices, vertices))
         stretch = (new @ torch.linalg.inv(old)).repeat_interleave(self.per_triangle, dim=0)
         x, y = functional.normalize(self.turns, dim=1).unbind(1)
         turn = torch.stack([torch.stack([x, -y], dim=1), torch.stack([y, x], dim=1)], dim=1)

@@ -202,8 +202,8 @@ class BoundModel(GaussianModel):
             start, far = add_detail(start, splats.means, views.positions.cpu(), config.free_beyond, per_triangle)
             free = splats[far]
         bound = bind(start.vertices, start.faces, start.corner_colors, per_triangle, config.sh_degree, alpha, thickness)
-        seen = sampling_intervals(bound.gaussians().means.to(self.device), views, near=config.near_plane)[1]
-        if not bool(seen.any()):
+        visible = sampling_intervals(bound.gaussians().means.to(self.device), views, near=config.near_plane)[1]
+        if not bool(visible.any()):
             other = "capture" if start.frame == "scene" else "scene"
             raise MeshError(
                 f"No training camera sees any of the {len(start.faces)} triangles of {config.mesh}, taken to be in the "

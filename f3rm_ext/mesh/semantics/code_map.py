@@ -86,10 +86,10 @@ def lift_code_map(
     entries = torch.from_numpy(dictionary)
     flat = np.full(atlas.size_px**2, NOTHING, np.uint16)
     for part, lifted in lift_places(mesh, places, photos, load, dim, _rename_stage("Code map", on_progress)):
-        seen = np.flatnonzero(lifted.visible)
-        for now in np.array_split(seen, len(seen) // _TEXELS_AT_ONCE + 1):
-            away = torch.cdist(torch.from_numpy(lifted.codes[now].astype(np.float32)), entries)
-            flat[texels.places[part][now]] = away.argmin(dim=1).numpy()
+        visible = np.flatnonzero(lifted.visible)
+        for batch in np.array_split(visible, len(visible) // _TEXELS_AT_ONCE + 1):
+            away = torch.cdist(torch.from_numpy(lifted.codes[batch].astype(np.float32)), entries)
+            flat[texels.places[part][batch]] = away.argmin(dim=1).numpy()
     return CodeMap(dictionary.astype(np.float16), flat.reshape(atlas.size_px, atlas.size_px))
 
 

@@ -127,8 +127,8 @@ def lift_places(
             lookup, packed = PhotoLookup(camera, photos.read(index), caster), PackedMaps.pack([load(index)])
             patches = packed.values.float().numpy()
             for start in range(part.start, part.start + count, _PLACES_AT_ONCE):
-                now = slice(start, min(start + _PLACES_AT_ONCE, part.start + count))
-                sample = lookup.look_up(Places(*(values[now] for values in places)))
+                batch = slice(start, min(start + _PLACES_AT_ONCE, part.start + count))
+                sample = lookup.look_up(Places(*(values[batch] for values in places)))
                 rows = torch.from_numpy(start - part.start + sample.indices)
                 weights = torch.from_numpy(sample.weights).float()
                 yx_px = torch.from_numpy(sample.pixels[:, ::-1].astype(np.float32))
@@ -140,30 +140,30 @@ def lift_places(
                 total[rows] += weights
                 on_weights(index, start + sample.indices, sample.weights)
             on_progress("Photos", number * len(photos) + index + 1, len(parts) * len(photos))
-        seen = total > 0
-        codes = torch.where(seen[:, None], sums.div_(total.clamp_min(1e-30)[:, None]), 0.0).half()
-        yield part, LiftedPlaces(codes.numpy(), seen.numpy())
+        visible = total > 0
+        codes = torch.where(visible[:, None], sums.div_(total.clamp_min(1e-30)[:, None]), 0.0).half()
+        yield part, LiftedPlaces(codes.numpy(), visible.numpy())
 
 
 def nearest_visible(
-    points: Float[np.ndarray, "places 3"], faces: Int[np.ndarray, "faces 3"], seen: Bool[np.ndarray, " places"]
+    points: Float[np.ndarray, "places 3"], faces: Int[np.ndarray, "faces 3"], visible: Bool[np.ndarray, " places"]
 ) -> Int[np.ndarray, " places"]:
-    """Returns for each place the nearest seen one along edges, itself if it is seen.
+    """Returns for each place the nearest visible one along edges, itself if it is visible.
 
-    A connected part of which nothing is seen takes the nearest ones in space.
+    A connected part of which nothing is visible takes the nearest ones in space.
 
     Args:
         points: places, all different.
-        seen: at least one is.
+        visible: at least one is.
     """
     source = np.arange(len(points))
-    if seen.all():
+    if visible.all():
         return source
     ends = np.concatenate([faces[:, [0, 1]], faces[:, [1, 2]], faces[:, [2, 0]]])
     ends = np.unique(np.sort(ends[ends[:, 0] != ends[:, 1]], axis=1), axis=0)
     lengths = np.linalg.norm(points[ends[:, 0]] - points[ends[:, 1]], axis=1)
     graph = coo_array((lengths, (ends[:, 0], ends[:, 1])), shape=(len(points),) * 2).tocsr()
-    known = np.flatnonzero(seen)
+    known = np.flatnonzero(visible)
     away, _, nearest = dijkstra(graph, directed=False, indices=known, min_only=True, return_predecessors=True)
     reached = np.isfinite(away)
     source[reached] = nearest[reached]

@@ -153,18 +153,17 @@ def frame_of_mesh(path: Path, frame: Literal["auto", "capture", "scene"], captur
     return origin
 
 
-def same_frame(said: dict[str, Any], frame: CaptureFrame) -> bool:
+def same_frame(record: dict[str, Any], frame: CaptureFrame) -> bool:
     """Returns whether a provenance has this map between frames, or none."""
-    if "scene_from_capture" not in said:
+    if "scene_from_capture" not in record:
         return True
-    here: dict[str, Any] = frame.describe()
+    own: dict[str, Any] = frame.describe()
     for key in ("scene_from_capture", "scene_units_per_capture_unit"):
-        there = said.get(key)
-        try:
-            value = np.array(parse_json(there, Any) if isinstance(there, str) else there, dtype=np.float64)
+        entry, expected = record.get(key), np.asarray(own[key])
+        try:  # entries of PLY and OBJ files are text
+            values = np.array(parse_json(entry, Any) if isinstance(entry, str) else entry, dtype=np.float64)
         except (ValueError, TypeError, OverflowError):
             return False
-        values = np.asarray(here[key])
-        if value.shape != values.shape or not np.allclose(value, values, atol=_SAME_FRAME):
+        if values.shape != expected.shape or not np.allclose(values, expected, atol=_SAME_FRAME):
             return False
     return True

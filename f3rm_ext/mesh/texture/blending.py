@@ -94,12 +94,12 @@ def blend_photos(
             sums[indices] += sample.weights[:, None] * sample.colors * gains[index]
             total[indices] += sample.weights
         on_progress("Photos", index + 1, len(photos))
-    seen = total > 0
-    if not seen.any():
+    visible = total > 0
+    if not visible.any():
         raise MeshError(UNSEEN)
-    sums[seen] /= total[seen, None]
-    _fill(points, sums, seen, on_progress)
-    return Blend(np.clip(sums, 0, 255, out=sums), seen, gains)
+    sums[visible] /= total[visible, None]
+    _fill(points, sums, visible, on_progress)
+    return Blend(np.clip(sums, 0, 255, out=sums), visible, gains)
 
 
 def _shrink(camera: Camera, photo: Photo) -> tuple[Camera, Photo]:
@@ -117,12 +117,12 @@ def _shrink(camera: Camera, photo: Photo) -> tuple[Camera, Photo]:
     return small, Photo(np.asarray(colors), valid)
 
 
-def _fill(points: np.ndarray, colors: np.ndarray, seen: np.ndarray, on_progress: StageProgress) -> None:
-    """Gives unseen places the mean colour of the nearest seen ones in space, whatever chart they are on."""
-    unseen = np.flatnonzero(~seen)
+def _fill(points: np.ndarray, colors: np.ndarray, visible: np.ndarray, on_progress: StageProgress) -> None:
+    """Gives unseen places the mean colour of the nearest visible ones in space, whatever chart they are on."""
+    unseen = np.flatnonzero(~visible)
     if not len(unseen):
         return
-    anchors = np.flatnonzero(seen)
+    anchors = np.flatnonzero(visible)
     if len(anchors) > _ANCHORS:
         anchors = np.random.default_rng(0).choice(anchors, _ANCHORS, replace=False)
     tree = KDTree(points[anchors])

@@ -75,9 +75,9 @@ class MeshRenderer:
         for down in offsets:
             for across in offsets:
                 hit = self._caster.cast(*camera.pixel_rays(across, down))
-                on = np.isfinite(hit["t_hit"])
-                total[on] += self._colors(hit["primitive_ids"][on], hit["primitive_uvs"][on])
-                covered &= on
+                hits = np.isfinite(hit["t_hit"])
+                total[hits] += self._colors(hit["primitive_ids"][hits], hit["primitive_uvs"][hits])
+                covered &= hits
         return MeshPicture(total / SAMPLES**2, covered)
 
 

@@ -125,10 +125,10 @@ def _weigh(points, normals, areas, rotation, center, intrinsics, trust, sizes, w
         pixels[i, 0], pixels[i, 1], level[i] = column, row, halvings
 
 
-def bilinear(picture: Float[np.ndarray, "h w c"], at: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n c"]:
+def bilinear(picture: Float[np.ndarray, "h w c"], places: Float[np.ndarray, "n 2"]) -> Float[np.ndarray, "n c"]:
     """Returns values of a picture at places (column, row); the centre of the first pixel is at 0.5."""
-    index, share = bilinear_corners(at, picture.shape[1], picture.shape[0])
-    result = np.empty((len(at), picture.shape[2]), np.float32)
+    index, share = bilinear_corners(places, picture.shape[1], picture.shape[0])
+    result = np.empty((len(places), picture.shape[2]), np.float32)
     _mix(picture.reshape(-1, picture.shape[2]), index, share, result)
     return result
 
@@ -146,10 +146,10 @@ def _mix(values, index, share, result):
 
 
 def bilinear_corners(
-    at: Float[np.ndarray, "n 2"], width: int, height: int
+    places: Float[np.ndarray, "n 2"], width: int, height: int
 ) -> tuple[Int[np.ndarray, "n 4"], Float[np.ndarray, "n 4"]]:
     """Returns the four pixels around places, as indices in the flattened picture, and their shares."""
-    x, y = np.clip(at[:, 0] - 0.5, 0, width - 1), np.clip(at[:, 1] - 0.5, 0, height - 1)
+    x, y = np.clip(places[:, 0] - 0.5, 0, width - 1), np.clip(places[:, 1] - 0.5, 0, height - 1)
     left, top = np.minimum(x.astype(np.int64), max(width - 2, 0)), np.minimum(y.astype(np.int64), max(height - 2, 0))
     right, below = np.minimum(left + 1, width - 1), np.minimum(top + 1, height - 1)
     fx, fy = (x - left).astype(np.float32), (y - top).astype(np.float32)
