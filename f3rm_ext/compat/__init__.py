@@ -117,7 +117,7 @@ def register_safe_globals() -> None:
     scalar = multiarray.scalar  # type: ignore[attr-defined]
     allowed: list[Any] = [np.dtype, np.dtypes.Float64DType, np.dtypes.Float32DType, np.dtypes.Int64DType]
     if TorchVersion(torch.__version__) < "2.6":
-        # It takes (object, name) pairs without complaint, and fails over them in every file that it loads afterwards.
+        # It takes (object, name) pairs without complaint, and fails over them where a file has a type of its own.
         allowed.append(scalar)
     else:
         # Both names, so that a checkpoint written with numpy 1 can be read with numpy 2 and vice versa.

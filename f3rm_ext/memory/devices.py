@@ -16,6 +16,7 @@ CARD_SHARE = 0.95
 """Share of a card's memory that a plan may use: cards report 2 to 4 % less than their data sheets say, and what CUDA
 takes is an assumption."""
 CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files in which a container reads its limit: those of control groups of version 2 and 1."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 
 @dataclass(frozen=True)
 class BoxContraction:
-    """Pulls unbounded space into a cube (mip-NeRF 360, Barron et al. 2022, with the largest coordinate as the norm).
+    """Pulls unbounded space into a cube (mip-NeRF 360, Barron et al. 2022, eq. 10, with the maximum norm).
 
     The innermost box becomes the cube from -1 to 1 and is only scaled; infinity becomes the surface of the cube from -2
     to 2.

@@ -113,6 +113,7 @@ def vertex_confidence(
 
 def _keep_agreeing(stored: StoredViews, options: ExtractionOptions, on_progress: StageProgress) -> None:
     """Removes depth on which too few views agree."""
+    # All masks before any depth changes: a view is compared with others, which must not have lost theirs yet.
     masks = []
     for index in range(len(stored)):
         masks.append(agreeing_depth(stored, index, options.min_views, options.tolerance) > 0)

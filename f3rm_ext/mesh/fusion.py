@@ -117,7 +117,7 @@ def _touched_blocks(grid: Any, depth: Any, K: Any, pose: Any) -> np.ndarray:
 
 def _all_blocks(stored: StoredViews, voxel: float, on_progress: Callable[[int, int], None]) -> np.ndarray:
     """Coordinates of all blocks that some view touches, (blocks, 3) int32."""
-    grid, blocks = _grid(voxel, 1), np.zeros((0, 3), np.int32)
+    grid, blocks = _grid(voxel, 1), np.zeros((0, 3), np.int32)  # the grid only computes coordinates, and stays empty
     for index in range(len(stored)):
         if (np.asarray(stored.depth(index)) > 0).any():
             blocks = np.unique(np.concatenate([blocks, _touched_blocks(grid, *_frame(stored, index))]), axis=0)
@@ -163,6 +163,7 @@ def _fuse_slab(
                 color = o3d.t.geometry.Image(o3d.core.Tensor(stored.color(index).astype(np.float32) / 255.0))
                 grid.integrate(o3d.core.Tensor(inside), depth, color, K, K, pose, 1.0, _FAR, TRUNCATION_VOXELS)
         on_view(index + 1)
+    # Weights are whole numbers of views: half a view less keeps voxels with exactly as many as are wanted.
     mesh = from_open3d(grid.extract_triangle_mesh(min_weight - 0.5).to_legacy())
     if len(mesh.faces):
         middle = mesh.triangles_center[:, axis] / (voxel * BLOCK)

@@ -24,6 +24,7 @@ _RAW = "_COLOR_0"
 """Attributes with an underscore pass trimesh as they are. Its own colours have 8 bits, too few for dark linear ones; it
 reads those of 16 bits wrong, and floats right."""
 _HEADER = "<4sIIII"
+"""Magic, version, length of the file, and length and type of the first chunk, which is JSON."""
 _JPEG_QUALITY = 88
 
 

@@ -116,6 +116,7 @@ def compare(
         )
     to_truth, their_cosines = _nearest(surface, comparison.near_truth, on_progress)
     to_surface, our_cosines = _nearest(truth, comparison.near_surface, lambda done: on_progress(len(surface) + done))
+    # What is too far away is left out of means, as DTU has it; in scores it is a miss.
     near_truth, near_surface = (away[away < comparison.max_distance] for away in (to_truth, to_surface))
     if not len(near_truth) or not len(near_surface):
         raise MeshError(

@@ -23,6 +23,7 @@ MIN_LPIPS_SIDE_PX = 31
 _STAGES = ((0, 4, 2, False), (3, 1, 2, True), (6, 1, 1, True), (8, 1, 1, False), (10, 1, 1, False))
 # Channels out and in, and side of the kernel, of these layers.
 _KERNELS = ((64, 3, 11), (192, 64, 5), (384, 192, 3), (256, 384, 3), (256, 256, 3))
+# What LPIPS makes of colours in [-1, 1] before AlexNet sees them (its ScalingLayer).
 _SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 
 

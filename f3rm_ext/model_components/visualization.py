@@ -59,6 +59,7 @@ def depth_colors(
     The quantiles are those of the pixels that the mask keeps, if any. Colours fade with the accumulation.
     """
     kept = depth.flatten() if mask is None or not mask.any() else depth[mask.to(depth.device)]
+    # torch.quantile sorts its values, and refuses more than 16 million of them.
     some = kept[:: max(1, kept.numel() // 100_000)]
     near, far = torch.quantile(some, torch.tensor([0.02, 0.9], device=some.device)).tolist()
     return colormaps.apply_depth_colormap(depth, accumulation=accumulation, near_plane=near, far_plane=far)

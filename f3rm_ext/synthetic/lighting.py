@@ -105,6 +105,7 @@ def _direct(caster: RayCaster, mesh: Mesh, lights: Lights) -> tuple[np.ndarray, 
         form = np.maximum((towards * mesh.normals).sum(axis=1), 0) * np.maximum(-(towards @ normal), 0)
         lit = np.flatnonzero(form)
         lit = lit[~caster.occluded(starts[lit], towards[lit], _NEAR, 0.999)]
+        # A point stands for a part of a lamp: below 10 cm it would be brighter than that part.
         squared = np.maximum(np.square(towards[lit]).sum(axis=1), 0.01)
         area_light[lit] += (form[lit] / (np.pi * squared**2))[:, None] * power
     facing = mesh.normals @ lights.sun[0]

@@ -81,6 +81,7 @@ def _radiance(
             lit = lit[sun_reaches(scene.caster, scene.sun, points[lit] + 0.002 * normals[lit], tilt)]
             light[lit] += (facing[lit] * np.minimum(1, 6 * facing[lit]))[:, None] * scene.sun[1]
         cosine = (directions * normals).sum(axis=1, keepdims=True)
+        # Fresnel's reflection by Schlick (1994), less of it on rough surfaces.
         grazing = (1 - np.maximum(0, -cosine)) ** 5 * (1 - np.minimum(1, 3 * roughness))
         mirror = np.where(metal > 0, colors, gloss)
         mirror = np.where((gloss > 0) & (emission == 0), mirror + (1 - mirror) * grazing, 0)

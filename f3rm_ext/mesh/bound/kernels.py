@@ -150,6 +150,7 @@ def _add_edges(by_corners, f, ax, ay, az, bx, by, bz, px, py, pz, sx, sy, sz):
 @numba.njit(cache=True, nogil=True)
 def _add_to_vertices(faces, by_corners, gradient):
     """Adds gradients by the corners of triangles to those by vertices."""
+    # On one thread: triangles share vertices.
     for f in range(faces.shape[0]):
         for corner in range(3):
             vertex = faces[f, corner]
@@ -171,7 +172,7 @@ def _normals(vertices, faces, normals):
 @numba.njit(cache=True, nogil=True)
 def _compare_normals(first, second, signs, normals, by_normals, total):
     """Writes the sum of 1 − n·m over pairs, and adds its gradient by normals."""
-    result = 0.0
+    result = 0.0  # on one thread: pairs share triangles
     for p in range(first.shape[0]):
         one, two, sign, cosine = first[p], second[p], signs[p], 0.0
         for axis in range(3):

@@ -121,6 +121,7 @@ def _weigh(points, normals, areas, rotation, center, intrinsics, trust, sizes, w
         halvings = int(min(np.rint(np.log2(max(np.sqrt(covered), 1.0))), len(sizes) - 1))
         first, height, width = sizes[halvings]
         left, top = min(int(column / 2**halvings), width - 1), min(int(row / 2**halvings), height - 1)
+        # Never 0 because of the distance alone: a place that is seen from afar only still takes its colour from there.
         weights[i] = trust[first + top * width + left] * cosine * min(max(covered, 1e-6), 1.0) ** 2
         pixels[i, 0], pixels[i, 1], level[i] = column, row, halvings
 
@@ -184,6 +185,7 @@ def _trust(camera: Camera, valid: np.ndarray | None, caster: RayCaster) -> Float
     rows, columns = np.arange(camera.height) + 0.5, np.arange(camera.width) + 0.5
     border = max(_BORDER * min(camera.width, camera.height), 1.0)
     near = np.minimum(np.minimum(columns, camera.width - columns), np.minimum(rows, camera.height - rows)[:, None])
+    # Not down to 0, so that what is seen at the rims of photos only has a colour, too.
     trust = np.where(edge, _EDGE_WEIGHT, 1.0) * np.clip(near / border, 0.01, 1)
     if valid is not None and not valid.all():  # without any pixel left out, distances would be those from a corner
         # Bilinear lookups reach into the next pixel.
