@@ -152,9 +152,18 @@ def test_no_batch_is_advised_that_would_be_refused() -> None:
 
 @pytest.mark.parametrize("save_every", [1, 500])
 def test_a_training_that_diverges_leaves_checkpoints_that_can_be_resumed(
-    save_every: int, pictures: Path, tmp_path: Path
+    save_every: int, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = replace(config(learning_rate=1e30, save_every=save_every, device="cpu"), data=pictures, output=tmp_path)
+    train_step = Training.train_step
+
+    def diverge(training: Training, source: Iterator[Any]) -> Any:
+        result = train_step(training, source)
+        if training.step == 2:
+            training.query.backbone.conv1.weight.data.fill_(torch.nan)  # type: ignore[union-attr, operator]
+        return result
+
+    monkeypatch.setattr(Training, "train_step", diverge)
+    given = replace(config(save_every=save_every, device="cpu"), data=pictures, output=tmp_path)
     with pytest.raises(ConfigError, match="--learning-rate") as error:
         TrainingRun(given).main()
     saved = checkpoint.newest_first(tmp_path / "checkpoints")
