@@ -9,7 +9,7 @@ import torch
 
 from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.base import Extractor, ExtractorIdentity, FeatureMap
-from f3rm_ext.features.extractors.registry import build_extractor, resizes
+from f3rm_ext.features.extractors.registry import build_extractor, extractor_name, resizes
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.features.store.extraction import disk_errors, say_waiting
@@ -27,8 +27,8 @@ def head_names(extractors: Sequence[str]) -> list[str]:
     """
     names: list[str] = []
     for text in extractors:
-        base = plain_name(text.split(":", 1)[0].strip())
-        name, number = base, 1
+        name = base = plain_name(extractor_name(text))
+        number = 1
         while name in names:
             number += 1
             name = f"{base}_{number}"
@@ -123,8 +123,8 @@ def prepare_features(
 
     def prepare(text: str, name: str) -> tuple[FeatureSpec, FeatureStore, list[ImageSet]]:
         together = local_size > 1 and not repair
-        own = device if local_rank == 0 or together else torch.device("cpu")
-        extractor = (build or build_extractor)(text, device=own)
+        build_device = device if local_rank == 0 or together else torch.device("cpu")
+        extractor = _build(text, build_device, options.codes, build or build_extractor)
         sets = images.of(full=getattr(extractor, "resizes", False))
         head = StoredHead(text, name, extractor.identity, extractor.dim, options.codes, cache, sets)
         if local_rank != 0:
@@ -150,11 +150,26 @@ def prepare_features(
             )
         return *stores, sets
 
+    if build is None:
+        # A mistake in a later extractor must not appear only after the first has worked for an hour.
+        for text in options.extractors[1:]:
+            _build(text, torch.device("cpu"), options.codes, build_extractor)
     heads = []
     for text, name in zip(options.extractors, head_names(options.extractors), strict=True):
         heads.append(prepare(text, name))
         _free_memory(device)
     return _sources(datasets, heads)
+
+
+def _build(text: str, device: torch.device, codes: int, build: Callable[..., Extractor]) -> Extractor:
+    """Builds an extractor. Raises ConfigError if its features have no more dimensions than there are codes."""
+    extractor = build(text, device=device)
+    if codes >= extractor.dim:
+        raise ConfigError(
+            f"{codes} PCA codes are no fewer than the {extractor.dim} dimensions of {text}: "
+            "choose fewer codes, or 0 to distil the full features."
+        )
+    return extractor
 
 
 def open_features(

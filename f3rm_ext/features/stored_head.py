@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from f3rm_ext.errors import ConfigError, FeatureStoreError
+from f3rm_ext.errors import FeatureStoreError
 from f3rm_ext.features.base import Extractor, ExtractorIdentity
 from f3rm_ext.features.display import fit_display, load_display, sample_patches, save_display
 from f3rm_ext.features.pca_codes import CodeBasis, build_codes, codes_root, load_basis, open_codes
@@ -45,11 +45,6 @@ class StoredHead:
     """The training images first; PCA codes and display basis are fitted to them."""
 
     def __post_init__(self) -> None:
-        if self.codes >= self.dim > 0:
-            raise ConfigError(
-                f"{self.codes} PCA codes are no fewer than the {self.dim} dimensions of {self.text}: "
-                "choose fewer codes, or 0 to distil the full features."
-            )
         self.root = store_root(self.cache, self.identity)
         self.lock = FolderLock(self.root / "lock")
 
@@ -131,7 +126,7 @@ class StoredHead:
         return [(image_set, i) for image_set, i in todo if numbers[id(image_set), i] % ranks == rank]
 
     def _adopt(self, ranks: Iterable[int]) -> set[int]:
-        """Takes over what other processes have extracted, unless they are still at it; returns which have."""
+        """Takes over what other processes have extracted and returns the ranks of those that have finished."""
         ranks_done = set()
         for rank in ranks:
             part, lock = self._part(rank), FolderLock(self._part(rank) / "lock")

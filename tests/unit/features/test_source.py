@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from f3rm_ext.errors import ConfigError, FeatureStoreError
+from f3rm_ext.errors import ConfigError, FeatureStoreError, UserError
 from f3rm_ext.features import source as source_module
 from f3rm_ext.features import stored_head
 from f3rm_ext.features.pca_codes import project_query
@@ -140,6 +140,18 @@ def test_more_codes_than_dimensions_is_an_error(lab):
     with pytest.raises(ConfigError, match=r"12.*12.*toy"):
         lab.prepare(lab.train, codes=12)
     assert len(lab.logged()) == 0
+
+
+@pytest.mark.parametrize(
+    ("later", "codes", "why"),
+    [("labels", 0, "data=CAPTURE"), ("unknown", 0, "no extractor"), ("labels:data={}", 64, "64 PCA codes")],
+)
+def test_mistakes_in_later_extractors_appear_before_the_first_works(lab, tiny_capture, later, codes, why):
+    Image.new("RGB", (40, 40)).save(lab.folder / "large.png")
+    extractors = ("dense-daisy", later.format(tiny_capture))
+    with pytest.raises(UserError, match=why):
+        lab.prepare([lab.folder / "large.png"], extractors=extractors, codes=codes, build=None)
+    assert not lab.shards()
 
 
 def test_no_images_is_an_error(lab):
