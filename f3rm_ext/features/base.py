@@ -151,7 +151,11 @@ class FileExtractor(Protocol):
 
 @runtime_checkable
 class TextExtractor(Protocol):
-    """An extractor that can embed text into its feature space."""
+    """An extractor that can embed text into its feature space.
+
+    One that knows certain texts only may also have ``require_known(prompts)``, which raises an ExtractorError that says
+    which others can be looked for.
+    """
 
     def encode_text(self, prompts: Sequence[str]) -> Float[Tensor, "prompts feat"]:
         """Returns unit-norm embeddings of the prompts, float32 on the CPU."""

@@ -61,12 +61,15 @@ class TextEncoder:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._extractors = _Extractors(device, "Queries by example")
 
-    def encode(self, head: QueryHead, prompts: Sequence[str]) -> Embeddings:
+    def encode(self, head: QueryHead, prompts: Sequence[str], *, known: bool = False) -> Embeddings:
         """Returns one embedding for each prompt.
+
+        Args:
+            known: refuse prompts that the extractor does not know, as what is looked for has to be known.
 
         Raises:
             WeightsNotFoundError: the weights are not on this machine; the message says which and where they belong.
-            ExtractorError: the extractor cannot be used here, or understands no text.
+            ExtractorError: the extractor cannot be used here, understands no text, or does not know a prompt.
             ConfigError: the features were made with other weights, or a text is empty.
         """
         if not all(prompt.strip() for prompt in prompts):
@@ -74,6 +77,8 @@ class TextEncoder:
         if not prompts:
             return Embeddings.empty(head.dim)
         extractor = cast(TextExtractor, self._extractors.get(head, texts=True))
+        if known and (require_known := getattr(extractor, "require_known", None)) is not None:
+            require_known(prompts)
         with torch.inference_mode():
             vectors = extractor.encode_text(list(prompts))
         full = head.dim if head.basis is None else head.basis.shape[1]
@@ -153,11 +158,11 @@ class ExampleEncoder:
 def require_same_model(head: QueryHead, extractor: Extractor) -> None:
     """Raises ConfigError unless the features of a head were made with this extractor's model and weights."""
     here = extractor.identity
-    for part in ("model", "weights"):
+    for part, other in (("model", "another model"), ("weights", "other weights")):
         if head.identity.get(part, getattr(here, part)) != getattr(here, part):
             raise ConfigError(
-                f"The {part} of {head.extractor} on this machine ({getattr(here, part)}) are not those the feature "
-                f"{head.name!r} was made with ({head.identity[part]}): queries would be compared with another space; "
+                f"{head.extractor} has {other} on this machine ({getattr(here, part)}) than the feature {head.name!r} "
+                f"was made with ({head.identity[part]}): queries would be compared with another space; "
                 "use the same weights file."
             )
 

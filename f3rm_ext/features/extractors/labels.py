@@ -13,6 +13,7 @@ from torch import Tensor
 from f3rm_ext.capture.ground_truth import LABEL_KEYS, CaptureGroundTruth
 from f3rm_ext.errors import ExtractorError
 from f3rm_ext.features.base import ExtractorIdentity, PatchGrid
+from f3rm_ext.features.extractors.parsing import close_match
 
 
 @dataclass
@@ -40,6 +41,7 @@ class LabelsExtractor:
                 "`classes`, and `label_file_path` for each frame."
             )
         self._digest = self._digest_of_labels()
+        self._names = [name.casefold() for name in self.truth.names]
 
     @property
     def identity(self) -> ExtractorIdentity:
@@ -82,13 +84,21 @@ class LabelsExtractor:
 
     def encode_text(self, prompts: Sequence[str]) -> Float[Tensor, "prompts feat"]:
         """Returns the one-hot vector of the class with that name; for other texts, all classes alike."""
-        names = [name.casefold() for name in self.truth.names]
         vectors = torch.full((len(prompts), self.dim), self.dim**-0.5)
         for row, prompt in zip(vectors, prompts, strict=True):
-            if prompt.casefold() in names:
+            if prompt.casefold() in self._names:
                 row.zero_()
-                row[names.index(prompt.casefold())] = 1.0
+                row[self._names.index(prompt.casefold())] = 1.0
         return vectors
+
+    def require_known(self, prompts: Sequence[str]) -> None:
+        """Raises ExtractorError unless every text is the name of a class, as only classes can be found."""
+        for prompt in prompts:
+            if prompt.casefold() not in self._names:
+                raise ExtractorError(
+                    f"{self.config.data} has no class {prompt!r}{close_match(prompt, self.truth.names)}: "
+                    f"look for one that it has ({', '.join(self.truth.names)})."
+                )
 
     def _digest_of_labels(self) -> str:
         digest = hashlib.sha256("\n".join(self.truth.names).encode())

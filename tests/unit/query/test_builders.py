@@ -55,6 +55,14 @@ def test_queries_by_text(run: Run, head: Any, negatives: Negatives, count: int) 
             torch.testing.assert_close(query.negatives.values[-1], one_hot(head, truth, other))
 
 
+def test_only_names_that_labels_know_can_be_looked_for(run: Run) -> None:
+    given = dict(load_config=Path("config.yml"), text=("Vase | apple",), negative=("unicorn",))
+    (query,) = encode_queries(parse_queries(QueryOptions(**given)), run)
+    assert query.positives.sources == ("Vase", "apple") and query.negatives.sources == ("unicorn",)
+    with pytest.raises(ExtractorError, match=r"'unicorn'.*vase"):
+        encode_queries(parse_queries(QueryOptions(**{**given, "text": ("vase | unicorn",)})), run)
+
+
 def test_the_mean_of_all_photos(run: Run, head: Any) -> None:
     """Against the mean of the stored training maps."""
     maps = [run.feature_map("train", i, "").values.reshape(-1, head.dim) for i in range(len(run.files("train")))]
@@ -138,7 +146,7 @@ class ToyTextEncoder(TextEncoder):
         super().__init__()
         self.prompts: list[tuple[str, ...]] = []
 
-    def encode(self, head: Any, prompts: Sequence[str]) -> Embeddings:
+    def encode(self, head: Any, prompts: Sequence[str], *, known: bool = False) -> Embeddings:
         self.prompts.append(tuple(prompts))
         if head.extractor == "mute":
             raise ExtractorError("It understands no text.")
