@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from PIL import Image, ImageDraw, ImageFont
 
 from f3rm_ext.utils.colormaps import DIMMED_MID_GREY, heat_scale_bytes, label_table_bytes
@@ -20,12 +20,38 @@ _GAP_PX = 6
 _INK, _PAPER = (30, 30, 30), (255, 255, 255)
 
 
-@lru_cache(maxsize=8)
-def _font(size_px: int) -> ImageFont.FreeTypeFont:
-    """DejaVu Sans, which comes with matplotlib and covers most alphabets."""
+def _font(size_px: int, text: str = "") -> ImageFont.FreeTypeFont:
+    """DejaVu Sans, which comes with matplotlib; for a text with letters that it lacks, the font of this machine that
+    has most of them.
+    """
     import matplotlib
 
-    return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"), size_px)
+    path = str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf")
+    letters = [ord(letter) for letter in set(text) if not letter.isspace()]
+    if not np.isin(letters, _read_letters(path)).all():
+        # Only here, because the first import on a machine lists its fonts, which takes seconds.
+        from matplotlib.font_manager import findSystemFonts
+
+        fonts = [path, *sorted(findSystemFonts())]
+        path = max(fonts, key=lambda other: int(np.isin(letters, _read_letters(other)).sum()))
+    return _open_font(path, size_px)
+
+
+@lru_cache(maxsize=32)
+def _open_font(path: str, size_px: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(path, size_px)
+
+
+@cache
+def _read_letters(path: str) -> Int64[np.ndarray, " letters"]:
+    """Code points that a font draws; none of a font that cannot be used, such as one of coloured bitmaps."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        _open_font(path, 11)
+        return np.fromiter(FT2Font(path).get_charmap(), dtype=np.int64)
+    except (OSError, RuntimeError):
+        return np.empty(0, dtype=np.int64)
 
 
 def add_legend(
@@ -37,23 +63,24 @@ def add_legend(
         *zip(names, map(tuple, label_table_bytes(len(names)).tolist()), strict=True),
         (f"other (below {threshold:g})", DIMMED_MID_GREY),
     ]
-    rows: list[list[tuple[float, str, tuple[int, ...]]]] = [[]]
+    rows: list[list[tuple[float, str, ImageFont.FreeTypeFont, tuple[int, ...]]]] = [[]]
     x = 0.0
     for entry, color in entries:
-        name = _shorten(entry, int(picture.shape[1] - 2.2 * size), size)
-        width = 2.2 * size + _font(size).getlength(name)
+        font = _font(size, entry)
+        name = _shorten(entry, int(picture.shape[1] - 2.2 * size), font)
+        width = 2.2 * size + font.getlength(name)
         if rows[-1] and x + width > picture.shape[1]:
             rows.append([])
             x = 0.0
-        rows[-1].append((x, name, color))
+        rows[-1].append((x, name, font, color))
         x += width
     strip = Image.new("RGB", (picture.shape[1], round(1.6 * size * len(rows)) + 4), _PAPER)
     draw = ImageDraw.Draw(strip)
     for number, row in enumerate(rows):
         y = 3 + 1.6 * size * number
-        for x, name, color in row:
+        for x, name, font, color in row:
             draw.rectangle((x + 3, y + 2, x + 3 + size, y + 2 + size), fill=color)
-            draw.text((x + 8 + size, y), name, fill=_INK, font=_font(size))
+            draw.text((x + 8 + size, y), name, fill=_INK, font=font)
     return np.concatenate([picture, np.asarray(strip)])
 
 
@@ -97,25 +124,26 @@ class Overview:
         """Draws the sheet, with lines below the pictures."""
         widths = [max(pictures[i].shape[1] for _, pictures in self.rows) for i in range(len(self.titles))]
         heights = [max(picture.shape[0] for picture in pictures) for _, pictures in self.rows]
-        lines = [*footer, f"{self.left_out} more queries are in the folder."] if self.left_out else list(footer)
+        rest = f"{self.left_out} more pictures of each view are in the folder."
+        lines = [*footer, rest] if self.left_out else list(footer)
         head, caption, foot = 40, 18, 17 * len(lines) + 8
         width = max(sum(widths) + _GAP_PX * (len(widths) + 1), 480)
         sheet = Image.new("RGB", (width, head + sum(heights) + (caption + _GAP_PX) * len(heights) + foot), _PAPER)
         draw = ImageDraw.Draw(sheet)
         for i, (title, heat) in enumerate(zip(self.titles, self.heats, strict=True)):
             x = _GAP_PX + sum(widths[:i]) + _GAP_PX * i
-            draw.text((x, 3), _shorten(title, widths[i], 14), fill=_INK, font=_font(14))
+            _write_line(draw, (x, 3), title, widths[i], 14)
             if heat is not None:
                 _scale_bar(sheet, x, 23, widths[i], heat)
         y = head
         for (name, pictures), height in zip(self.rows, heights, strict=True):
-            draw.text((_GAP_PX, y), _shorten(name, width, 11), fill=_INK, font=_font(11))
+            _write_line(draw, (_GAP_PX, y), name, width, 11)
             y += caption
             for i, picture in enumerate(pictures):
                 sheet.paste(Image.fromarray(picture), (_GAP_PX + sum(widths[:i]) + _GAP_PX * i, y))
             y += height + _GAP_PX
         for number, line in enumerate(lines):
-            draw.text((_GAP_PX, y + 4 + 17 * number), _shorten(line, width, 11), fill=_INK, font=_font(11))
+            _write_line(draw, (_GAP_PX, y + 4 + 17 * number), line, width, 11)
         return np.asarray(sheet)
 
 
@@ -128,11 +156,17 @@ def _thumbnail(picture: np.ndarray) -> np.ndarray:
     return np.asarray(image)
 
 
-def _shorten(text: str, width_px: int, size_px: int) -> str:
+def _write_line(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str, width_px: int, size_px: int) -> None:
+    """Writes a text, shortened to a width, with its top left corner at a place (x, y)."""
+    font = _font(size_px, text)
+    draw.text(place, _shorten(text, width_px, font), fill=_INK, font=font)
+
+
+def _shorten(text: str, width_px: int, font: ImageFont.FreeTypeFont) -> str:
     """The text, shortened to a width."""
-    if _font(size_px).getlength(text) <= width_px:
+    if font.getlength(text) <= width_px:
         return text
-    while text and _font(size_px).getlength(text + "…") > width_px:
+    while text and font.getlength(text + "…") > width_px:
         text = text[:-1]
     return text + "…"
 

@@ -194,8 +194,8 @@ class QueryWriter:
     def _overview_row(self, pictures: ViewPictures, summaries: Mapping[str, dict]) -> list[np.ndarray]:
         row = [pictures.background]
         for name, picture in pictures.overlays.items():
-            x, y = summaries[name]["best_px"]
-            row.append(mark_spot(picture, int(y), int(x)))
+            (x, y), score = summaries[name]["best_px"], summaries[name]["best_score"]
+            row.append(mark_spot(picture, int(y), int(x)) if score >= self.threshold else picture)
         return row if pictures.labels_picture is None else [*row, pictures.labels_picture]
 
     def _videos(self) -> "Videos":

@@ -1,6 +1,12 @@
 """Pictures of results."""
 
+from pathlib import Path
+
+import matplotlib.font_manager
 import numpy as np
+import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 
 from f3rm_ext.query import visualization
 from f3rm_ext.utils.colormaps import label_table_bytes
@@ -21,6 +27,32 @@ def test_long_names_are_shortened_to_the_picture() -> None:
     long, longer = (visualization.add_legend(picture, ["mug", "a" * count], 0.5)[4:] for count in (60, 600))
     assert (long[:, -2:] == 255).all(), "nothing is cut off"
     np.testing.assert_array_equal(long, longer)
+
+
+def test_letters_that_the_usual_font_lacks_are_drawn_with_one_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A font of one Chinese letter, a bar as high as the line, among files that are no fonts."""
+    pen = TTGlyphPen(None)
+    pen.moveTo((0, 0))
+    for corner in ((0, 900), (900, 900), (900, 0)):
+        pen.lineTo(corner)
+    pen.closePath()
+    builder = FontBuilder(1000)
+    builder.setupGlyphOrder([".notdef", "cat"])
+    builder.setupCharacterMap({ord("猫"): "cat"})
+    builder.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "cat": pen.glyph()})
+    builder.setupHorizontalMetrics({".notdef": (1000, 0), "cat": (1000, 0)})
+    builder.setupHorizontalHeader(ascent=900, descent=-100)
+    builder.setupPost()
+    builder.save(tmp_path / "cat.ttf")
+    (tmp_path / "broken.ttf").write_bytes(b"no font")
+    monkeypatch.setattr(matplotlib.font_manager, "findSystemFonts", lambda: [*map(str, tmp_path.iterdir())])
+    sheet = visualization.Overview(["猫"], [None], views=1)
+    sheet.add(0, "v", [np.full((300, 300, 3), 255, np.uint8)])
+    title = sheet.draw([])[:20]
+    assert (title < 100).all(axis=2).sum() > 100, "a bar, not the outline of a box"
+    visualization.add_legend(GREY, ["mug", "猫" * 50], 0.5)
 
 
 def test_an_overview_shows_some_views_whole() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from f3rm_ext.query import render
+from f3rm_ext.query import render, writer
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.render import score_views
 from f3rm_ext.query.run import Photos, Run, photo_views
@@ -53,6 +53,14 @@ def test_a_result_is_what_the_summary_says(run, tmp_path) -> None:
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert result.folder == tmp_path and set(summary) - set(result.summary) == {"files", "earlier_files"}
     assert summary["best"]["table"]["view"] == "frame_00003" and summary["complete"] is True
+
+
+def test_only_what_matches_is_marked(run, tmp_path, watch_calls) -> None:
+    views, queries = photo_views(run, "test"), two_queries(run, "table", "wall")
+    marked = watch_calls(writer, "mark_spot")
+    for threshold, count in ((1.0, 0), (0.0, 6)):
+        QueryWriter(run, queries, views, tmp_path, threshold=threshold).write(score_views(run.model, views, queries))
+        assert len(marked) == count
 
 
 # --- videos ----------------------------------------------------------------------------------------------------------
