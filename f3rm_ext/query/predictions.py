@@ -2,8 +2,8 @@
 
 A folder of predictions holds one file per photo and class, ``PHOTO/CLASS.npy`` or ``PHOTO/CLASS.png``, or the scores
 that ``f3rm-ext query`` writes, ``scores/PHOTO.npz``. Scores of points or Gaussians are in ``points.ply`` or
-``points.npz``, in the frame of the capture. Names of photos are without suffix; in names of classes only letters and
-digits count.
+``points.npz``, in the frame of the capture. Names of photos are without suffix, as they are or as ``f3rm-ext query``
+writes them; in names of classes only letters and digits count.
 """
 
 import filecmp
@@ -22,6 +22,7 @@ from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelSource
 from f3rm_ext.errors import CaptureError, ConfigError, UserError, reason_of
 from f3rm_ext.query.evaluation import MIN_VISIBLE_PX, LabelledPoints, count_classes
 from f3rm_ext.query.metrics import QueryMetrics
+from f3rm_ext.utils.output_folder import file_names
 from f3rm_ext.utils.pictures import UNREADABLE, pick_evenly
 
 LOWEST = -1.0
@@ -171,23 +172,25 @@ def judge_views(
         view = None if size is None else truth.view(photo, *size)
         if view is None or size is None:
             continue
-        if photo.stem in labelled and photo.stem in views:
+        # `f3rm-ext query` leaves out what does not belong in the name of a file, such as spaces.
+        name = next((name for name in (photo.stem, *file_names([photo.stem])) if name in views), photo.stem)
+        if name in labelled and name in views:
             raise CaptureError(
                 f"Several held-out photos are called {photo.stem}, so predictions by name do not tell them apart: give "
                 "the files names of their own, in the capture and in the predictions."
             )
-        labelled.add(photo.stem)
+        labelled.add(name)
         if photo in trained:
             result.training.append(photo.stem)
             continue
-        if photo.stem not in views:
+        if name not in views:
             result.missing.append(photo.stem)
         result.judged.append(photo.stem)
-        scores = predictions.scores(photo.stem, classes, *size) if photo.stem in views else {}
+        scores = predictions.scores(name, classes, *size) if name in views else {}
         count_classes(result.rendered, classes, scores.get, view.masks, view.boxes)
     result.training = sorted(set(result.training))
     result.unlabelled = sorted(set(views) - labelled - set(result.training))
-    if not set(result.judged) & set(views):
+    if len(result.missing) == len(result.judged):
         left_out = f" ({len(result.training)} of its photos were trained on)" if result.training else ""
         raise CaptureError(
             f"{predictions.folder} holds no predictions for a held-out photo with labels{left_out}: name its folders "
@@ -219,6 +222,9 @@ def judge_points(
     if points is None:
         return None
     places, scores = points
+    # Triangles that share no vertices have several points in one place, between which there is no distance.
+    distinct = np.sort(np.unique(places, axis=0, return_index=True)[1])
+    places = places[distinct]
     tree = KDTree(places)
     apart, _ = map(np.asarray, tree.query(places[pick_evenly(len(places), _SAMPLES)], k=2))
     reach = REACH * float(np.median(apart[:, 1]))
@@ -229,7 +235,7 @@ def judge_points(
         if name not in scores:
             return None
         values = np.full(len(surface.points), LOWEST, dtype=np.float32)
-        values[near] = scores[name][nearest[near]]
+        values[near] = scores[name][distinct][nearest[near]]
         return torch.from_numpy(values)
 
     count_classes(metrics, classes, score, surface.masks(truth))

@@ -13,6 +13,7 @@ from f3rm_ext.capture.ground_truth import CaptureGroundTruth, PolygonLabels
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.query.evaluation import LabelledPoints
 from f3rm_ext.query.predictions import Judgement, PredictionFolder, TrainingPhotos, judge_points, judge_views
+from f3rm_ext.utils.output_folder import file_names
 
 WIDTH, HEIGHT = 20, 10
 SQUARES = {"blue mug": (2, 2), "plate": (12, 3)}
@@ -160,9 +161,9 @@ def test_damaged_predictions_are_named(
         PredictionFolder(tmp_path / "elsewhere")
 
 
-@pytest.mark.parametrize("kind", ["npz", "ply"])
-def test_points_answer_for_the_surface_near_them(tmp_path: Path, kind: str) -> None:
-    """Two classes along a line; the far half of the second has no predicted points."""
+@pytest.mark.parametrize(("kind", "copies"), [("npz", 1), ("ply", 1), ("npz", 3)])
+def test_points_answer_for_the_surface_near_them(tmp_path: Path, kind: str, copies: int) -> None:
+    """Two classes along a line; the far half of the second has no predicted points. Copies of points change nothing."""
     from f3rm_ext.utils.ply import write_ply
 
     places = np.stack([np.linspace(0, 1, 200), np.zeros(200), np.zeros(200)], axis=1).astype(np.float32)
@@ -172,6 +173,7 @@ def test_points_answer_for_the_surface_near_them(tmp_path: Path, kind: str) -> N
     truth.things = truth._read_things()
     near = places[:150]
     scores = np.stack([np.repeat([1.0, 0.0], [100, 50]), np.repeat([0.0, 1.0], [100, 50])], axis=1).astype(np.float32)
+    near, scores = near.repeat(copies, axis=0), scores.repeat(copies, axis=0)
     if kind == "npz":
         np.savez(tmp_path / "points.npz", positions=near, scores=scores, names=np.array(["mug", "plate"]))
     else:
@@ -187,14 +189,20 @@ def test_points_answer_for_the_surface_near_them(tmp_path: Path, kind: str) -> N
     assert judge_points(PredictionFolder(tmp_path / ".."), surface, truth, ["mug"], 0.5) is None
 
 
-def test_own_scores_are_read(labels: PolygonLabels, tmp_path: Path) -> None:
+@pytest.mark.parametrize("photos", [("a", "b"), ("IMG (1)", "Büro 2")])
+def test_own_scores_are_read(labels: PolygonLabels, tmp_path: Path, photos: tuple[str, str]) -> None:
+    for path, photo in zip(sorted((tmp_path / "labels").iterdir()), photos, strict=True):
+        frame = json.loads(path.read_text())
+        path.write_text(json.dumps({**frame, "info": {**frame["info"], "name": f"{photo}.jpg"}}))
     folder = tmp_path / "out" / "scores"
     folder.mkdir(parents=True)
     scores = np.stack([square(*place) for place in SQUARES.values()], axis=-1).astype(np.float16)
-    for name in "ab":
+    for name in file_names(photos):
         np.savez(folder / f"{name}.npz", scores=scores, names=np.array(list(SQUARES)))
+    predictions = PredictionFolder(tmp_path / "out")
     assert torch.equal(
-        PredictionFolder(tmp_path / "out").scores("a", ["plate"], HEIGHT, WIDTH)["plate"],
+        predictions.scores(file_names(photos)[0], ["plate"], HEIGHT, WIDTH)["plate"],
         torch.from_numpy(square(*SQUARES["plate"]).astype(np.float32)),
     )
-    assert judge(PredictionFolder(tmp_path / "out"), labels).rendered.summary()["miou"] == 1.0
+    result = judge(predictions, PolygonLabels(tmp_path / "labels"))
+    assert result.rendered.summary()["miou"] == 1.0 and result.judged == list(photos) and not result.missing
