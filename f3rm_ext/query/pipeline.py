@@ -123,8 +123,8 @@ class FeaturePipeline(VanillaPipeline):
 
         Returns:
             ``query_localisation_NAME``, ``query_miou_NAME`` and ``query_macc_NAME`` by feature, at the fixed threshold:
-            means over all pairs of a photo and a class visible in it. Empty unless every held-out photo has labels and
-            the model has features.
+            means over all pairs of a photo and a class visible in it. Empty unless every held-out photo has labels,
+            the model has features, and there is such a pair.
         """
         manager, model = self.datamanager, self.model
         assert isinstance(manager, F3rmDataManager | ImageDataManager) and isinstance(model, Queryable)
@@ -148,8 +148,8 @@ class FeaturePipeline(VanillaPipeline):
                 count_view(counts[draw[0].head], draw, part, view, kept)
         self.train(was_training)
         return {
-            f"query_{key}_{name}": float(count.summary().get(key, 0.0))
-            for name, count in counts.items()
+            f"query_{key}_{name}": summary[key]
+            for name, summary in ((name, count.summary()) for name, count in counts.items() if len(count))
             for key in ("localisation", "miou", "macc")
         }
 

@@ -78,6 +78,13 @@ def test_masked_pixels_do_not_count(make, monkeypatch) -> None:
     assert pipeline.query_metrics(views)["query_miou_labels"] == 1.0
 
 
+def test_where_no_class_is_visible_nothing_is_measured(make) -> None:
+    pipeline = make()
+    left_out = torch.zeros(48, 64, 1, dtype=torch.bool)
+    views = pipeline.datamanager.fixed_indices_eval_dataloader
+    assert pipeline.query_metrics((camera, {**batch, "mask": left_out}) for camera, batch in views) == {}
+
+
 def test_only_tests_query(make, monkeypatch) -> None:
     pipeline = make()
     monkeypatch.setattr(VanillaPipeline, "get_average_image_metrics", lambda *_, **__: {"psnr": 20.0})
