@@ -1,6 +1,6 @@
 """Views rendered and scored: the scores, the best pixel and its place, and the range of a heat map."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,10 +34,10 @@ class ScoredView:
     """Relevancy or cosine of each query."""
     rgb: UInt8[np.ndarray, "h w 3"]
     """The rendered picture."""
-    depth: Float32[np.ndarray, "h w"] | None
-    """Median distance along the ray, scene units; None where the model renders none."""
-    accumulation: Float32[np.ndarray, "h w"] | None
-    """Opacity, 0 to 1; None where the model renders none."""
+    depth: Float32[np.ndarray, "h w"]
+    """Median distance along the ray, scene units."""
+    accumulation: Float32[np.ndarray, "h w"]
+    """Opacity, 0 to 1."""
 
     def labels(self, threshold: float) -> Int64[np.ndarray, "h w"]:
         """Returns the index of the query with the highest score, -1 where that score is below the threshold."""
@@ -62,20 +62,14 @@ def score_views(model: Queryable, views: Sequence[View], queries: Sequence[Query
 def score_view(model: Queryable, view: View, queries: Sequence[Query]) -> ScoredView:
     """Renders a view and scores its pixels."""
     scores, outputs = score_image(model, view.camera, queries)
-    rgb = outputs.get("rgb")
-    height, width = scores.shape[:2]
-    black = np.zeros((height, width, 3), dtype=np.uint8)
+    rgb, depth, accumulation = (outputs[name].float().cpu().numpy() for name in ("rgb", "depth", "accumulation"))
     return ScoredView(
         view=view,
         scores=scores.float().cpu().numpy(),
-        rgb=black if rgb is None else to_bytes(rgb[..., :3].float().cpu().numpy()),
-        depth=_channel(outputs, "depth"),
-        accumulation=_channel(outputs, "accumulation"),
+        rgb=to_bytes(rgb),
+        depth=depth[..., 0],
+        accumulation=accumulation[..., 0],
     )
-
-
-def _channel(outputs: Mapping[str, torch.Tensor], name: str) -> Float32[np.ndarray, "h w"] | None:
-    return outputs[name][..., 0].float().cpu().numpy() if name in outputs else None
 
 
 def summarize_view(
@@ -91,21 +85,20 @@ def summarize_view(
     for index, query in enumerate(queries):
         scores = scored.scores[..., index]
         row, col = np.unravel_index(int(scores.argmax()), scores.shape)
-        at = surface_point(scored, int(row), int(col))
+        place = surface_point(scored, int(row), int(col))
         summary[query.name] = {
             "best_px": [float(col) + 0.5, float(row) + 0.5],
             "best_score": float(scores[row, col]),
             "fraction_found": float((scores >= threshold).mean()),
-            "best_at_scene": None if at is None else at.tolist(),
-            "best_at_capture": None if at is None else frame.to_capture(at).tolist(),
+            "best_at_scene": None if place is None else place.tolist(),
+            "best_at_capture": None if place is None else frame.to_capture(place).tolist(),
         }
     return summary
 
 
 def surface_point(scored: ScoredView, row: int, col: int) -> np.ndarray | None:
     """Returns where the ray of a pixel meets a surface, scene frame; None where it meets none."""
-    accumulation = scored.accumulation
-    if scored.depth is None or (accumulation is not None and accumulation[row, col] < MIN_ACCUMULATION):
+    if scored.accumulation[row, col] < MIN_ACCUMULATION:
         return None
     place = torch.tensor([[row + 0.5, col + 0.5]])
     rays = scored.view.camera.generate_rays(camera_indices=torch.zeros(1, 1, dtype=torch.long), coords=place)

@@ -174,7 +174,7 @@ class QueryWriter:
         arrays = {"scores": scored.scores.astype(np.float16), "names": np.asarray([q.name for q in self.queries])}
         if pictures.labels is not None:
             arrays["labels"] = pictures.labels.astype(np.int16)
-        if self.save_depth and scored.depth is not None:
+        if self.save_depth:
             arrays["depth"] = scored.depth
         self.out.npz(f"scores/{view}.npz", arrays)
 
