@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from f3rm_ext.nerf.contraction import box_to_unit_cube, contract_to_unit_cube
 from f3rm_ext.nerf.hash_backends import Backend
 from f3rm_ext.nerf.hash_grid import HashGrid
 from f3rm_ext.nerf.mlp import Mlp, RaySplitMlp
+from f3rm_ext.utils.ranges import Range
 
 SH_LEVELS = 4
 """Spherical-harmonic bands of the view direction: 16 values."""
@@ -37,13 +38,13 @@ def choose_init_density(background: str, metadata: Mapping[str, Any]) -> float:
 class GridOptions:
     """Size of one hash grid."""
 
-    num_levels: int = 16
+    num_levels: Annotated[int, Range(1, 32)] = 16
     """Number of resolutions, 1 to 32."""
-    features_per_level: int = 2
+    features_per_level: Annotated[int, Range(1, 8)] = 2
     """Values stored per vertex: 1, 2, 4 or 8."""
-    base_res: int = 16
+    base_res: Annotated[int, Range(2)] = 16
     """Vertices per axis of the coarsest level, over the contracted scene, 2 or more."""
-    max_res: int = 2048
+    max_res: Annotated[int, Range(2)] = 2048
     """Vertices per axis of the finest level, base-res or more."""
     log2_hashmap_size: int = 19
     """Binary logarithm of the largest number of table rows per level, 14 to 22."""

@@ -39,18 +39,11 @@ from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
 from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, choose_init_density, render_normals
 from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
-from f3rm_ext.nerf.losses import (
-    DepthSupervision,
-    FeatureLoss,
-    cosine,
-    distortion_loss,
-    feature_loss,
-    feature_pairs,
-)
+from f3rm_ext.nerf.losses import DepthSupervision, FeatureLoss, cosine, distortion_loss, feature_loss, feature_pairs
 from f3rm_ext.nerf.memory_options import MIN_CHUNK, field_options
 from f3rm_ext.nerf.queryable import QueryableField
 from f3rm_ext.utils import threads
-from f3rm_ext.utils.ranges import Count, Range, check_ranges
+from f3rm_ext.utils.ranges import Count, Positive, Range, check_ranges
 from f3rm_ext.viewer.panel import QueryPanel
 
 
@@ -60,7 +53,7 @@ class ProposalOptions:
 
     num_samples: Count = 256
     """Samples per ray of this network, 8 to 1024."""
-    hidden_dim: int = 16
+    hidden_dim: Count = 16
     """Width of its single hidden layer, 1 or more."""
     grid: GridOptions = field(
         default_factory=lambda: GridOptions(
@@ -71,6 +64,7 @@ class ProposalOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self, "pipeline.model.proposals.")
+        check_ranges(self.grid, "pipeline.model.proposals.grid.")
 
 
 @dataclass
@@ -81,9 +75,9 @@ class F3rmModelConfig(OwnModelConfig):
     backend: Backend = "auto"
     """Implementation of the hash grids: tcnn (tiny-cuda-nn, CUDA), triton (CUDA), numba (CPU) or torch (any device,
     slow). By default, the fastest one that works. All compute the same function of the same parameters."""
-    near_plane: float = 0.05
+    near_plane: Positive = 0.05
     """Distance at which rays start, > 0, in scene units (cameras lie within about ±1)."""
-    far_plane: float = 1000.0
+    far_plane: Positive = 1000.0
     """Distance at which rays end, > near-plane, in scene units; space beyond the ±1 box is contracted."""
     background_color: Background | Literal["auto"] = "auto"
     """Colour behind the scene. auto is random for partly transparent images, black or white where a quarter of the
@@ -93,18 +87,18 @@ class F3rmModelConfig(OwnModelConfig):
 
     grid: GridOptions = field(default_factory=GridOptions)
     """Hash grid for density and colour."""
-    hidden_dim: int = 64
+    hidden_dim: Count = 64
     """Width of the density network, 1 or more."""
-    color_hidden_dim: int = 64
+    color_hidden_dim: Count = 64
     """Width of the colour network, 1 or more."""
     exposure: ExposureOption = "off"
     """Gains of the three colours of each training photo, for captures whose exposure or white balance varies; scene and
     exports have their mean. auto models them if exposures vary, by EXIF or by what photos show of the same places, on
     always, off never."""
-    appearance_dim: int = 0
+    appearance_dim: Annotated[int, Range(0)] = 0
     """Length of a per-image code from which the colour network learns how a photo differs from others, as in nerfacto;
     0 for none. Renderings take the mean code, which costs quality in short runs: prefer exposure."""
-    init_density: float | Literal["auto"] = 0.01
+    init_density: Positive | Literal["auto"] = 0.01
     """Initial density everywhere, per scene unit, > 0; auto takes 1 per distance of the cameras, from which short runs
     find plain surfaces instead of colours behind everything, but 0.01 before a black or white background."""
     num_samples: Count = 48
@@ -116,18 +110,18 @@ class F3rmModelConfig(OwnModelConfig):
         )
     )
     """Proposal networks in the order in which they refine the samples; at least one."""
-    proposal_update_every: int = 5
+    proposal_update_every: Count = 5
     """Steps between updates of the proposal networks after warm-up, 1 or more."""
-    proposal_warmup: int = 5000
+    proposal_warmup: Annotated[int, Range(0)] = 5000
     """Steps over which the interval between those updates grows from 1 to its final value, 0 or more."""
-    proposal_anneal_steps: int = 1000
+    proposal_anneal_steps: Annotated[int, Range(0)] = 1000
     """Steps over which sampling sharpens from uniform to the proposals' weights, 0 or more."""
-    interlevel_loss_mult: float = 1.0
+    interlevel_loss_mult: Annotated[float, Range(0)] = 1.0
     """Weight of the proposal loss, 0 or more."""
-    distortion_loss_mult: float = 0.002
+    distortion_loss_mult: Annotated[float, Range(0)] = 0.002
     """Weight of the distortion loss, which concentrates the density along each ray, 0 or more;
     0 turns it off."""
-    depth_loss_mult: float = 0.0
+    depth_loss_mult: Annotated[float, Range(0)] = 0.0
     """Weight of the depth loss at the first step, 0 or more; 0 turns it off. It draws light to the depth that stereo
     finds in the photos, so that short runs find surfaces, also in few photos."""
     depth_loss_steps: Count = 1000
@@ -143,17 +137,17 @@ class F3rmModelConfig(OwnModelConfig):
         )
     )
     """Hash grid of the feature field, shared by all heads."""
-    feature_hidden_dim: int = 64
+    feature_hidden_dim: Count = 64
     """Width of each head's network, and number of hidden values rendered per ray, 1 or more."""
-    feature_num_hidden: int = 2
+    feature_num_hidden: Count = 2
     """Number of hidden layers of each head's network, 1 or more."""
-    feature_pe_frequencies: int = 6
+    feature_pe_frequencies: Annotated[int, Range(0)] = 6
     """Number of frequencies of an additional positional encoding; 0 for none."""
     feature_loss: FeatureLoss = "mse"
     """Loss between rendered features and the features of the images."""
-    feature_loss_mult: float = 1e-3
+    feature_loss_mult: Annotated[float, Range(0)] = 1e-3
     """Weight of each feature loss, 0 or more."""
-    feature_samples_per_ray: int = 0
+    feature_samples_per_ray: Annotated[int, Range(0)] = 0
     """Render features only at the K samples of a ray that have the largest weights; 0 takes all samples."""
     detach_weights: bool = True
     """Keep the feature loss from changing the density, as in LERF. In F3RM, the feature loss changes it."""
@@ -171,6 +165,8 @@ class F3rmModelConfig(OwnModelConfig):
         if not self.proposals:
             raise ConfigError("There is no proposal network: give at least one in `proposals`.")
         check_ranges(self, "pipeline.model.")
+        check_ranges(self.grid, "pipeline.model.grid.")
+        check_ranges(self.feature_grid, "pipeline.model.feature-grid.")
 
     def memory_options(self, state: RunState) -> list[MemoryOption]:
         """Returns the options that lower the memory of a training step."""
@@ -490,7 +486,6 @@ class F3rmModel(QueryableField):
 
     def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """Loads parameters and warns of heads that the checkpoint lacks."""
-        self.feature_field.grow_heads(state_dict, "feature_field.")
         for name in self.feature_field.names:
             if f"feature_field.heads.{name}.decoder.weight" not in state_dict:
                 CONSOLE.log(f"[yellow]The checkpoint has no feature '{name}': it starts from scratch.")

@@ -16,7 +16,7 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.nerf import feature_metrics as evaluation
-from f3rm_ext.nerf.fields import render_normals
+from f3rm_ext.nerf.fields import GridOptions, render_normals
 from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig
 
 MakeModel = Callable[..., F3rmModel]
@@ -324,7 +324,16 @@ def test_parameter_groups_cover_every_parameter_once(make_model: MakeModel, make
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("proposals", ()), ("eval_num_rays_per_chunk", -1), ("depth_loss_steps", 0)]
+    ("option", "value"),
+    [
+        ("proposals", ()),
+        ("eval_num_rays_per_chunk", -1),
+        ("depth_loss_steps", 0),
+        ("near_plane", 0.0),
+        ("init_density", -1.0),
+        ("feature_num_hidden", 0),
+        ("feature_grid", GridOptions(num_levels=0)),
+    ],
 )
 def test_options_that_cannot_work(option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=option.replace("_", "-")):
