@@ -194,7 +194,10 @@ def _to_half(extractor: Extractor, values: torch.Tensor, grid: PatchGrid) -> Flo
 
 
 def _shard_bytes(extractor: Extractor, image_set: ImageSet, i: int) -> int:
-    grid = extractor.patch_grid(*image_set.size_px(i))
+    try:
+        grid = extractor.patch_grid(*image_set.size_px(i))
+    except ExtractorError as error:
+        raise ExtractorError(f"{image_set.name(i)}: {error}") from error
     return shard_bytes(grid.rows, grid.cols, extractor.dim)
 
 

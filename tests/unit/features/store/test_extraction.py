@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from f3rm_ext.errors import CaptureError, ExtractorError, FeatureStoreError
+from f3rm_ext.features.extractors.registry import build_extractor
 from f3rm_ext.features.store import extraction
 from f3rm_ext.features.store.images import image_key
 from f3rm_ext.utils import atomic_files as atomic
@@ -43,6 +44,15 @@ def finish(*processes: Any) -> list[str]:
 def end_killed(process: Any) -> None:
     process.join(JOIN_S)
     assert process.exitcode == -signal.SIGKILL
+
+
+def test_an_image_that_is_too_small_is_named(lab, images):
+    image_set = lab.image_set(images)
+    image_set.dataset.cameras.height[3] = 20
+    with pytest.raises(ExtractorError, match=f"{images[3].name}.*20x32"):
+        extraction.extract_missing(
+            build_extractor("dense-daisy", device=torch.device("cpu")), lab.store(), [image_set], name="daisy"
+        )
 
 
 def test_killed_again_and_again_it_completes_and_loses_a_batch_at_most(lab, start):
