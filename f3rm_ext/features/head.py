@@ -70,8 +70,8 @@ def specs_from_checkpoint(
 ) -> Iterator[FeatureSpec]:
     """Yields the specs of the heads in a checkpoint, whose entries begin with ``prefix``, the head's name and a dot."""
     for head in described:
-        at = f"{prefix}{head['name']}."
-        basis = state_dict[at + "code_basis"]
-        display = DisplayBasis(*(state_dict[f"{at}display_{part}"] for part in ("mean", "components", "low", "high")))
+        own = f"{prefix}{head['name']}."
+        basis = state_dict[own + "code_basis"]
+        display = DisplayBasis(*(state_dict[f"{own}display_{part}"] for part in ("mean", "components", "low", "high")))
         facts = {key: head[key] for key in _FACTS if key in head}
         yield FeatureSpec(display=display, code_basis=basis if basis.numel() else None, **facts)

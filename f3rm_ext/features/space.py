@@ -94,10 +94,10 @@ class FeatureSpace:
         projected, best = self.project(vectors).T, rendered.new_empty(len(rendered), len(ends) - 1, dtype=torch.float32)
         size = RAYS_AT_ONCE if rendered.device.type == "cpu" else max(1, len(rendered))
         for some, result in zip(rendered.split(size), best.split(size), strict=True):
-            at = self.coordinates(some)
-            products = at @ projected
+            coordinates = self.coordinates(some)
+            products = coordinates @ projected
             for group, (first, end) in enumerate(itertools.pairwise(ends)):
                 result[:, group] = products[:, first:end].amax(dim=1)
             # Products of the same ray are in the order of their cosines.
-            result.mul_(self.energy**0.5 / at.norm(dim=1, keepdim=True).clamp_min(MIN_NORM))
+            result.mul_(self.energy**0.5 / coordinates.norm(dim=1, keepdim=True).clamp_min(MIN_NORM))
         return best.clamp_(-1.0, 1.0)

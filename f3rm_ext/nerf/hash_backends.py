@@ -4,6 +4,7 @@ Each is tried on a grid of a few rows, and compared with plain torch, before it 
 """
 
 import functools
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -45,10 +46,8 @@ def resolve_backend(backend: Backend, device: torch.device) -> Implementation:
 
 @functools.lru_cache
 def _resolve(backend: Backend, device: torch.device) -> Implementation:
-    if device.type == "cpu":
-        return "torch" if backend == "torch" else "numba"
     if device.type != "cuda" or backend in ("numba", "torch"):
-        return "torch"
+        return expected_backend(backend, device.type)
     if backend != "auto":
         if (reason := try_backend(backend, device)) is None:
             return backend
@@ -69,6 +68,21 @@ def _resolve(backend: Backend, device: torch.device) -> Implementation:
     if reasons:
         explain_choice("Hash grids", device, chosen, reasons)
     return chosen
+
+
+def expected_backend(backend: Backend, device_type: str) -> Implementation:
+    """Returns the backend that a run would choose, without trying it out.
+
+    Args:
+        device_type: type of the run's device, which may be on another machine.
+    """
+    if device_type == "cpu":
+        return "torch" if backend == "torch" else "numba"
+    if device_type != "cuda" or backend in ("numba", "torch"):
+        return "torch"
+    if backend != "auto":
+        return backend
+    return "tcnn" if importlib.util.find_spec("tinycudann") else "triton"
 
 
 def forget() -> None:

@@ -4,7 +4,6 @@ The four backends (tiny-cuda-nn and Triton on CUDA, numba on the CPU, plain torc
 :mod:`f3rm_ext.nerf.hash_levels`) of the same parameters, one table of shape (entries, features per level).
 """
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -13,15 +12,13 @@ from torch import Tensor, nn
 
 from f3rm_ext.compat import autocast_dtype
 from f3rm_ext.memory.shapes import kernel_device, lacks_values
-from f3rm_ext.nerf.hash_backends import Backend, Implementation, resolve_backend
+from f3rm_ext.nerf.hash_backends import Backend, Implementation, expected_backend, resolve_backend
 from f3rm_ext.nerf.hash_levels import PRIMES, GridLevel, LevelTensors, grid_levels
 from f3rm_ext.nerf.hash_tcnn import TcnnGrid, encoding_options
-from f3rm_ext.nerf.hash_torch import CHUNK_VALUES, CHUNK_VALUES_CPU, hash_grid_torch
+from f3rm_ext.nerf.hash_torch import CHUNK_VALUES, CHUNK_VALUES_CPU, TEMPORARIES, hash_grid_torch
 
 INIT_RANGE = 1e-4
 """Tables start uniform in ± this (Müller et al. 2022, section 4)."""
-TEMPORARIES = 6
-"""Temporaries of the torch backend, each as large as the values that it reads at a time."""
 
 
 def hash_grid_reference(
@@ -103,8 +100,7 @@ class HashGrid(nn.Module):
             return hash_grid_null(points, table, self.out_dim, self.backend)
         backend = self.resolve_backend(points.device)
         if backend == "numba":
-            # Here, so that CUDA runs never import numba.
-            # Not at the top: threads.settle sets numba's threads before its import, and CUDA needs no numba.
+            # Here, because threads.settle sets numba's threads before its import, and CUDA needs no numba.
             from f3rm_ext.nerf.hash_kernels import hash_grid_numba
 
             return hash_grid_numba(points, table, self.levels)
@@ -144,21 +140,6 @@ class _NullGrid(torch.autograd.Function):
         by_points = torch.empty_like(points) if ctx.needs_input_grad[0] else None
         kept.new_empty(ctx.scratch)
         return by_points, by_table, None, None, None
-
-
-def expected_backend(backend: Backend, device_type: str) -> Implementation:
-    """Returns the backend that a run would choose, without trying it out.
-
-    Args:
-        device_type: type of the run's device, which may be on another machine.
-    """
-    if device_type == "cpu":
-        return "torch" if backend == "torch" else "numba"
-    if device_type != "cuda" or backend in ("numba", "torch"):
-        return "torch"
-    if backend != "auto":
-        return backend
-    return "tcnn" if importlib.util.find_spec("tinycudann") else "triton"
 
 
 def hash_grid_null(

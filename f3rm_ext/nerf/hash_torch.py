@@ -19,7 +19,9 @@ from f3rm_ext.nerf.hash_levels import LevelTensors
 
 CHUNK_VALUES, CHUNK_VALUES_CPU = 2**24, 2**20
 """Table values read at a time: 64 MiB in float32, so that a GPU does more than start kernels; 4 MiB on the CPU, which
-stay in its cache. There are about six temporaries of this size."""
+stay in its cache."""
+TEMPORARIES = 6
+"""About how many temporaries of this size there are at once."""
 CHUNK_VALUES_MOST = 2**30
 """At most, where nothing is kept for a backward pass and a quarter of a GPU's free memory holds the temporaries."""
 
@@ -76,7 +78,7 @@ def _chunk_values(device: torch.device, training: bool) -> int:
         return CHUNK_VALUES_CPU
     if training or device.type != "cuda":
         return CHUNK_VALUES
-    return min(max(CHUNK_VALUES, free_memory(device) // 4 // (6 * 4)), CHUNK_VALUES_MOST)
+    return min(max(CHUNK_VALUES, free_memory(device) // 4 // (TEMPORARIES * 4)), CHUNK_VALUES_MOST)
 
 
 def _pieces(

@@ -125,17 +125,18 @@ def draw_places(
     Raises:
         ConfigError: there is no such training photo with labels.
     """
-    shown, chances = _find_shown(photos, truth, photo), np.random.default_rng(_SEED)
-    asked: dict[int, list[tuple[str, int]]] = {}
+    photos_of, chances = _find_photos(photos, truth, photo), np.random.default_rng(_SEED)
+    draws_in: dict[int, list[tuple[str, int]]] = {}
     for name in names:
-        indices = chances.permutation(shown.get(name, [])).tolist()
+        indices = chances.permutation(photos_of.get(name, [])).tolist()
         for draw in range(1 if photo else draws) if indices else ():
-            asked.setdefault(int(indices[draw % len(indices)]), []).append((name, draw))
+            draws_in.setdefault(int(indices[draw % len(indices)]), []).append((name, draw))
     places = []
-    for index, wanted in asked.items():
+    # Photo by photo, so that the labels of each are read once for all examples in it.
+    for index, drawn in draws_in.items():
         view, file = _train_view(photos, truth, index), photos.files("train")[index]
         assert view is not None
-        for name, draw in wanted:
+        for name, draw in drawn:
             row, col = deepest_pixel(view.masks[name])
             places.append(ExamplePlace(name, draw, index, Region(file.name, col + 0.5, row + 0.5)))
     return sorted(places, key=lambda place: (place.draw, names.index(place.name)))
@@ -174,9 +175,9 @@ def exemplar_queries(
     return list(map(add_mutual_negatives, drawn)) if negatives in ("others", "both") else drawn
 
 
-def _find_shown(photos: Photos, truth: LabelSource, photo: str) -> dict[str, list[int]]:
+def _find_photos(photos: Photos, truth: LabelSource, photo: str) -> dict[str, list[int]]:
     """The training photos that show each class, or the one of this name."""
-    shown: dict[str, list[int]] = {}
+    photos_of: dict[str, list[int]] = {}
     is_labelled = False
     for index, file in enumerate(photos.files("train")):
         view = None if photo and file.name != photo else _train_view(photos, truth, index)
@@ -184,11 +185,11 @@ def _find_shown(photos: Photos, truth: LabelSource, photo: str) -> dict[str, lis
             is_labelled = True
             for name, mask in view.masks.items():
                 if int(mask.sum()) >= MIN_VISIBLE_PX:
-                    shown.setdefault(name, []).append(index)
+                    photos_of.setdefault(name, []).append(index)
     if not is_labelled:
         which = f"called {photo} " if photo else ""
         raise ConfigError(f"There is no training photo {which}with labels to take examples from: name another one.")
-    return shown
+    return photos_of
 
 
 def _train_view(photos: Photos, truth: LabelSource, index: int) -> LabelledView | None:

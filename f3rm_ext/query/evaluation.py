@@ -178,12 +178,12 @@ def surface_points(
             continue
         rays = camera.generate_rays(camera_indices=0, keep_shape=True)
         distance = torch.from_numpy(depth_m)[..., None] * scale * rays.metadata["directions_norm"]
-        at = (rays.origins + rays.directions * distance).numpy()[::every_px, ::every_px]
+        places = (rays.origins + rays.directions * distance).numpy()[::every_px, ::every_px]
         known = depth_m[::every_px, ::every_px] > 0
         mask = kept(index)
         if mask is not None:
             known &= mask[::every_px, ::every_px]
-        points.append(at[known])
+        points.append(places[known])
         labels.append(label[::every_px, ::every_px][known])
     if not points:
         return None

@@ -223,8 +223,8 @@ def _sample_places(grid: PatchGrid, region: Region) -> Float32[np.ndarray, "poin
     inside = select_patches(grid, region)
     if inside.any():
         return grid.centres_px().reshape(-1, 2)[inside]
-    left, top, right, bottom = region.box_px(0, 0)
-    return np.asarray([[(top + bottom) / 2, (left + right) / 2]], dtype=np.float32)
+    x_px, y_px = region.middle_px(0, 0)
+    return np.asarray([[y_px, x_px]], dtype=np.float32)
 
 
 def cluster_centres(unit: Float32[np.ndarray, "points feat"], count: int) -> Float32[np.ndarray, "clusters feat"]:

@@ -90,11 +90,12 @@ def list_groups(
     if embeddings is not None:
         for group, cosines in zip(groups, _group_features(points) @ embeddings.values.T, strict=True):
             best = cosines.topk(min(_NAMES, len(embeddings)))
-            found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            group.names = [(embeddings.sources[index], value) for index, value in found]
+            nearest = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            group.names = [(embeddings.sources[index], cosine) for index, cosine in nearest]
     sheet = visualization.Overview(["photo", "groups"], [None, None], len(shown))
     for number, (view, labels) in enumerate(zip(shown, maps, strict=True)):
-        photo = visualization.resize(_background(run, view), *labels.shape)
+        assert view.photo is not None
+        photo = visualization.resize(run.photo(*view.photo), *labels.shape)
         sheet.add(number, view.name, [photo, draw_groups(photo, labels, count)])
     out.png(PICTURE, sheet.draw([f"{count} groups of {head.extractor}; numbers as in the table"]))
     out.summary({"frame": frame.describe(), "groups": [vars(group) for group in groups]})
@@ -116,11 +117,11 @@ def draw_groups(
 
 def tabulate(groups: Sequence[Group]) -> Table:
     """Returns the groups as a table."""
-    named = any(group.names for group in groups)
+    has_names = any(group.names for group in groups)
     rows = [
         [
             str(group.number),
-            *([", ".join(f"{name} {cosine:.2f}" for name, cosine in group.names)] if named else []),
+            *([", ".join(f"{name} {cosine:.2f}" for name, cosine in group.names)] if has_names else []),
             f"{group.share:.1%}",
             f"{group.points:,}",
             " × ".join(f"{value:.2f}" for value in group.size),
@@ -128,8 +129,8 @@ def tabulate(groups: Sequence[Group]) -> Table:
         ]
         for group in groups
     ]
-    header = ["group", *(["nearest texts"] if named else []), "of the views", "points", "size", "place"]
-    return Table(header, rows, "rl" if named else "r")
+    header = ["group", *(["nearest texts"] if has_names else []), "of the views", "points", "size", "place"]
+    return Table(header, rows, "rl" if has_names else "r")
 
 
 def _describe(number: int, points: GroupedPoints, frame: CaptureFrame, share: float) -> Group:
@@ -154,8 +155,3 @@ def _encode_texts(head: QueryHead, texts: Sequence[str], device: torch.device) -
     except (UserError, OSError) as error:
         note(f"Groups have no names: {error}")
         return None
-
-
-def _background(run: Photos, view: View) -> UInt8[np.ndarray, "h w 3"]:
-    assert view.photo is not None
-    return run.photo(*view.photo)

@@ -90,16 +90,16 @@ class Photos:
 
         Of several photos of the same name it is the first, a training photo if there is one; a note says which.
         """
-        path, place = Path(name), Path(name).resolve()
-        found: dict[Path, tuple[str, int]] = {}
+        path, resolved = Path(name), Path(name).resolve()
+        places: dict[Path, tuple[str, int]] = {}
         for split in self.splits:
             for index, file in enumerate(self.files(split)):
-                if file.parts[-len(path.parts) :] == path.parts or file.resolve() == place:
-                    found.setdefault(file, (split, index))
-        if len(found) > 1:
-            first, other = list(found)[:2]
-            note(f"{len(found)} photos are called {name}: {first} is taken; name another with its folder, as {other}.")
-        return next(iter(found.values()), None)
+                if file.parts[-len(path.parts) :] == path.parts or file.resolve() == resolved:
+                    places.setdefault(file, (split, index))
+        if len(places) > 1:
+            first, other = list(places)[:2]
+            note(f"{len(places)} photos are called {name}: {first} is taken; name another with its folder, as {other}.")
+        return next(iter(places.values()), None)
 
     def photo(self, split: str, index: int, rendered: bool = False) -> np.ndarray:
         """Decodes a photo as the run sees it, uint8, (h, w, 3).

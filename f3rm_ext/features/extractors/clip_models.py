@@ -81,12 +81,13 @@ class ClipModel:
                 f"use {', '.join(tags) or 'another model'}, or the path of a file."
             )
         repository, _, name = tag.get("hf_hub", "").rpartition("/")
-        names = (name,) if name else ("open_clip_pytorch_model.bin",)
-        safe = Path(names[0]).with_suffix(".safetensors").name if name else "open_clip_model.safetensors"
+        names = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+        if name:
+            names = dict.fromkeys((Path(name).with_suffix(".safetensors").name, name))
         return Weights(
             model=f"{label} {pretrained}",
             option="pretrained",
-            hub_files=tuple((repository, name) for name in dict.fromkeys((safe, *names))) if repository else (),
+            hub_files=tuple((repository, name) for name in names) if repository else (),
             urls=(tag["url"],) if tag.get("url") else (),
         )
 

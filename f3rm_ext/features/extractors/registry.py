@@ -1,7 +1,7 @@
 """Lists the extractors, built in or from other packages, and builds one from its name and options."""
 
 import dataclasses
-import importlib
+import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -179,8 +179,7 @@ def _entry_points() -> Mapping[str, list[EntryPoint]]:
 
 def _factory(name: str) -> ExtractorFactory:
     if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name][0].partition(":")
-        return cast(ExtractorFactory, getattr(importlib.import_module(module), attribute))
+        return cast(ExtractorFactory, pkgutil.resolve_name(_BUILT_IN[name][0]))
     registered = _entry_points()
     points = registered.get(name, [])
     if not points:

@@ -245,12 +245,15 @@ class VisionTransformer(nn.Module):
             stride_px: Distance between patches, by default the patch size. Patches overlap if it is smaller.
         """
         indices = [layer % self.depth for layer in layers]
+        last = max(indices)
         x, rows, cols = self.embed(pixels, stride_px or self.patch_px)
         blocks: dict[int, Tensor] = {}
-        for index, block in enumerate(self.blocks[: max(indices) + 1]):
+        for index, block in enumerate(self.blocks[: last + 1]):
             assert isinstance(block, Block)
             if facet != "token" and index in indices:
                 blocks[index] = block.attn.facets(block.norm1(x))[("query", "key", "value").index(facet)]
+                if index == last:
+                    break  # Nothing reads the output of this block.
             x = block(x)
             if facet == "token" and index in indices:
                 blocks[index] = self._normalize(x, index) if normed else x
