@@ -192,6 +192,7 @@ def build_codes(
     except FeatureStoreError:
         basis = code_store = None
     if basis is None or code_store is None:
+        # Codes of the old basis are coordinates in other directions than those of the new one.
         shutil.rmtree(root, ignore_errors=True)
         basis = _fit(store, root, basis_keys, codes, device)
         code_store = open_codes(store, root, basis)

@@ -185,6 +185,7 @@ def render_normals(
     with torch.enable_grad():
         points = positions.detach().requires_grad_(True)
         density, _ = field.density(points, frozen=True)
+        # The logarithm's gradient has the same direction, and no exponential makes it vanish or overflow.
         (gradient,) = torch.autograd.grad(density.clamp(min=1e-10).log().sum(), points)
     normals = functional.normalize((weights.detach() * -functional.normalize(gradient, dim=-1)).sum(dim=-2), dim=-1)
     return (normals + 1.0) / 2.0

@@ -43,6 +43,7 @@ class TcnnGrid:
                 f"tiny-cuda-nn stores this grid in {self._encoding.params.numel()} parameters instead of {numbers}: "
                 "use another backend, --pipeline.model.backend triton."
             )
+        # The table takes their place in each call; kept, they would fill as much memory as it does.
         del self._encoding.params
 
     def __call__(

@@ -109,7 +109,8 @@ def distortion_loss(weights: Float[Tensor, "rays samples"], edges: Float[Tensor,
         sums, moment_sums = weights.cumsum(-1), moments.cumsum(-1)
         apart = middles * (2 * sums - weights - sums[:, -1:]) - (2 * moment_sums - moments - moment_sums[:, -1:])
         slopes = 2 * (apart + weights * widths / 3)
-    # The loss is quadratic in the weights: half of their product with its slopes.
+    # The loss is quadratic in the weights, half of their product with its slopes. Only the value is halved here, since
+    # the slopes are constants and the gradient of the product is already that of the loss.
     doubled = (weights * slopes).sum(-1).mean()
     return doubled - doubled.detach() / 2
 

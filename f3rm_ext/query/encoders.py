@@ -121,6 +121,7 @@ class ExampleEncoder:
             place = region.scale(int(camera.width.item()) / width, int(camera.height.item()) / height)
             feature_map = self.photos.scene_map(split, index, head.name)
         example = take_example(feature_map, place, self.photos.scene_clusters(head.name))
+        # Named by the pixels that were typed, which are those of the file and not of the run's copy of it.
         sources = (str(region), *example.positives.sources[1:])
         return replace(example, positives=replace(example.positives, sources=sources))
 

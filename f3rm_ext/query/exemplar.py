@@ -237,6 +237,7 @@ def cluster_centres(unit: Float32[np.ndarray, "points feat"], count: int) -> Flo
         unit = unit[chances.choice(len(unit), _CLUSTERED, replace=False)]
     centres, away = unit[:1], 1.0 - unit @ unit[0] if len(unit) else np.zeros(0)
     while len(centres) < count and away.max(initial=0.0) > _SAME:
+        # Copies of a centre have no chance: by rounding alone they are a little away from it.
         far = np.where(away > _SAME, away, 0.0).astype(np.float64)
         centre = unit[chances.choice(len(unit), p=far / far.sum())]
         centres, away = np.concatenate([centres, centre[None]]), np.minimum(away, 1.0 - unit @ centre)

@@ -135,6 +135,7 @@ def segment_graph(
     Args:
         apart: length of each edge.
     """
+    # The longest edge within each part plus scale over its size; a single point has no edge.
     parent, sizes, longest = list(range(count)), [1] * count, [scale] * count
     order = np.argsort(apart, kind="stable")
     for (one, two), length in zip(pairs[order].tolist(), apart[order].tolist(), strict=True):
@@ -181,6 +182,7 @@ def join_parts(
         share = mass[two] / (mass[one] + mass[two])
         means[one] += share * (means[two] - means[one])
         mass[one] += mass[two]
+        # After this no entry of the heap counts that knows either part as it was.
         parent[two], changes[one], changes[two] = one, changes[one] + 1, -1
         for other in adjacent.pop(two) - {one}:
             adjacent[other].remove(two)

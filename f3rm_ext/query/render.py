@@ -138,7 +138,7 @@ def preview_views(views: Sequence[View]) -> list[View]:
 
 def _small_camera(camera: Cameras) -> Cameras:
     pixels = int(camera.width.item()) * int(camera.height.item())
-    small = camera[:]
+    small = camera[:]  # A copy, because rescaling changes a camera in place.
     if pixels > _PREVIEW_PX:
         small.rescale_output_resolution((_PREVIEW_PX / pixels) ** 0.5)
     return small

@@ -113,6 +113,7 @@ def load_clip(architecture: ClipModel, pretrained: str, path: Path | None) -> An
     tag = open_clip.get_pretrained_cfg(architecture.name, pretrained)
     archive = _openai_archive(path) if path is not None else None
     quick_gelu = bool(tag.get("quick_gelu", False)) or archive is not None
+    # Random weights are the same in every process, and the caller's random numbers go on as if nothing had been drawn.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_RANDOM_SEED)
         try:

@@ -143,6 +143,7 @@ def load_state_dict(path: Path) -> dict[str, Tensor]:
     except (OSError, ValueError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise _unreadable(path, reason_of(error)) from error
     except Exception as error:
+        # By name, because the class of its own that safetensors raises is imported only where such a file is read.
         if type(error).__module__.startswith("safetensors"):
             raise _unreadable(path, reason_of(error)) from error
         raise

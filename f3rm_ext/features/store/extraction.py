@@ -138,6 +138,7 @@ def extract_missing(
             task = progress.add_task(f"Features {name}", total=len(todo))
             try:
                 for number, (_, _, image) in enumerate(images, start=1):
+                    # Images with the same pixels share a key, which is known only now that they are decoded.
                     if image.key not in batch and not _is_there(store, image.key, repair=repair):
                         batch[image.key] = image
                     if len(batch) >= max(1, extractor.batch_size) or (batch and number == len(todo)):

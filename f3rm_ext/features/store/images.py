@@ -115,6 +115,7 @@ class ImageIndex:
         if not self._new or not (now or time.monotonic() - self._saved_s > _SAVE_EVERY_S):
             return
         self._saved_s = time.monotonic()
+        # The whole file is replaced, so what other processes have added meanwhile has to be in it.
         self.refresh()
         entries = list({**self._entries, **self._new}.items())[-_MAX_INDEX_ENTRIES:]
         try:
