@@ -136,8 +136,9 @@ class Editable(Protocol):
         inside: Bool[Tensor, " points"],
         on_view: Callable[[], None],
         lock: AbstractContextManager[object],
-    ) -> tuple[Bool[Tensor, " points"], Float[Tensor, " points"]]:
-        """Finds the points that show what a query finds in views, and the share of each that does, 0 to 1.
+    ) -> tuple[Bool[Tensor, " points"], Float[Tensor, " points"], Bool[Tensor, " points"]]:
+        """Finds the points that show what a query finds in views, the share of each that does, 0 to 1, and those of
+        the points that remain when it is shown alone.
 
         Args:
             inside: points that may belong to it.

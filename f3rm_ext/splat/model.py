@@ -139,7 +139,7 @@ class SplatModel(GaussianModel):
         inside: Bool[Tensor, " gaussians"],
         on_view: Callable[[], None],
         lock: AbstractContextManager[object],
-    ) -> tuple[Bool[Tensor, " gaussians"], Float[Tensor, " gaussians"]]:
+    ) -> tuple[Bool[Tensor, " gaussians"], Float[Tensor, " gaussians"], Bool[Tensor, " gaussians"]]:
         """Finds the Gaussians that show what a query finds in views; see :mod:`f3rm_ext.splat.selection`."""
 
         def match(index: int) -> Bool[np.ndarray, "h w"]:
@@ -149,7 +149,7 @@ class SplatModel(GaussianModel):
         masks = PackedMasks(match, len(cameras), on_view)
         views = PinholeCameras.of(cameras).to(self.device)
         selection = choose_gaussians(self._scene(), views, masks, inside, on_view, lock)
-        return selection.chosen, selection.shares
+        return selection.chosen, selection.shares, selection.core(self.points())
 
     # --- training ----------------------------------------------------------------------------------------------------
 

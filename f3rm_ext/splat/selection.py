@@ -95,6 +95,8 @@ class Chosen(NamedTuple):
         Args:
             means: centres of the Gaussians, scene frame.
         """
+        if not bool(self.visible.any()):
+            return self.chosen
         low, high = means[self.visible].aminmax(dim=0)
         return self.chosen & ((means >= low) & (means <= high)).all(dim=1)
 

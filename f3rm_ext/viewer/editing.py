@@ -111,19 +111,22 @@ class EditPanel(nn.Module):
         if state.group is not None:
             grouped = cast(HasGroups, model).grouped_points(state.group[0])
             assert grouped is not None, "a group is lit, so there are some"
-            self._take(f"group {state.group[1]}", (grouped.groups == state.group[1]) & inside)
+            self._take_points(f"group {state.group[1]}", (grouped.groups == state.group[1]) & inside)
         elif state.live is not None:
             number, threshold = self._newest, state.threshold
             live = state.live
             self._finding.submit(lambda: self._find(number, live, threshold, inside))
         elif box is not None:
-            self._take("crop", inside)
+            self._take_points("crop", inside)
         else:
             raise ConfigError("There is nothing to select: type a text, click, or crop the view, then press Select.")
 
-    def _take(self, name: str, chosen: Tensor, shares: Tensor | None = None) -> None:
+    def _take_points(self, name: str, chosen: Tensor) -> None:
+        self._take(PointSelection(name, chosen, chosen.float(), core=chosen))
+
+    def _take(self, selection: PointSelection) -> None:
         _, host = self._parts()
-        self._edits = self._current().select(PointSelection(name, chosen, chosen.float() if shares is None else shares))
+        self._edits = self._current().select(selection)
         host.say()
         host.show_output(SELECTION)
         compat.viewer_redraw(host.viewer_control)
@@ -146,9 +149,9 @@ class EditPanel(nn.Module):
 
         try:
             lock = compat.viewer_lock(host.viewer_control)
-            chosen, shares = model.choose_points(cameras, query, threshold, inside, advance, lock)
+            found = model.choose_points(cameras, query, threshold, inside, advance, lock)
             if number == self._newest:
-                self._take(query.name, chosen, shares)
+                self._take(PointSelection(query.name, *found))
         except _Outdated:
             return
         except Exception as error:

@@ -20,6 +20,8 @@ class PointSelection:
     """True for the chosen points."""
     shares: Float[Tensor, " points"]
     """Share of each that lies on what was asked for, 0 to 1."""
+    core: Bool[Tensor, " points"]
+    """True for those of them that stay when all else is hidden."""
 
     @cached_property
     def count(self) -> int:
@@ -43,7 +45,8 @@ class Edit:
 class Edits:
     """All steps, and what is selected now. Every change makes another value, so any thread may read one.
 
-    >>> banana = PointSelection("banana", torch.tensor([True, False, False]), torch.tensor([0.9, 0.2, 0.0]))
+    >>> chosen = torch.tensor([True, False, False])
+    >>> banana = PointSelection("banana", chosen, torch.tensor([0.9, 0.2, 0.0]), core=chosen)
     >>> edits = Edits(3).select(banana).remove()
     >>> edits.hidden.tolist(), edits.undo().hidden
     ([True, False, False], None)
@@ -87,13 +90,13 @@ class Edits:
         return self._hide(f"remove {selection.name}", selection.chosen)
 
     def keep(self) -> "Edits":
-        """Hides all but what is selected.
+        """Hides all but the core of what is selected.
 
         Raises:
             ConfigError: nothing is selected, or nothing else is shown.
         """
         selection = self._selected()
-        return self._hide(f"keep {selection.name}", ~selection.chosen)
+        return self._hide(f"keep {selection.name}", ~selection.core)
 
     def undo(self) -> "Edits":
         """Takes the newest step back.

@@ -98,12 +98,13 @@ def test_the_viewer_selects_what_the_command_does(
     def choose() -> Any:
         return model.choose_points(cameras, query, 0.5, everything, lambda: views.append(lock.locked()), lock)
 
-    chosen, shares = choose()
+    chosen, shares, core = choose()
     selection = select_splats(run, Wish(specs, 0.5))
-    assert torch.equal(chosen, selection.chosen) and torch.allclose(shares, selection.shares, atol=1e-5)
+    assert torch.equal(chosen, selection.chosen) and torch.equal(core, selection.core)
+    assert torch.allclose(shares, selection.shares, atol=1e-5)
     assert views == [False] * 3 * len(cameras), "between two views the pages get their turn"
     monkeypatch.setattr(model.queries, "hidden", lambda: chosen)
-    again, _ = choose()
+    again, *_ = choose()
     assert not (again & chosen).any(), "what is hidden is not found again"
 
 

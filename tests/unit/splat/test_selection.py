@@ -63,3 +63,5 @@ def test_an_object_alone_ends_where_the_views_show_it() -> None:
     means = torch.tensor([[0.0, 0, 0], [1, 1, 1], [0.5, 0.5, 0.5], [0.5, 0.5, 9], [0.5, 0.5, 0.6]])
     chosen, visible = torch.tensor([1, 1, 1, 1, 0]).bool(), torch.tensor([1, 1, 0, 0, 0]).bool()
     assert selection.Chosen(chosen, visible, visible.float()).core(means).tolist() == [True, True, True, False, False]
+    nothing = torch.zeros(5, dtype=torch.bool)
+    assert not selection.Chosen(nothing, nothing, nothing.float()).core(means).any()

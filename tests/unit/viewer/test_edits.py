@@ -13,7 +13,7 @@ def points(name: str, *rows: int) -> PointSelection:
     """Some of six points, with shares that tell them apart."""
     chosen = torch.zeros(6, dtype=torch.bool)
     chosen[list(rows)] = True
-    return PointSelection(name, chosen, torch.arange(6) / 10)
+    return PointSelection(name, chosen, torch.arange(6) / 10, core=chosen)
 
 
 def hidden(edits: Edits) -> list[int]:
