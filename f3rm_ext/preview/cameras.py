@@ -105,9 +105,9 @@ def _graphdeco_camera(entry: _GraphdecoCamera) -> NamedCamera:
 
 
 def extent_of(places: Float[np.ndarray, "n 3"]) -> tuple[Float[np.ndarray, "3"], float]:
-    """Returns the middle of points, and the distance from there within which most of them lie, above 0."""
+    """Returns the middle of points, and the distance from there within which most of them lie; 1 where that is 0."""
     middle = np.median(places, axis=0)
-    return middle, max(float(np.quantile(np.linalg.norm(places - middle, axis=1), _INSIDE)), 1e-6)
+    return middle, float(np.quantile(np.linalg.norm(places - middle, axis=1), _INSIDE)) or 1.0
 
 
 def overview(places: Float[np.ndarray, "n 3"]) -> NamedCamera:

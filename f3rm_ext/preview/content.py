@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 import trimesh
 from jaxtyping import Float, UInt8
 
 from f3rm_ext.capture.checks import FARTHEST
 from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import ConfigError, MeshError, SplatFileError
+from f3rm_ext.html.page import plural
 from f3rm_ext.mesh.glb_file import encode_glb
 from f3rm_ext.mesh.mesh_files import find_frame, find_up, read_mesh
 from f3rm_ext.splat.files.checks import BadValues
@@ -45,7 +47,7 @@ class Content:
     summary: str
     """How much of what, such as ``44404 Gaussians``."""
     places: Float[np.ndarray, "n 3"]
-    """Some of its points, from which the view is chosen."""
+    """Some of its points, from which the view is chosen; for Gaussians that overlap, the ends of their axes."""
     up: Up
     """Axis of the file that points up, as far as the file tells."""
     turned: Up = "z"
@@ -150,7 +152,7 @@ def _read_splats(path: Path, bad_values: BadValues, spz_axes: Axes, most: int | 
             known = ", ".join(dict.fromkeys((*READABLE, *MESH_SUFFIXES)))
             raise ConfigError(f"{path} is neither splats nor a mesh that can be read: give one of {known}.") from error
         raise
-    remarks, count = list(info.notices), len(gaussians)
+    gaussians, remarks, count = gaussians.to_sh_degree(0), list(info.notices), len(gaussians)
     if most is not None and count > most:
         gaussians = gaussians[importance_order(gaussians)[:most]]
         remarks.append(
@@ -162,15 +164,27 @@ def _read_splats(path: Path, bad_values: BadValues, spz_axes: Axes, most: int | 
         remarks.append("The splats were trained with anti-aliasing, which the viewer lacks: small ones look bold.")
     said = {key: value for key, _, value in (comment.partition(": ") for comment in info.comments)}
     is_z_up = said.get(MADE_BY, "").startswith(_PACKAGE) or said.get("Vertical Axis") == "z"  # the latter of ns-export
-    means = gaussians.means[gaussians.alphas() > _FAINT] if len(gaussians) > 1 else gaussians.means
     return SplatContent(
-        f"{count} Gaussians",
-        _sample((means if len(means) else gaussians.means).double().numpy()),
+        plural(count, "Gaussian"),
+        _sample(_outline(gaussians)),
         "z" if is_z_up else "-y",
         frame="scene" if said.get("frame") == "scene" else "capture",
         remarks=tuple(remarks),
-        gaussians=gaussians.to_sh_degree(0),
+        gaussians=gaussians,
     )
+
+
+def _outline(gaussians: Gaussians) -> Float[np.ndarray, "n 3"]:
+    """Returns the centres; where these lie closer together than Gaussians are large, the ends of two standard
+    deviations along their axes."""
+    opaque = gaussians[gaussians.alphas() > _FAINT]
+    shown = opaque if len(opaque) else gaussians
+    means, sizes = shown.means.double(), shown.sizes().double()
+    apart = (means - means.median(dim=0).values).norm(dim=1)
+    if apart.median() < sizes.amax(dim=1).median():
+        axes = 2 * (shown.rotations().double() * sizes[:, None]).mT
+        means = torch.cat([means[:, None] + axes, means[:, None] - axes]).flatten(0, 1)
+    return means.numpy()
 
 
 def splat_colors(gaussians: Gaussians) -> UInt8[np.ndarray, "gaussians 3"]:
@@ -185,7 +199,7 @@ def _read_mesh(path: Path) -> MeshContent:
     turned: Up = find_up(path)
     up: Up = turned if ours else "y" if path.suffix.lower() in _Y_UP_SUFFIXES else "z"
     return MeshContent(
-        f"{len(mesh.faces)} triangles",
+        plural(len(mesh.faces), "triangle"),
         _sample(np.asarray(mesh.vertices)),
         up,
         turned,
@@ -213,7 +227,7 @@ def _read_points(path: Path, tables: PlyTables) -> PointContent:
         raise MeshError(f"{path} has no point whose coordinates are numbers up to {FARTHEST:g}: export it again.")
     left = int((~finite).sum())
     return PointContent(
-        f"{table.count} points",
+        plural(table.count, "point"),
         _sample(positions[finite]),
         "z",
         frame=find_frame(path, "auto"),

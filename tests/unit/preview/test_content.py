@@ -12,7 +12,9 @@ from PIL import Image
 
 from f3rm_ext.errors import UserError
 from f3rm_ext.mesh.mesh_files import write_mesh
+from f3rm_ext.preview.cameras import overview
 from f3rm_ext.preview.content import MeshContent, PointContent, SplatContent, open_content
+from f3rm_ext.preview.server import RADIUS, Placement
 from f3rm_ext.splat.files import SplatInfo, write_splats
 from f3rm_ext.splat.gaussians import Gaussians
 
@@ -123,6 +125,17 @@ def test_of_many_gaussians_the_largest_and_most_opaque_are_shown(tmp_path: Path)
     torch.testing.assert_close(content.gaussians.means[0], gaussians.means[7])
     said = " ".join(content.remarks)
     assert "--max-gaussians" in said and "30" in said and "SH degree 0" in said and "anti-aliasing" in said
+
+
+def test_a_single_gaussian_or_point_fills_the_view(tmp_path: Path) -> None:
+    write_splats(tmp_path / "a.ply", some_gaussians(1), SplatInfo())
+    content = open_content(tmp_path / "a.ply")
+    assert isinstance(content, SplatContent) and content.summary == "1 Gaussian"
+    place = Placement.of(content, None)
+    assert place.scale * float(content.gaussians.sizes().max()) == pytest.approx(RADIUS / 2, rel=1e-5)
+    (tmp_path / "b.ply").write_bytes(PLY % (b"ascii", 1, b"") + b"1 2 3\n")
+    content = open_content(tmp_path / "b.ply")
+    assert content.summary == "1 point" and overview(content.places).camera.project(content.places)[1] > 0.5
 
 
 PLY = b"ply\nformat %s 1.0\nelement vertex %d\nproperty float x\nproperty float y\nproperty float z\n%send_header\n"
