@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import trimesh
-from jaxtyping import UInt8
+from jaxtyping import Float, UInt8
 from trimesh.visual.color import ColorVisuals
 
 from f3rm_ext import __version__
@@ -63,12 +63,14 @@ def write_mesh_page(
     upright.apply_transform(np.block([[turn, np.zeros((3, 1))], [np.zeros((1, 3)), 1.0]]))
     chosen = pick_evenly(len(cameras), MAX_CAMERAS)
     views = [cameras[i].turn(turn) for i in chosen] or [overview(np.asarray(upright.vertices))]
+    middle, radius = extent_of(np.asarray(upright.vertices) @ Y_UP.T)
+    described = [_describe(one, middle, radius) for one in views]
     poster = _draw_poster(upright, views[0].camera)
     given_px = texture_side_px(mesh)
     side_px = min(given_px, MAX_TEXTURE_PX)
     while True:
         glb = encode_glb(upright, side_px or None, rotation=Y_UP)
-        page = _draw(out.stem, title, glb, views, upright, poster)
+        page = _draw(out.stem, title, glb, described, upright, poster)
         if max_mb is None or len(page) <= max_mb * 1e6:
             break
         if side_px // 2 < _LEAST_TEXTURE_PX:
@@ -84,12 +86,12 @@ def write_mesh_page(
 
 
 def _draw(
-    name: str, title: str, glb: bytes, views: Sequence[NamedCamera], mesh: trimesh.Trimesh, poster: np.ndarray
+    name: str, title: str, glb: bytes, cameras: Sequence[object], mesh: trimesh.Trimesh, poster: np.ndarray
 ) -> bytes:
     text = render_page(
         "mesh_page.html",
         title=title,
-        content={"name": name, "cameras": [_describe(one, mesh) for one in views]},
+        content={"name": name, "cameras": cameras},
         glb=base64.b64encode(glb).decode("ascii"),
         poster=Picture.from_array(poster),
         has_texture=get_texture(mesh) is not None or vertex_colors(mesh) is not None,
@@ -98,10 +100,14 @@ def _draw(
     return sign_text(text, COMMAND)
 
 
-def _describe(named: NamedCamera, mesh: trimesh.Trimesh) -> dict[str, object]:
-    """A camera as the page's script takes it, y up: rows of ``turn`` are right, down and forward."""
+def _describe(named: NamedCamera, middle: Float[np.ndarray, "3"], radius: float) -> dict[str, object]:
+    """A camera as the page's script takes it, y up: rows of ``turn`` are right, down and forward.
+
+    Args:
+        middle: of the mesh, y up, about which the page turns.
+        radius: of the mesh.
+    """
     camera = named.turn(Y_UP).camera
-    middle, radius = extent_of(np.asarray(mesh.vertices) @ Y_UP.T)
     reach = max(float((middle - camera.center) @ camera.rotation[2]), 0.2 * radius)
     (fx, fy), (cx, cy) = camera.focal.tolist(), camera.middle.tolist()
     return {
