@@ -84,7 +84,7 @@ def line_chart(points: Points, *, label: str, unit: str = "") -> Markup:
     Args:
         points: (x, y), x ascending.
     """
-    points = [point for point in points if np.isfinite(point).all()]
+    points = _finite(points)
     if len(points) < 2:
         return Markup()
     xs, ys = zip(*points, strict=True)
@@ -153,12 +153,17 @@ def range_chart(ranges: Sequence[tuple[float, float, float]], names: Sequence[st
 
 
 def smooth(points: Points, share: float = 0.04) -> Points:
-    """Returns the running mean of a curve, over a window that spans a share of its points."""
+    """Returns the running mean of a curve's finite points, over a window that spans a share of them."""
     from scipy.ndimage import uniform_filter1d
 
+    points = _finite(points)
     width = 2 * int(len(points) * share / 2) + 1
     ys = uniform_filter1d([y for _, y in points], width, mode="nearest").tolist() if points else []
     return [(x, y) for (x, _), y in zip(points, ys, strict=True)]
+
+
+def _finite(points: Points) -> Points:
+    return [point for point in points if np.isfinite(point).all()]
 
 
 def printable(name: str) -> str:

@@ -69,3 +69,4 @@ def test_smooth_removes_noise_and_keeps_length() -> None:
     smoothed = smooth(noisy, share=0.2)
     assert [x for x, _ in smoothed] == [x for x, _ in noisy] and all(abs(y - 0.5) < 0.1 for _, y in smoothed[20:180])
     assert smooth(noisy[:3]) == noisy[:3] and smooth([]) == []
+    assert smooth([*noisy[:3], (3.0, float("nan")), *noisy[4:6]]) == [*noisy[:3], *noisy[4:6]], "a step without a loss"
