@@ -38,7 +38,7 @@ def write_usd_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
 # {MADE_BY}: {find_maker(comments)}
 (
     customLayerData = {{
-        string[] comments = {json.dumps(comments)}
+        string[] comments = {json.dumps(comments, ensure_ascii=False)}
     }}
     defaultPrim = "Splats"
     metersPerUnit = 1
@@ -49,7 +49,7 @@ def ParticleField3DGaussianSplat "Splats"
 {{
     uniform int radiance:sphericalHarmonicsDegree = {gaussians.sh_degree}
     uniform token sortingModeHint = "zDepth"
-""".encode()
+""".encode(errors="backslashreplace")
     )
     for declaration, values in (
         ("float3[] extent", extent),

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,9 @@ def test_usd_says_what_the_gaussians_are(gaussians: Gaussians, tmp_path: Path) -
 
 def test_usd_opens_in_openusd(gaussians: Gaussians, tmp_path: Path) -> None:
     usd = pytest.importorskip("pxr.Usd", reason="usd-core is not installed")
-    write_splats(tmp_path / "a.usda", gaussians, INFO)
+    write_splats(tmp_path / "a.usda", gaussians, replace(INFO, comments=(*INFO.comments, "photos: Möbel 猫 \udcff")))
     stage = usd.Stage.Open(str(tmp_path / "a.usda"))  # prims live as long as it does
+    assert "photos: Möbel 猫" in stage.GetRootLayer().customLayerData["comments"][1]
     prim = stage.GetDefaultPrim()
     assert prim.GetTypeName() == "ParticleField3DGaussianSplat"
     assert len(prim.GetAttribute("radiance:sphericalHarmonicsCoefficients").Get()) == 9 * len(gaussians)
