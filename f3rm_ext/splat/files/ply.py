@@ -90,7 +90,7 @@ def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
 def _scored_columns(table: Table, comments: Sequence[str]) -> list[str]:
     """Returns the columns of scores and of labels; none unless comments say which queries they are of."""
     named = {comment.partition(": ")[0] for comment in comments}
-    columns = [name for name in table.kinds if name.startswith(f"{PREFIX}_") and name in named]
+    columns = [name for name in table.kinds if f"{name}_".startswith(f"{PREFIX}_") and name in named]
     return [*columns, LABEL] if columns and LABEL in table.kinds else []
 
 

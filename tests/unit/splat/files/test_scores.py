@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,15 @@ def test_columns_are_named(scored: tuple[Gaussians, SplatInfo], tmp_path: Path) 
     for line in ("property float score_blue_mug", "property float score_blue_mug_2", "property float label"):
         assert f"{line}\n" in head
     assert "comment score_blue_mug: blue mug\n" in head and "comment score_blue_mug_2: blue-mug\n" in head
+
+
+def test_queries_in_another_script_come_back(scored: tuple[Gaussians, SplatInfo], tmp_path: Path) -> None:
+    gaussians, info = scored
+    assert info.scores is not None
+    write_splats(tmp_path / "a.ply", gaussians, replace(info, scores=replace(info.scores, names=("猫", "犬"))))
+    found, again = read_splats(tmp_path / "a.ply")
+    assert again.scores is not None and not again.notices
+    assert_follow(found, replace(again.scores, names=info.scores.names))
 
 
 def test_columns_of_others_are_left_out(scored: tuple[Gaussians, SplatInfo], tmp_path: Path) -> None:
