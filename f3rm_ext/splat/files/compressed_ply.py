@@ -169,7 +169,8 @@ def _require_layout(path: Path, tables: PlyTables) -> list[str]:
     """Returns the properties of chunks, in the order of :data:`BOUNDS`."""
     chunk, vertex = (tables.tables.get(name, Table(name, 0)) for name in ("chunk", "vertex"))
     names = list(BOUNDS if any(name in chunk.kinds for name in BOUNDS[12:]) else BOUNDS[:12])
-    missing = [name for name in (*names, *PACKED) if name not in (*chunk.kinds, *vertex.kinds)]
+    missing = [name for name in names if name not in chunk.kinds]
+    missing += [name for name in PACKED if name not in vertex.kinds]
     if missing:
         raise SplatFileError(
             f"{path} is a compressed PLY file that lacks {', '.join(missing[:6])}: export the splats again."

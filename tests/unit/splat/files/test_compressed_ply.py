@@ -151,3 +151,8 @@ def test_layouts_that_are_not_known(tmp_path: Path) -> None:
         path.write_bytes(whole.replace(old, new) + bytes(100))
         with pytest.raises(SplatFileError, match=message):
             read_splats(path)
+    scale = b"property uint packed_scale\n"
+    misplaced = whole.replace(scale, b"").replace(b"element vertex", scale + b"element vertex")
+    path.write_bytes(misplaced + bytes(100))
+    with pytest.raises(SplatFileError, match="lacks packed_scale"):
+        read_splats(path)
