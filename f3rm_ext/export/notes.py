@@ -32,7 +32,7 @@ def read_notes(path: Path) -> list[Note]:
         ConfigError: the file cannot be read, or a note has no text or not exactly one place.
     """
     try:
-        items = json.loads(path.read_text(encoding="utf-8"))
+        items = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"The notes {path} cannot be read ({error}): {_FORM}.") from error
     if not isinstance(items, list) or len(items) > _MAX_NOTES:

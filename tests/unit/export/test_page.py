@@ -106,7 +106,8 @@ def test_notes_are_pinned_and_can_be_read_back(tmp_path: Path, content: PageCont
     frame = CaptureFrame(np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]]), np.array([1.0, 2, 3]), 0.5)
     question = Question("mug", np.linspace(0, 1, len(content.gaussians), dtype=np.float32), 0.5)
     file = tmp_path / "notes.json"
-    file.write_text('[{"text": " <b>here</b> ", "position": [3, 4, 5.5]}, {"text": "the mug", "query": "mug"}]')
+    notes = '[{"text": " <b>here</b> ", "position": [3, 4, 5.5]}, {"text": "the mug", "query": "mug"}]'
+    file.write_text(notes, encoding="utf-8-sig")  # with a mark of its encoding, as programs of Windows write
     write_page(tmp_path / "a.html", replace(content, frame=frame, questions=[question], notes=read_notes(file)))
     shown = content_of(tmp_path / "a.html")
     here, mug = shown["notes"]
