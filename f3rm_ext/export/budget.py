@@ -17,6 +17,7 @@ from torch import Tensor
 from f3rm_ext.data.image_stream import picture_batch
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.export.splats import SplatRun
+from f3rm_ext.html.page import rounded
 from f3rm_ext.model_components.exposure import fit_halves
 from f3rm_ext.splat.files.checks import BadValues, check_values
 from f3rm_ext.splat.files.formats import WRITE_ONLY, format_to_write, read_splats, write_splats
@@ -71,8 +72,8 @@ class Reduction(Choice):
         if self.fine_mb is None:
             return told
         return (
-            f"{told} Warning: the picture loses {self.full_psnr - self.psnr:.1f} dB; with --max-mb {self.fine_mb:.2g} "
-            "it would lose about 1 dB beyond what compression costs."
+            f"{told} Warning: the picture loses {self.full_psnr - self.psnr:.1f} dB; with --max-mb "
+            f"{rounded(self.fine_mb)} it would lose about 1 dB beyond what compression costs."
         )
 
 

@@ -19,7 +19,7 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine import checkpoint
 from f3rm_ext.export.derived import REPORT, Report, Strip, write_report
 from f3rm_ext.export.splats import SplatRun
-from f3rm_ext.html.page import Picture
+from f3rm_ext.html.page import Picture, rounded
 from f3rm_ext.html.tables import Table
 from f3rm_ext.splat.next_best_view import NextView, choose, propose, survey, up_of
 from f3rm_ext.splat.rendering import composite, render
@@ -107,7 +107,7 @@ def _describe(camera: PinholeCameras, views: PinholeCameras, names: Sequence[str
     ahead, ours = (functional.normalize(d - (d @ up) * up, dim=0) for d in (views.forward[near], camera.forward[0]))
     right, step = torch.linalg.cross(ahead, up), camera.positions[0] - views.positions[near]
     moves = [
-        f"{abs(length) / unit:.2g} {more if length > 0 else less}"
+        f"{rounded(abs(length) / unit)} {more if length > 0 else less}"
         for length, more, less in (
             (float(step @ right), "to the right", "to the left"),
             (float(step @ ahead), "forward", "back"),

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Float32, UInt8
 from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.html.page import rounded
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import Queryable, Scorer, get_head, score_chunks
 from f3rm_ext.splat.features.heads import LiftedHead
@@ -137,7 +138,7 @@ def find_places(
         middle = np.average(means[inside], axis=0, weights=weights[inside] + 1e-30)
         radius = float(np.quantile(np.linalg.norm(means[inside] - middle, axis=1), 0.9)) or 1e-3
         x, y, z = (middle * TO_RUB).tolist()
-        label = f"{2 * radius / scale:.2g} wide, {share:.0%} of the matches"
+        label = f"{rounded(2 * radius / scale)} wide, {share:.0%} of the matches"
         places.append(Place((x, y, z), radius, best_camera(torch.from_numpy(middle), cameras), label))
     return places
 

@@ -69,6 +69,15 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
+def rounded(value: float) -> str:
+    """Returns a number with two significant digits, without an exponent where people write none.
+
+    >>> rounded(0.01234), rounded(123.4), rounded(5678.0)
+    ('0.012', '120', '5700')
+    """
+    return f"{float(f'{value:.2g}'):g}"
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(

@@ -92,6 +92,7 @@ def test_places_are_clusters_of_matches_the_largest_first(cameras: PinholeCamera
     np.testing.assert_allclose([first.at, second.at], [[1, 0, 0], [-1, 0, 0]], atol=0.03)
     assert 0.05 < first.size < 0.2 and first.camera == 0, "the nearer camera"
     assert f"{4 * first.size:.2g} wide" in first.label, "units of the capture"
+    assert re.match(r"\d+0 wide", find_places(gaussians, matches, cameras, scale=1e-3)[0].label), "such as millimetres"
     assert not find_places(gaussians, np.zeros(len(gaussians), bool), cameras, scale=1.0)
 
 
