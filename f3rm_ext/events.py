@@ -65,10 +65,15 @@ def _find(place: str) -> int:
     if _is_pipe(number, inode):
         return number
     try:
+        # Where the reader is gone, opening a pipe would otherwise wait for one.
         opened = os.open(f"/proc/{starter}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return -1
-    return opened if _is_pipe(opened, inode) else -1
+    if not _is_pipe(opened, inode):
+        os.close(opened)
+        return -1
+    os.set_blocking(opened, True)
+    return opened
 
 
 def _is_pipe(descriptor: int, inode: int) -> bool:

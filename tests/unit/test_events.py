@@ -58,6 +58,18 @@ def test_children_inherit_the_pipe_or_find_it(pipe: events.EventPipe) -> None:
         assert [event["text"] for event in pipe.read()] == ["spawned"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the pipe cannot be found")
+def test_a_reader_that_is_late_misses_nothing(pipe: events.EventPipe) -> None:
+    code = "from f3rm_ext import events\nfor _ in range(1000): events.note(200 * 'a')\nevents.result(done=1)"
+    with subprocess.Popen([sys.executable, "-c", code]) as child:
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(timeout=3)  # the pipe is full
+        arrived = []
+        while child.poll() is None or len(arrived) < 1001:
+            arrived += pipe.read()
+    assert len(arrived) == 1001 and arrived[-1]["event"] == "result"
+
+
 @pytest.mark.parametrize("place", [None, "", "nonsense", "FILE:0:0", "9999:1:0"])
 def test_without_such_a_pipe_nothing_is_written(
     place: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
