@@ -199,19 +199,18 @@ class BudgetSearch(SizeSearch):
         if self._full - best.psnr <= _RUIN_DB:
             return best
         fine = self._smallest_count(best.sh_degree, self._psnr(total, best.sh_degree) - _FINE_DB)
-        assert fine is not None
         return replace(best, fine_mb=self.size(fine, best.sh_degree) / 1e6)
 
     def fit_loss(self, max_loss_db: float, degrees: Iterable[int]) -> Reduction:
         """Returns the smallest file that loses little enough, counted from the whole file."""
         total, best, best_size, least = self.total, None, math.inf, -math.inf
         for degree in degrees:
+            whole = self._reduction(total, degree)
             if best is None:
-                best, best_size = self._reduction(total, degree), self.size(total, degree)
-                least = best.psnr - max_loss_db
-            count = self._smallest_count(degree, least)
-            if count is None:
+                best, best_size, least = whole, self.size(total, degree), whole.psnr - max_loss_db
+            elif whole.psnr < least:
                 break
+            count = self._smallest_count(degree, least)
             size = self.size(count, degree)
             if size < best_size:
                 best, best_size = self._reduction(count, degree), size
@@ -226,11 +225,9 @@ class BudgetSearch(SizeSearch):
         psnr = self._budget.stored_psnr(rows, sh_degree)
         return Reduction(rows, sh_degree, total, psnr, self._full, self._budget.held_out)
 
-    def _smallest_count(self, sh_degree: int, least_psnr: float) -> int | None:
-        """The smallest number of Gaussians that keeps a PSNR, to a few per cent; None where all of them lose it."""
+    def _smallest_count(self, sh_degree: int, least_psnr: float) -> int:
+        """The smallest number of Gaussians that keeps a PSNR which all of them keep, to a few per cent."""
         high = self.total
-        if self._psnr(high, sh_degree) < least_psnr:
-            return None
         low = max(1, int(_FEWEST * high))
         for _ in range(_HALVINGS):
             count = round(math.sqrt(low * high))
