@@ -99,7 +99,7 @@ def report(error: UserError) -> None:
 
 
 def install_excepthook() -> None:
-    """Makes an uncaught :class:`UserError` print its sentence and end the process with exit code 2.
+    """Makes an uncaught :class:`UserError` print its sentence and end the process with its exit code.
 
     Nerfstudio's commands (``ns-train``, ``ns-eval`` ...) do not know our errors; without this they would show
     a traceback. A process that started several others ends with the code of the one that ended first. Every other

@@ -224,32 +224,28 @@ def _camera_path(cameras: Sequence[PinholeCameras]) -> dict[str, object]:
     }
 
 
-def _strips(run: SplatRun, measured: Measurement) -> list[Strip]:
-    """Pictures at the advised places, then at some training photos."""
-    dataset = run.manager.train_dataset
-    names, views = tell_apart(dataset.image_filenames), PinholeCameras.of(dataset.cameras)
-    strips = []
-    for number, advice in enumerate(measured.advice, start=1):
-        label = f"next photo {number}: {advice.words}"
-        strips.append(_strip(run, measured, advice.view.camera, advice.near, f"near it: {names[advice.near]}", label))
-    for index in pick_evenly(len(dataset), _PICTURES):
-        strips.append(_strip(run, measured, views.take(slice(index, index + 1)), index, names[index], "splats"))
-    return strips
-
-
 @torch.no_grad()
-def _strip(
-    run: SplatRun, measured: Measurement, view: PinholeCameras, photo: int, photo_label: str, label: str
-) -> Strip:
-    """A photo, and splats and confidence from a camera."""
-    device = run.model.device
-    one = PinholeCameras(view.viewmats.to(device), view.Ks.to(device), view.widths, view.heights)
-    scene = run.scene(run.splats())
-    sure = composite(scene, one, measured.confidence.to(device)[:, None])[..., 0].cpu().numpy()
-    taken = run.manager.train_dataset.picture(photo).pixels[..., :3].float().cpu().numpy() / 255
-    drawn = render(scene, one).rasterization.colors.cpu().numpy()
+def _strips(run: SplatRun, measured: Measurement) -> list[Strip]:
+    """Pictures at the advised places, then at some training photos: a photo, and splats and confidence from there."""
+    dataset, device = run.manager.train_dataset, run.model.device
+    names, views = tell_apart(dataset.image_filenames), PinholeCameras.of(dataset.cameras)
+    scene, values = run.scene(run.splats()), measured.confidence.to(device)[:, None]
+
+    def strip(view: PinholeCameras, photo: int, photo_label: str, label: str) -> Strip:
+        one = PinholeCameras(view.viewmats.to(device), view.Ks.to(device), view.widths, view.heights)
+        sure = composite(scene, one, values)[..., 0].cpu().numpy()
+        taken = dataset.picture(photo).pixels[..., :3].float().cpu().numpy() / 255
+        drawn = render(scene, one).rasterization.colors.cpu().numpy()
+        return [
+            (photo_label, Picture.from_array(to_bytes(taken))),
+            (label, Picture.from_array(to_bytes(drawn))),
+            ("confidence", Picture.from_array(depth_colors_bytes(sure, 0.0, 1.0))),
+        ]
+
     return [
-        (photo_label, Picture.from_array(to_bytes(taken))),
-        (label, Picture.from_array(to_bytes(drawn))),
-        ("confidence", Picture.from_array(depth_colors_bytes(sure, 0.0, 1.0))),
+        strip(advice.view.camera, advice.near, f"near it: {names[advice.near]}", f"next photo {number}: {advice.words}")
+        for number, advice in enumerate(measured.advice, start=1)
+    ] + [
+        strip(views.take(slice(index, index + 1)), index, names[index], "splats")
+        for index in pick_evenly(len(dataset), _PICTURES)
     ]

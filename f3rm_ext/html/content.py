@@ -87,11 +87,13 @@ class ReportContent:
 
 def machine_facts(device: str) -> list[tuple[str, str]]:
     """Returns versions, device and date as (name, value), without names of users, hosts or folders."""
-    facts = [("date", time.strftime("%Y-%m-%d %H:%M %Z")), ("device", device or "cpu")]
-    facts.append(("processor", f"{processor()}, {os.cpu_count()} cores"))
-    facts.append(("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"))
-    facts.append(("packages", ", ".join(f"{name} {version}" for name, version in package_versions(_PACKAGES).items())))
-    return facts
+    return [
+        ("date", time.strftime("%Y-%m-%d %H:%M %Z")),
+        ("device", device or "cpu"),
+        ("processor", f"{processor()}, {os.cpu_count()} cores"),
+        ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
+        ("packages", ", ".join(f"{name} {version}" for name, version in package_versions(_PACKAGES).items())),
+    ]
 
 
 def package_versions(packages: Iterable[str]) -> dict[str, str]:

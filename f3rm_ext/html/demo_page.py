@@ -107,10 +107,9 @@ def _judged_objects(objects: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _objects(objects: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Hits of each object, the best first."""
-    judged = sorted(_judged_objects(objects), key=lambda item: (-item["hits"] / item["views"], -(item["iou"] or 0)))
+    judged = sorted(_judged_objects(objects), key=lambda item: (-item["hits"] / item["views"], -item["iou"]))
     if not judged:
         return None
-    overlaps = [item["iou"] for item in judged if item["iou"] is not None]
     rows = [
         [
             item["name"],
@@ -123,7 +122,7 @@ def _objects(objects: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {
         "hits": sum(item["hits"] for item in judged),
         "views": sum(item["views"] for item in judged),
-        "iou": sum(overlaps) / len(overlaps),
+        "iou": statistics.mean(item["iou"] for item in judged),
         "unseen": len(objects) - len(judged),
         "table": Table(["object", "found", "IoU", "exemplar"], rows, "lrrn"),
     }
@@ -144,7 +143,7 @@ def _key_figures(content: ReportContent) -> list[tuple[str, str]]:
     judged = _judged_objects((measured.get("query") or {}).get("objects", []))
     if judged:
         hits, views = (sum(item[key] for item in judged) for key in ("hits", "views"))
-        keys.append((f"{hits} of {views}", f"queries by example that hit, {len(judged)} objects"))
+        keys.append((f"{hits} of {views}", f"queries by example that hit, {plural(len(judged), 'object')}"))
     if content.stages:
         keys.append((duration(math.fsum(stage.seconds for stage in content.stages)), "from nothing to this page"))
     return keys

@@ -18,7 +18,6 @@ from f3rm_ext.utils.json_shape import parse_json
 
 CAMERAS_FILE = "cameras.json"
 """Written by 3DGS into its output folder."""
-OVERVIEW = "Overview"
 _OVERVIEW_PX = (960, 720)
 _OVERVIEW_FOV_RAD = np.radians(50.0)
 _FROM = np.array([0.5, -1.0, 0.55])
@@ -120,9 +119,8 @@ def overview(places: Float[np.ndarray, "n 3"]) -> NamedCamera:
     focal = height / 2 / np.tan(_OVERVIEW_FOV_RAD / 2)
     center = middle + 1.15 * radius / np.sin(_OVERVIEW_FOV_RAD / 2) * back
     rotation = np.stack([right, np.cross(right, back), -back])
-    rotation[1] = np.cross(rotation[2], rotation[0])
     return NamedCamera(
-        OVERVIEW, Camera(rotation, center, np.full(2, focal), np.array([width, height]) / 2, width, height)
+        "Overview", Camera(rotation, center, np.full(2, focal), np.array([width, height]) / 2, width, height)
     )
 
 

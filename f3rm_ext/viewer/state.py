@@ -46,11 +46,8 @@ class QueryState:
 
     def add_named(self, query: Query) -> "QueryState":
         """Returns a copy with one more named query, which replaces any of the same name."""
-        if any(query.name == other.name for other in self.named):
-            named = tuple(query if query.name == other.name else other for other in self.named)
-        else:
-            named = (*self.named, query)
-        return replace(self, named=named)
+        named = {other.name: other for other in self.named} | {query.name: query}
+        return replace(self, named=tuple(named.values()))
 
     def set_temperature(self, temperature: float) -> "QueryState":
         """Returns a copy with all queries at another temperature."""

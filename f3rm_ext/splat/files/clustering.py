@@ -71,7 +71,7 @@ def cluster_vectors(
     generator = torch.Generator().manual_seed(0)
     cells = max(1, round(math.sqrt(count)))
     drawn = torch.randperm(len(vectors), generator=generator)[: cells * _SAMPLES_PER_CELL].to(vectors.device)
-    cell_means, _ = _lloyd(vectors[drawn], weights[drawn], cells, _STEPS, generator)
+    cell_means, _ = _lloyd(vectors[drawn], weights[drawn], cells, generator)
     cell_of, _ = _nearest(vectors, cell_means)
     order = torch.argsort(cell_of, stable=True)
     sizes = torch.bincount(cell_of, minlength=cells)
@@ -82,7 +82,7 @@ def cluster_vectors(
     for cell, (size, share) in enumerate(zip(sizes.tolist(), shares.tolist(), strict=True)):
         members = order[row : row + size]
         if size:
-            centres, which = _lloyd(vectors[members], weights[members], share, _STEPS, generator)
+            centres, which = _lloyd(vectors[members], weights[members], share, generator)
             means[cluster : cluster + share], labels[members] = centres, which + cluster
         row, cluster = row + size, cluster + share
         on_progress(cell + 1, cells)
@@ -106,13 +106,12 @@ def _shares(sizes: Int[Tensor, " cells"], count: int) -> Int[Tensor, " cells"]:
 
 
 def _lloyd(
-    vectors: Float[Tensor, "n dim"], weights: Float[Tensor, " n"], count: int, steps: int, generator: torch.Generator
+    vectors: Float[Tensor, "n dim"], weights: Float[Tensor, " n"], count: int, generator: torch.Generator
 ) -> tuple[Float[Tensor, "count dim"], Int[Tensor, " n"]]:
-    """Clusters vectors in steps of Lloyd's algorithm. Empty clusters, as equal vectors leave them, go to the worst
-    ones."""
+    """Clusters vectors by Lloyd's algorithm. Empty clusters, as equal vectors leave them, go to the worst ones."""
     means = _seeds(vectors, weights, count, generator)
     labels, errors = _nearest(vectors, means)
-    for _ in range(steps):
+    for _ in range(_STEPS):
         totals = torch.zeros_like(weights[:count]).index_add_(0, labels, weights)
         sums = torch.zeros_like(means).index_add_(0, labels, vectors * weights[:, None])
         empty = totals == 0

@@ -1,7 +1,8 @@
 """Reading and writing splats in any supported format."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from io import BufferedIOBase
 from pathlib import Path
 
 import torch
@@ -53,6 +54,14 @@ KSPLAT = ".ksplat"
 """End of the file name of the format that is only read."""
 READABLE = (*(suffix for suffix, kind in SUFFIXES.items() if kind not in WRITE_ONLY), KSPLAT)
 """Ends of the names of files that can be read."""
+_WRITERS: dict[Format, Callable[[BufferedIOBase, Gaussians, SplatInfo], None]] = {
+    "ply": write_ply_splats,
+    "compressed-ply": write_compressed_ply,
+    "sog": write_sog,
+    "splat": write_splat,
+    "gltf": write_gltf_splats,
+    "usd": write_usd_splats,
+}
 MAKERS = ("f3rm-ext export splats", "f3rm-ext export convert")
 """Commands that may overwrite each other's files."""
 
@@ -88,10 +97,12 @@ def read_splats(path: Path, bad_values: BadValues = "error", spz_axes: Axes = "r
         gaussians, info = _read(path, spz_axes)
     except OSError as error:
         raise SplatFileError(f"{path} cannot be read ({error.strerror or error}): give a file of splats.") from error
-    scores, told = (info.scores, []) if info.scores is not None else read_sidecar(path, len(gaussians))
+    scores, sidecar_notices = (info.scores, []) if info.scores is not None else read_sidecar(path, len(gaussians))
     gaussians, valid, notices = check_values(gaussians, path, bad_values)
     scores = None if scores is None else scores.take(valid)
-    return gaussians, replace(info, count=len(gaussians), notices=(*info.notices, *told, *notices), scores=scores)
+    return gaussians, replace(
+        info, count=len(gaussians), notices=(*info.notices, *sidecar_notices, *notices), scores=scores
+    )
 
 
 def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
@@ -147,20 +158,10 @@ def write_splats(
     kept = kept[order].to("cpu")
     kept = kept if kind != "splat" else kept.to_sh_degree(0)
     with replace_file(path, "name for the splats") as stream:
-        if kind == "ply":
-            write_ply_splats(stream, kept, info)
-        elif kind == "compressed-ply":
-            write_compressed_ply(stream, kept, info)
-        elif kind == "spz":
+        if kind == "spz":
             (spz4.write_spz4 if spz_version == spz4.VERSION else write_spz)(stream, kept, info, spz_axes)
-        elif kind == "sog":
-            write_sog(stream, kept, info)
-        elif kind == "gltf":
-            write_gltf_splats(stream, kept, info)
-        elif kind == "usd":
-            write_usd_splats(stream, kept, info)
         else:
-            write_splat(stream, kept, info)
+            _WRITERS[kind](stream, kept, info)
     if scores is not None and kind not in SCORED:
         beside = write_sidecar(path, scores, find_maker(info.comments))
         notices.append(f"{path.name} has no place for the scores of queries, so they are in {beside}.")

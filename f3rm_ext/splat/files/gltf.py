@@ -35,16 +35,16 @@ def write_gltf_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatI
         info: its tags and comments go into ``asset.extras``; its scores into attributes ``_SCORE_0`` and on, and
             ``_LABEL``, with the names of the queries in the primitive's ``extras``.
     """
-    made = _Buffer()
+    buffer = _Buffer()
     for name, values, component in _attributes(transform(gaussians, Y_UP, 1.0, np.zeros(3))):
-        made.add(name, values, component)
-    primitive_extras: dict[str, object] = {}
+        buffer.add(name, values, component)
+    queries: dict[str, object] = {}
     if info.scores is not None:
         # Names of attributes of one's own begin with an underscore; whole numbers of 32 bits are not allowed.
         for index, values in enumerate(info.scores.scores.T):
-            made.add(f"_SCORE_{index}", values[:, None], _FLOAT)
-        made.add("_LABEL", info.scores.labels[:, None].astype(np.float32), _FLOAT)
-        primitive_extras["queries"] = info.scores.names
+            buffer.add(f"_SCORE_{index}", values[:, None], _FLOAT)
+        buffer.add("_LABEL", info.scores.labels[:, None].astype(np.float32), _FLOAT)
+        queries = {"extras": {"queries": info.scores.names}}
     comments = tag_comments(info)
     extras = {MADE_BY: find_maker(comments), "comments": comments}
     extension = {
@@ -53,8 +53,7 @@ def write_gltf_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatI
         "projection": "perspective",
         "sortingMethod": "cameraDistance",
     }
-    primitive = {"attributes": made.attributes, "mode": _POINTS, "extensions": {EXTENSION: extension}}
-    primitive |= {"extras": primitive_extras} if primitive_extras else {}
+    primitive = {"attributes": buffer.attributes, "mode": _POINTS, "extensions": {EXTENSION: extension}, **queries}
     tree = {
         "asset": {"version": "2.0", "generator": "f3rm_ext", "extras": extras},
         "extensionsUsed": [EXTENSION],
@@ -62,15 +61,15 @@ def write_gltf_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatI
         "scenes": [{"nodes": [0]}],
         "nodes": [{"mesh": 0}],
         "meshes": [{"primitives": [primitive]}],
-        "accessors": made.accessors,
-        "bufferViews": made.views,
-        "buffers": [{"byteLength": len(made.data)}],
+        "accessors": buffer.accessors,
+        "bufferViews": buffer.views,
+        "buffers": [{"byteLength": len(buffer.data)}],
     }
     text = json.dumps(tree, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 4)
-    length = 12 + 8 + len(text) + 8 + len(made.data)
+    length = 12 + 8 + len(text) + 8 + len(buffer.data)
     stream.write(struct.pack("<4sII", b"glTF", 2, length))
-    for kind, chunk in ((b"JSON", text), (b"BIN\0", made.data)):
+    for kind, chunk in ((b"JSON", text), (b"BIN\0", buffer.data)):
         stream.write(struct.pack("<I4s", len(chunk), kind))
         stream.write(chunk)
 
@@ -89,12 +88,12 @@ def _attributes(gaussians: Gaussians) -> list[tuple[str, Float[np.ndarray, "n co
         (f"{EXTENSION}:OPACITY", alphas, _FLOAT),
         (f"{EXTENSION}:SH_DEGREE_0_COEF_0", arrays["features_dc"], _FLOAT),
     ]
-    at = 0
-    for degree in range(1, gaussians.sh_degree + 1):
-        for number in range(2 * degree + 1):
-            named.append((f"{EXTENSION}:SH_DEGREE_{degree}_COEF_{number}", arrays["features_rest"][:, at], _FLOAT))
-            at += 1
-    return named
+    harmonics = [
+        f"{EXTENSION}:SH_DEGREE_{degree}_COEF_{number}"
+        for degree in range(1, gaussians.sh_degree + 1)
+        for number in range(2 * degree + 1)
+    ]
+    return named + [(name, arrays["features_rest"][:, i], _FLOAT) for i, name in enumerate(harmonics)]
 
 
 class _Buffer:

@@ -75,13 +75,10 @@ def prune_to_size(gaussians: Gaussians, size_of: SizeOf, max_mb: float) -> Choic
     order = importance(gaussians).argsort(descending=True)
     search = SizeSearch(gaussians, lambda count: order[:count], size_of)
     degree, max_bytes = gaussians.sh_degree, max_mb * 1e6
-    whole = search.size(search.total, degree)
-    if whole <= max_bytes:
-        return Choice(search.first(search.total), degree, search.total)
     base = search.least_size(degree)
     if base > max_bytes:
         raise too_small(base, max_bytes)
-    count, _ = search.largest_count(degree, max_bytes, {1: base, search.total: whole})
+    count, _ = search.largest_count(degree, max_bytes, {1: base, search.total: search.size(search.total, degree)})
     return Choice(search.first(count), degree, search.total)
 
 

@@ -54,12 +54,11 @@ def write_splat(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -
         gaussians: one or more, on the CPU; SH coefficients beyond the first are left out.
         info: not used, since the format cannot store it.
     """
-    arrays = gaussians.arrays()
+    arrays, limits = gaussians.arrays(), np.finfo(np.float32)
     for start in range(0, len(gaussians), _CHUNK):
         block = slice(start, start + _CHUNK)
         rows = np.empty(len(arrays["means"][block]), dtype=RECORD)
         rows["position"] = arrays["means"][block]
-        limits = np.finfo(np.float32)
         rows["size"] = np.exp(arrays["scales"][block].astype(np.float64)).clip(limits.tiny, limits.max)
         colors = arrays["features_dc"][block].astype(np.float64) * SH_C0 + 0.5
         rgba = np.concatenate([colors, packing.logits_to_alphas(arrays["opacities"][block])[:, None]], axis=1)

@@ -51,23 +51,21 @@ def ParticleField3DGaussianSplat "Splats"
     uniform token sortingModeHint = "zDepth"
 """.encode(errors="backslashreplace")
     )
-    for declaration, values in (
-        ("float3[] extent", extent),
-        ("point3f[] positions", means),
-        ("quatf[] orientations", packing.unit_quats(arrays["quats"])),
-        ("float3[] scales", sizes),
-        ("float[] opacities", packing.logits_to_alphas(arrays["opacities"])),
-        ("float3[] radiance:sphericalHarmonicsCoefficients", harmonics.reshape(-1, 3)),
-    ):
+    attributes = {
+        "float3[] extent": extent,
+        "point3f[] positions": means,
+        "quatf[] orientations": packing.unit_quats(arrays["quats"]),
+        "float3[] scales": sizes,
+        "float[] opacities": packing.logits_to_alphas(arrays["opacities"]),
+        "float3[] radiance:sphericalHarmonicsCoefficients": harmonics.reshape(-1, 3),
+    }
+    if info.scores is not None:
+        attributes |= {f"float[] primvars:{name}": values for name, values in info.scores.columns.items()}
+        attributes[f"int[] primvars:{LABEL}"] = info.scores.labels
+    for declaration, values in attributes.items():
         stream.write(f"    {declaration} = [".encode())
-        for piece in _format_rows(values):
-            stream.write(piece)
-        stream.write(b"]\n")
-    for name, values in {} if info.scores is None else {**info.scores.columns, LABEL: info.scores.labels}.items():
-        stream.write(f"    {'int' if name == LABEL else 'float'}[] primvars:{name} = [".encode())
-        for piece in _format_rows(values):
-            stream.write(piece)
-        stream.write(b'] (\n        interpolation = "vertex"\n    )\n')
+        stream.writelines(_format_rows(values))
+        stream.write(b'] (\n        interpolation = "vertex"\n    )\n' if "primvars" in declaration else b"]\n")
     stream.write(b"}\n")
 
 
