@@ -139,7 +139,7 @@ class SplatBudget:
     @torch.no_grad()
     def psnr(self, gaussians: Gaussians) -> float:
         """Returns the mean PSNR over at most eight photos, dB; if exposures are modelled, at that of each photo."""
-        model, losses = self.run.model, []
+        model, psnrs = self.run.model, []
         step = math.ceil(len(self._photos) / _MAX_VIEWS)
         for index in range(0, len(self._photos), step):
             batch = picture_batch(self._photos.picture(index), index, model.device)
@@ -149,8 +149,8 @@ class SplatBudget:
                 photo = model.true_colors(batch, model.background)
                 outputs["rgb"] = fit_halves(outputs["rgb"], photo, batch.get("mask"))
             metrics = model.get_metrics_dict(outputs, batch)
-            losses += [float(metrics["psnr"])] if "psnr" in metrics else []
-        return sum(losses) / len(losses)
+            psnrs += [float(metrics["psnr"])] if "psnr" in metrics else []
+        return sum(psnrs) / len(psnrs)
 
     def stored_psnr(self, rows: Int[Tensor, " kept"], sh_degree: int) -> float:
         """Returns the PSNR of some Gaussians as a reader of the file gets them, dB.

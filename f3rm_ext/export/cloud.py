@@ -191,12 +191,12 @@ def _visible_points(
     outputs = {name: value.cpu() for name, value in model.render_camera(camera, {}).items()}
     rays = camera.generate_rays(camera_indices=0, keep_shape=True)
     accumulation = outputs["accumulation"][..., 0].flatten()
-    at = (rays.origins + rays.directions * outputs[DEPTH_OUTPUTS[options.depth]]).view(-1, 3)
-    tally.rays += len(at)
-    keep = (accumulation >= options.accumulation) & at.isfinite().all(dim=-1)
+    points = (rays.origins + rays.directions * outputs[DEPTH_OUTPUTS[options.depth]]).view(-1, 3)
+    tally.rays += len(points)
+    keep = (accumulation >= options.accumulation) & points.isfinite().all(dim=-1)
     origins, colors = rays.origins.reshape(-1, 3)[keep], outputs["rgb"][..., :3].reshape(-1, 3)[keep]
     cloud = Cloud(
-        positions=at[keep].float().numpy(),
+        positions=points[keep].float().numpy(),
         colors=to_bytes(colors.float()[None].numpy())[0],
         accumulation=accumulation[keep].float().numpy(),
         density=np.full(int(keep.sum()), np.nan, dtype=np.float32),

@@ -81,19 +81,19 @@ def measure_confidence(run: SplatRun, photos: int) -> Measurement:
     scene, views = run.scene(run.splats()), PinholeCameras.of(dataset.cameras).to("cpu")
     with image_progress("views") as progress:
         task = progress.add_task("Confidence", total=len(dataset))
-        found = survey(scene, views, lambda: progress.advance(task))
+        surveyed = survey(scene, views, lambda: progress.advance(task))
         chosen: list[NextView] = []
         if photos:
             task = progress.add_task("Next photos", total=None)
-            candidates = propose(scene, views, found)
-            progress.update(task, total=len(candidates.widths) + len(found.usual.widths))
-            chosen = choose(scene, views, found, candidates, photos, lambda: progress.advance(task))
-    sure, weights = confidence(found.evidence.information), found.evidence.contribution
+            candidates = propose(scene, views, surveyed)
+            progress.update(task, total=len(candidates.widths) + len(surveyed.usual.widths))
+            chosen = choose(scene, views, surveyed, candidates, photos, lambda: progress.advance(task))
+    values, weights = confidence(surveyed.evidence.information), surveyed.evidence.contribution
     total = float(weights.sum()) or 1.0
     names, unit = tell_apart(dataset.image_filenames), run.frame.scale
     advice = [Advice(view, *_describe(view.camera, views, names, unit)) for view in chosen]
-    unsure = float(weights[sure < SURE].sum()) / total
-    return Measurement(sure, float((weights * sure).sum()) / total, unsure, advice)
+    unsure = float(weights[values < SURE].sum()) / total
+    return Measurement(values, float((weights * values).sum()) / total, unsure, advice)
 
 
 def _describe(camera: PinholeCameras, views: PinholeCameras, names: Sequence[str], unit: float) -> tuple[str, int]:

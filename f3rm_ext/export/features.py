@@ -88,9 +88,9 @@ def features_at(
     """
     space: FeatureSpace = head.space().to(model.device)
     for start in range(0, len(points), _CHUNK):
-        at = torch.from_numpy(points[start : start + _CHUNK]).to(model.device)
+        part = torch.from_numpy(points[start : start + _CHUNK]).to(model.device)
         with torch.inference_mode():
-            values = space.features(model.render_points(at)[head.name]).cpu()
+            values = space.features(model.render_points(part)[head.name]).cpu()
         yield values
 
 

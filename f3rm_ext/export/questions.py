@@ -145,9 +145,9 @@ def find_places(
 
 def best_camera(point: Float[Tensor, "3"], cameras: PinholeCameras) -> int:
     """Returns the camera, by its index, that shows a point of the scene frame near its middle and from near by."""
-    at = torch.einsum("nij,j->ni", cameras.viewmats[:, :3, :3], point.float()) + cameras.viewmats[:, :3, 3]
-    depth = at[:, 2]
-    pixels = torch.einsum("nij,nj->ni", cameras.Ks, at)[:, :2] / depth.clamp_min(1e-6)[:, None]
+    in_camera = torch.einsum("nij,j->ni", cameras.viewmats[:, :3, :3], point.float()) + cameras.viewmats[:, :3, 3]
+    depth = in_camera[:, 2]
+    pixels = torch.einsum("nij,nj->ni", cameras.Ks, in_camera)[:, :2] / depth.clamp_min(1e-6)[:, None]
     sides = torch.stack([cameras.widths, cameras.heights], dim=1)
     off = ((pixels / sides - 0.5).abs().amax(dim=1) * 2).clamp_max(1e3)
     cost = depth / depth.clamp_min(1e-6).median() + torch.where(off < 0.9, 0.5 * off, 100.0 * off)

@@ -100,14 +100,14 @@ def select_splats(run: SplatRun, wish: Wish) -> Selection:
         masks = PackedMasks(_mask_of(run, wish), len(dataset), advance) if searches else None
         views = PinholeCameras.of(dataset.cameras).to(splats.means.device)
         if masks is None:
-            found = Chosen(inside, inside, inside.float())
+            lifted = Chosen(inside, inside, inside.float())
         else:
-            found = choose_gaussians(run.scene(splats), views, masks, inside, advance)
-        _require_some(found.chosen, wish)
-        object_px, empty_px = _count_empty(run, found.chosen, views, masks, advance)
-    hidden = int((found.chosen & ~found.visible).sum())
-    core = found.core(splats.means).cpu()
-    return Selection(wish.names, found.chosen.cpu(), core, found.shares.cpu(), hidden, object_px, empty_px)
+            lifted = choose_gaussians(run.scene(splats), views, masks, inside, advance)
+        _require_some(lifted.chosen, wish)
+        object_px, empty_px = _count_empty(run, lifted.chosen, views, masks, advance)
+    hidden = int((lifted.chosen & ~lifted.visible).sum())
+    core = lifted.core(splats.means).cpu()
+    return Selection(wish.names, lifted.chosen.cpu(), core, lifted.shares.cpu(), hidden, object_px, empty_px)
 
 
 def _require_some(chosen: Bool[Tensor, " gaussians"], wish: Wish) -> None:

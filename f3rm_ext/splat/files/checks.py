@@ -67,16 +67,16 @@ def check_values(
         notices.append(f"{limited} infinite opacities are now finite ones that look the same.")
     if not rows:
         return gaussians, ~bad, notices
-    told = (
+    fault = (
         f"{values} values that are NaN, infinite or no rotation ({', '.join(fields)}) in {rows} of {len(bad)} Gaussians"
     )
     if bad_values == "error":
         raise SplatFileError(
-            f"{path} {action} {told}: leave those Gaussians out with --bad-values drop, or train or export them again."
+            f"{path} {action} {fault}: leave those Gaussians out with --bad-values drop, or train or export them again."
         )
     if rows == len(bad):
-        raise SplatFileError(f"{path} {action} {told}, so none is left: train or export the splats again.")
-    return gaussians[~bad], ~bad, [*notices, f"{rows} Gaussians are left out for {told}."]
+        raise SplatFileError(f"{path} {action} {fault}, so none is left: train or export the splats again.")
+    return gaussians[~bad], ~bad, [*notices, f"{rows} Gaussians are left out for {fault}."]
 
 
 def _masks(gaussians: Gaussians) -> Iterator[tuple[str, Bool[Tensor, "..."]]]:

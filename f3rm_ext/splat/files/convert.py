@@ -118,8 +118,8 @@ def convert_splats(
         lost = [f"What {out.suffix} loses was not measured: it is a format that is written only."]
         result = written
     else:
-        again, result = read_splats(out, spz_axes=spz_axes)
-        lost = conversion_losses(gaussians[storage_order(wanted, kind)], again)
+        stored, result = read_splats(out, spz_axes=spz_axes)
+        lost = conversion_losses(gaussians[storage_order(wanted, kind)], stored)
     if origin.render_mode == "mip" and result.render_mode != "mip":
         lost.append("The format cannot record that the splats need anti-aliasing (SplatRenderMode: mip).")
     return ConversionResult(origin, replace(result, notices=written.notices), lost, choice)
@@ -140,10 +140,10 @@ def conversion_losses(before: Gaussians, after: Gaussians) -> list[str]:
     Args:
         after: the same Gaussians in the same order; the SH degree may be lower.
     """
-    told = []
+    losses = []
     if after.sh_degree < before.sh_degree:
         flat = " (colours are now the same from everywhere)" if after.sh_degree == 0 else ""
-        told.append(f"SH degree {before.sh_degree} became {after.sh_degree}{flat}.")
+        losses.append(f"SH degree {before.sh_degree} became {after.sh_degree}{flat}.")
     span = float((before.means.amax(dim=0) - before.means.amin(dim=0)).max())
     share = f"; the scene is {span:.3g} wide"
     kept = before.to_sh_degree(after.sh_degree)
@@ -160,8 +160,8 @@ def conversion_losses(before: Gaussians, after: Gaussians) -> list[str]:
     for name, (values, unit, more) in differences.items():
         if bool((values > 0).any()):
             middle, most = float(values.median()), float(values.max())
-            told.append(f"{name} changed by {middle:.2g}{unit} at the median, {most:.2g}{unit} at most{more}.")
-    return told
+            losses.append(f"{name} changed by {middle:.2g}{unit} at the median, {most:.2g}{unit} at most{more}.")
+    return losses
 
 
 def _alphas(gaussians: Gaussians) -> Float[Tensor, " gaussians"]:

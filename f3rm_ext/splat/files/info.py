@@ -104,6 +104,6 @@ def combine_provenance(origin: SplatInfo, record: Mapping[str, object]) -> tuple
         origin: information about the original file; its ``made_by`` becomes ``origin_made_by``.
         record: entries for the new file, including ``made_by``.
     """
-    made_by = [f"{key}: {value}" for key, value in record.items()]
-    told = [f"origin_{line}" if line.startswith(f"{MADE_BY}: ") else line for line in origin.comments]
-    return (*made_by, *(line for line in told if line not in made_by))
+    entries = [f"{key}: {value}" for key, value in record.items()]
+    earlier = [f"origin_{line}" if line.startswith(f"{MADE_BY}: ") else line for line in origin.comments]
+    return (*entries, *(line for line in earlier if line not in entries))

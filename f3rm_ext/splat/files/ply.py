@@ -115,17 +115,17 @@ def rest_degree(path: Path, table: Table) -> int:
     Raises:
         SplatFileError: some are missing, or their number fits no degree.
     """
-    there = {name for name in table.kinds if _REST.fullmatch(name)}
-    missing = [name for name in (f"f_rest_{i}" for i in range(len(there))) if name not in there]
+    present = {name for name in table.kinds if _REST.fullmatch(name)}
+    missing = [name for name in (f"f_rest_{i}" for i in range(len(present))) if name not in present]
     if missing:
         raise SplatFileError(f"{path} lacks {_join(missing)} among its SH coefficients: export the splats again.")
     try:
-        if len(there) % 3:
+        if len(present) % 3:
             raise ConfigError("not as many for each colour")
-        return degree_from_count(len(there) // 3)
+        return degree_from_count(len(present) // 3)
     except ConfigError:
         raise SplatFileError(
-            f"{path} has {len(there)} SH coefficients (f_rest) per Gaussian, which fit no degree from 0 to 3 (those "
+            f"{path} has {len(present)} SH coefficients (f_rest) per Gaussian, which fit no degree from 0 to 3 (those "
             f"have {', '.join(str(3 * sh_rest_count(degree)) for degree in range(4))}): export the splats again."
         ) from None
 

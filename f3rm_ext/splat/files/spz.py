@@ -178,11 +178,11 @@ def unpack_values(header: SpzHeader, read: Callable[[int], bytes], axes: Axes) -
 
 def read_extensions(data: bytes) -> list[tuple[int, bytes]]:
     """Returns the type and the content of each extension record; the last may be cut short."""
-    extensions, at = [], 0
-    while at + RECORD.size <= len(data):
-        kind, length = RECORD.unpack_from(data, at)
-        at += RECORD.size + length
-        extensions.append((kind, data[at - length : at]))
+    extensions, offset = [], 0
+    while offset + RECORD.size <= len(data):
+        kind, length = RECORD.unpack_from(data, offset)
+        offset += RECORD.size + length
+        extensions.append((kind, data[offset - length : offset]))
     return extensions
 
 
