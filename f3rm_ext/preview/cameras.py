@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.capture.images import tell_apart
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.mesh.camera import Camera
@@ -55,7 +56,7 @@ class NamedCamera(NamedTuple):
 
 
 def source_cameras(source: PhotoSource, frame: Literal["capture", "scene"]) -> list[NamedCamera]:
-    """Returns the cameras of all photos of a capture, by the names of the photos.
+    """Returns the cameras of all photos of a capture, in the order of their paths.
 
     Raises:
         CaptureError: the capture cannot be used.
@@ -66,7 +67,8 @@ def source_cameras(source: PhotoSource, frame: Literal["capture", "scene"]) -> l
         frames = CaptureFrame.from_outputs(outputs, source.data) if frame == "capture" else None
         views = PinholeCameras.of(outputs.cameras)
         cameras |= {name: Camera.of(views, i, frames) for i, name in enumerate(outputs.image_filenames)}
-    return [NamedCamera(path.name, cameras[path]) for path in sorted(cameras)]
+    paths = sorted(cameras)
+    return [NamedCamera(name, cameras[path]) for name, path in zip(tell_apart(paths), paths, strict=True)]
 
 
 def find_cameras_file(path: Path) -> Path | None:

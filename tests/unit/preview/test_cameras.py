@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.mesh.camera import Camera
+from f3rm_ext.mesh.texture.photos import PhotoSource
 from f3rm_ext.preview.cameras import (
     NamedCamera,
     extent_of,
@@ -17,6 +19,7 @@ from f3rm_ext.preview.cameras import (
     nerfstudio_cameras,
     overview,
     read_cameras_file,
+    source_cameras,
 )
 
 ENTRY = {
@@ -54,6 +57,13 @@ def test_files_of_another_kind(tmp_path: Path, change: dict[str, Any]) -> None:
     (tmp_path / "cameras.json").write_text(json.dumps([ENTRY | change]))
     with pytest.raises(CaptureError, match=r"cameras\.json"):
         read_cameras_file(tmp_path / "cameras.json")
+
+
+def test_photos_of_the_same_name_are_told_apart() -> None:
+    cameras = nerfstudio_cameras([overview(np.eye(3))] * 2)
+    outputs = SimpleNamespace(cameras=cameras, image_filenames=[Path("rig/right/1.jpg"), Path("rig/left/1.jpg")])
+    source = PhotoSource(SimpleNamespace(get_dataparser_outputs=lambda split: outputs), Path())
+    assert [named.name for named in source_cameras(source, "scene")] == ["left/1.jpg", "right/1.jpg"]
 
 
 def test_an_overview_sees_the_content_upright() -> None:
