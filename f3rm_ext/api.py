@@ -79,7 +79,7 @@ class Scene:
         *,
         example: str | None = None,
         vector: Path | str | None = None,
-        negatives: Iterable[str] = (),
+        negatives: Iterable[str] | str = (),
         feature: str = "",
         temperature: float = 0.1,
         views: Path | str = "auto",
@@ -117,7 +117,7 @@ class Scene:
             text=() if text is None else (text,),
             exemplar=() if example is None else (example,),
             vector=() if vector is None else (str(vector),),
-            negative=tuple(negatives),
+            negative=(negatives,) if isinstance(negatives, str) else tuple(negatives),
             feature=feature,
             temperature=temperature,
         )

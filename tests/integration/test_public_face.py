@@ -135,7 +135,7 @@ def test_a_mesh_with_features(run_command: Callable[..., Any], tiny_capture: Pat
     run_command("f3rm-ext", "features", "lift-mesh", *words).succeeds()
 
     scene = f3rm_ext.load(tmp_path / "board.ply")
-    best = scene.query("mug", negatives=["none"])[0]
+    best = scene.query("mug", negatives="none")[0]
     assert best.position is not None and abs(best.position[2] - 0.76) < 0.02 and -1 <= best.score <= 1
     np.testing.assert_allclose(scene.mesh().bounds, board.bounds, atol=1e-5)
     there = scene.frame.to_scene(np.asarray(board.vertices))
