@@ -183,6 +183,7 @@ class BudgetSearch(SizeSearch):
         total, best, sizes = self.total, None, {}
         base, per_gaussian = 0, 0.0
         for degree in degrees:
+            # Only the highest degree is measured whole: where all Gaussians fit with it, no lower one shows more.
             sizes = {} if sizes else {total: self.size(total, degree)}
             if sizes and sizes[total] <= max_bytes:
                 return self._reduction(total, degree)

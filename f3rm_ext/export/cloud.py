@@ -165,7 +165,7 @@ def voxel_downsample(cloud: Cloud, side: float) -> Cloud:
         return cloud
     places = np.floor(cloud.positions.astype(np.float64) / side).astype(np.int64)
     _, cube, counts = np.unique(places, axis=0, return_inverse=True, return_counts=True)
-    cube = cube.reshape(-1)
+    cube = cube.reshape(-1)  # NumPy 2.0 returns a column
     mean = np.stack([np.bincount(cube, cloud.positions[:, axis]) for axis in range(3)], axis=1) / counts[:, None]
     away = np.linalg.norm(cloud.positions - mean[cube], axis=1)
     order = np.lexsort((away, cube))

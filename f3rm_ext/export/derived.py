@@ -119,6 +119,7 @@ def write_derived(
             stream.write(transforms.read_bytes())
     checkpoint.write(_take_rows(checkpoint.load(run.checkpoint, ("step", "pipeline")), kept), out / model_file)
     write_report(run, out, command, report, _pictures(run, parts))
+    # After the checkpoint that it leads to: before, there is no run to open.
     with replace_file(out / CONFIG) as stream:
         stream.write(yaml.dump(_config_at(load_config, out)).encode())
     folder.summary({"complete": True, "gaussians": len(kept), **summary})
@@ -136,6 +137,7 @@ def _config_at(load_config: Path, out: Path) -> Any:
     """Returns the options of a run, so that nerfstudio looks for the checkpoint in another folder."""
     config, out = read_config(load_config), out.resolve()
     config.timestamp, config.load_dir, config.load_step = out.name, None, None
+    # Nerfstudio looks in OUTPUT/EXPERIMENT/METHOD/TIMESTAMP/MODELS; an absolute MODELS replaces what is before it.
     if out.parent.name == config.method_name:
         config.output_dir, config.experiment_name = out.parents[2], out.parents[1].name
     else:

@@ -175,6 +175,7 @@ def write_page(out: Path, content: PageContent) -> PageInfo:
         SplatFileError: the Gaussians have values that are NaN or infinite.
     """
     gaussians, _, _ = check_values(content.gaussians, out, action="would get")
+    # The page's shader draws nothing fainter.
     content = content.take(torch.nonzero(gaussians.alphas() >= MIN_ALPHA)[:, 0], gaussians.sh_degree)
     places = [
         find_places(content.gaussians, question.matches(), content.cameras, content.frame.scale)

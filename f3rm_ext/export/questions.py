@@ -120,6 +120,7 @@ def find_places(
     if not len(chosen):
         return []
     means = chosen.means.numpy().astype(np.float64)
+    # How much each shows: its opacity times the section through its two larger axes.
     weights = (chosen.alphas() * chosen.sizes().sort(dim=1).values[:, 1:].prod(dim=1)).numpy().astype(np.float64)
     neighbours = min(_LINKS + 1, len(means))
     apart, near = KDTree(means).query(means, k=neighbours)

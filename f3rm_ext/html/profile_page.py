@@ -107,7 +107,7 @@ def cost_sentence(profile: Profile) -> str:
     """Says what the snapshots cost, and how many lines of the file were damaged."""
     costs = [one.cost_ms for one in profile.snapshots]
     total_s = max(1e-9, profile.snapshots[-1].seconds)
-    share = sum(costs) / total_s / 10
+    share = sum(costs) / total_s / 10  # milliseconds per second are tenths of a per cent
     damage = f" {profile.damaged} damaged line(s) of the profile were skipped." if profile.damaged else ""
     return f"{len(costs)} records took {sum(costs) / len(costs):.0f} ms each, {share:.2g} % of the run.{damage}"
 

@@ -142,6 +142,7 @@ def _nearest(
     vectors: Float[Tensor, "n dim"], means: Float[Tensor, "count dim"]
 ) -> tuple[Int[Tensor, " n"], Float[Tensor, " n"]]:
     """Returns the index of the nearest mean of each vector, and its squared distance."""
+    # |v − m|² / 2 without |v|² / 2, which is the same for all means, is a product of matrices.
     half = (means * means).sum(dim=1) / 2
     rows = max(1, _LARGEST // len(means))
     labels = torch.cat([(half - block @ means.T).argmin(dim=1) for block in vectors.split(rows)])

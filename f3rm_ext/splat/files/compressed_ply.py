@@ -106,6 +106,7 @@ def _pack(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         low = np.minimum.reduceat(vector, starts, axis=0).astype(np.float32)
         high = np.maximum.reduceat(vector, starts, axis=0).astype(np.float32)
         bounds += [low, high]
+        # The bounds as rounded for the file, since a reader interpolates between those.
         low, high = low.astype(np.float64)[chunk_of], high.astype(np.float64)[chunk_of]
         extent = high - low
         parts.append(np.where(extent > 0, (vector - low) / np.where(extent > 0, extent, 1), 0))

@@ -119,6 +119,7 @@ def convert_splats(
         result = written
     else:
         stored, result = read_splats(out, spz_axes=spz_axes)
+        # Losses are compared row by row, and the format has its own order.
         lost = conversion_losses(gaussians[storage_order(wanted, kind)], stored)
     if origin.render_mode == "mip" and result.render_mode != "mip":
         lost.append("The format cannot record that the splats need anti-aliasing (SplatRenderMode: mip).")
@@ -131,6 +132,7 @@ def rotation_differences(
     """Returns the angles between rotations, degrees, float64; small angles are exact too."""
     a, b = functional.normalize(ours.double(), dim=1), functional.normalize(theirs.double(), dim=1)
     b = torch.where((a * b).sum(dim=1, keepdim=True) < 0, -b, b)
+    # |a − b| = 2 sin(angle / 4), which is exact for small angles, where the arccosine of a · b is not.
     return torch.rad2deg(4 * torch.asin(((a - b).norm(dim=1) / 2).clamp(max=1)))
 
 

@@ -79,6 +79,7 @@ def _attributes(gaussians: Gaussians) -> list[tuple[str, Float[np.ndarray, "n co
     arrays = gaussians.arrays()
     alphas = packing.logits_to_alphas(arrays["opacities"])[:, None]
     xyzw = np.roll(packing.unit_quats(arrays["quats"]), -1, axis=1)
+    # For viewers without the extension: glTF has the colours of vertices in linear light.
     srgb = sh_to_rgb(torch.from_numpy(arrays["features_dc"])).clamp(0, 1).numpy()
     named = [
         ("POSITION", arrays["means"], _FLOAT),

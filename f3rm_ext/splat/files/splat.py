@@ -59,6 +59,7 @@ def write_splat(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -
         block = slice(start, start + _CHUNK)
         rows = np.empty(len(arrays["means"][block]), dtype=RECORD)
         rows["position"] = arrays["means"][block]
+        # Within float32, or a reader would get a logarithm that is infinite.
         rows["size"] = np.exp(arrays["scales"][block].astype(np.float64)).clip(limits.tiny, limits.max)
         colors = arrays["features_dc"][block].astype(np.float64) * SH_C0 + 0.5
         rgba = np.concatenate([colors, packing.logits_to_alphas(arrays["opacities"][block])[:, None]], axis=1)

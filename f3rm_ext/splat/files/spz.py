@@ -211,6 +211,7 @@ def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axe
     flags = ANTIALIASED if info.render_mode == "mip" else 0
     head = HEADER.pack(MAGIC, 3, len(gaussians), gaussians.sh_degree, bits, flags, 0)
     comment = "\n".join(tag_comments(info)).encode("ascii", "backslashreplace").replace(b"\0", b" ")
+    # By hand, as Python's gzip module writes no comments; without a time, so that equal splats are equal files.
     stream.write(struct.pack("<2sBBIBB", GZIP, 8, _COMMENT, 0, 0, 255) + comment + b"\0")
     press = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
     checksum = size = 0
