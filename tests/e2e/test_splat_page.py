@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,11 @@ def drawn(gaussians: Gaussians, camera: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page that is asked for the left ball and for the right one."""
+def content() -> PageContent:
+    """Two balls, asked for the left one and for the right one."""
     gaussians = two_balls()
     left = (0.5 - gaussians.means[:, 0].clamp(-0.4, 0.4)).numpy()
-    content = PageContent(
+    return PageContent(
         title="Two <balls>",
         gaussians=gaussians,
         cameras=cameras(),
@@ -82,6 +83,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         background=BACKGROUND,
         notes=[Note("middle of the left", None, "left"), Note("far up", (0.0, 0.0, 40.0))],
     )
+
+
+@pytest.fixture(scope="module")
+def file(content: PageContent, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of the two balls."""
     out = tmp_path_factory.mktemp("page") / "balls.html"
     write_page(out, content)
     return out
@@ -145,6 +151,18 @@ def test_heat_follows_the_threshold_and_parts_can_be_shown_alone(page: OpenPage)
     assert psnr(page.picture(), drawn(scene[left], 0)) > 38
     page.does("f3rm.show('drop')")
     assert psnr(page.picture(), drawn(scene[~left], 0)) > 38
+    picked = page.page.evaluate(f"[...Array({WIDTH}).keys()].map((x) => f3rm.pick(x, {HEIGHT / 2})).filter((at) => at)")
+    assert picked and all(x > 0 for x, _, _ in picked), "what is removed is not in the way"
+
+
+def test_a_threshold_at_the_end_of_the_scale(browser: Any, file: Path, content: PageContent) -> None:
+    always = replace(content.questions[0], threshold=0.0, is_relevancy=True)
+    write_page(file.with_name("always.html"), replace(content, questions=[always], notes=[]))
+    page = OpenPage(browser, file.with_name("always.html"))
+    page.does("f3rm.ask(0)")
+    heat = page.picture()
+    assert page.page.locator("#threshold-value").text_content() == "0.00" and (heat[..., 0] > heat[..., 2] + 0.1).any()
+    page.context.close()
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,10 @@ function rotate(v, axis, angle) {
   return v.map((value, i) => value * Math.cos(angle) + side[i] * Math.sin(angle) + axis[i] * along);
 }
 
-/** The stored value of a score, and the score of a stored value: logits of relevancies, or cosines themselves. */
+/** The stored value of a score, and the score of a stored value: logits of relevancies up to ±8, or cosines themselves. */
 const CURVES = {
   linear: [(score) => score, (value) => value],
-  logit: [(score) => Math.log(score / (1 - score)), (value) => 1 / (1 + Math.exp(-value))],
+  logit: [(score) => Math.max(-8, Math.min(8, Math.log(score / (1 - score)))), (value) => 1 / (1 + Math.exp(-value))],
 };
 
 /** Unpacks gzip from base64. */
@@ -206,7 +206,8 @@ class SplatPage {
     this.renderer.look = this.renderer.part !== "all" || this.question === null ? "photo"
       : this.question === "labels" ? "labels" : "heat";
     const { questions } = this.content;
-    const number = typeof this.question === "number" ? this.question : null, labels = this.labels();
+    const number = typeof this.question === "number" ? this.question : null;
+    const labels = this.question === "labels" ? this.labels() : new Uint8Array(this.splats.count);
     if (number === null) {
       // With labels, every labelled Gaussian is chosen; without a question, all are.
       this.renderer.setScores(labels.map((label) => (label ? 255 : 0)), labels);
@@ -367,7 +368,7 @@ class SplatPage {
     const lens = this.eye.lens(this.canvas.clientWidth, this.canvas.clientHeight), { positions, opacities } = this.splats;
     let best = Infinity, found = null;
     for (let i = 0; i < this.splats.count; i++) {
-      if (opacities[i] < 64) continue;
+      if (opacities[i] < 64 || !this.renderer.draws(i)) continue;
       const point = positions.subarray(3 * i, 3 * i + 3), [px, py, depth] = this.eye.project([...point], lens);
       if (depth > NEAR && depth < best && Math.hypot(px - x, py - y) < 8) { best = depth; found = [...point]; }
     }

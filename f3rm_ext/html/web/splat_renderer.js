@@ -296,13 +296,19 @@ class SplatRenderer {
   setScores(scores, labels) {
     const { gl, scoreBytes } = this;
     for (let i = 0; i < this.splats.count; i++) {
-      scoreBytes[3 * i] = scores ? scores[i] : 0;
-      scoreBytes[3 * i + 1] = labels ? labels[i] : 0;
+      scoreBytes[3 * i] = scores[i];
+      scoreBytes[3 * i + 1] = labels[i];
     }
     gl.activeTexture(gl.TEXTURE2);
     gl.bindTexture(gl.TEXTURE_2D, this.textures[2]);
     gl.texSubImage2D(gl.TEXTURE_2D, 0, 0, 0, TEXTURE_WIDTH, scoreBytes.length / 3 / TEXTURE_WIDTH, gl.RGB,
       gl.UNSIGNED_BYTE, scoreBytes);
+  }
+
+  /** Whether a Gaussian is drawn, as the shader decides where Gaussians that match are kept or dropped. */
+  draws(i) {
+    const chosen = this.scoreBytes[3 * i] / 255 >= this.threshold - 1e-5;
+    return this.part === "keep" ? chosen : this.part === "drop" ? !chosen : true;
   }
 
   resize(width, height) {
