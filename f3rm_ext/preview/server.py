@@ -14,6 +14,7 @@ from f3rm_ext.preview.content import Content, MeshContent, PointContent, SplatCo
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.pictures import to_bytes
 from f3rm_ext.viewer.first_view import first_view
+from f3rm_ext.viewer.status import plain
 
 if TYPE_CHECKING:
     from viser import ClientHandle, ViserServer
@@ -87,7 +88,7 @@ def serve_content(
             "/content", place.points(content.positions).astype(np.float32), content.colors, point_size=min(size, 0.05)
         )
     views = _Views.of([place.camera(one) for one in cameras], place.points(content.places))
-    server.on_client_connect(lambda client: _Panel(client, views, f"**{title}**: {content.summary}").open())
+    server.on_client_connect(lambda client: _Panel(client, views, f"**{plain(title)}**: {content.summary}").open())
     return server
 
 

@@ -165,6 +165,14 @@ def test_a_threshold_at_the_end_of_the_scale(browser: Any, file: Path, content: 
     page.context.close()
 
 
+def test_a_view_straight_down_can_be_turned(page: OpenPage) -> None:
+    page.does("""(f3rm.eye.take({...f3rm.eye.view, position: [0, 0, -4], turn: [[1, 0, 0], [0, 1, 0], [0, 0, 1]]}),
+      f3rm.refresh())""")
+    before = page.picture()
+    page.does("(f3rm.eye.turn(0.05, 0), f3rm.eye.turn(0, 0.02), f3rm.refresh())")
+    assert psnr(before, page.picture()) < 40
+
+
 @pytest.fixture(scope="module")
 def answers(labelled_splats: Any, run_command: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The folder of `f3rm-ext query` and the page of `export page` with the same questions."""

@@ -105,9 +105,10 @@ def test_splats_and_from_camera_to_camera(
 def test_a_textured_mesh(
     tmp_path: Path, view: Callable[[str], Any], open_page: Callable[[str], Any], wait_until: Callable[..., None]
 ) -> None:
-    write_textured_wall(tmp_path / "wall.glb")
-    page = open_page(view("wall.glb").address)
+    write_textured_wall(tmp_path / "wall {1}.glb")
+    page = open_page(view("wall {1}.glb").address)
     wait_until(lambda: sides_of(page) == "red blue", WAIT_S, "the wall with its texture")
+    assert page.page.get_by_text("wall {1}.glb").is_visible()
     before = scene_of(page)
     page.drag(120)
     wait_until(lambda: np.abs(scene_of(page) - before).mean() > 0.02, WAIT_S, "the wall turned")

@@ -46,10 +46,10 @@ class Eye {
   }
 
   turn(yaw, pitch) {
-    const right = this.rows[0];
+    const right = this.rows[0], steepness = (v) => Math.abs(dot(v, this.up));
     const turned = (v) => rotate(rotate(v, right, pitch), this.up, yaw);
-    const ahead = turned(this.forward);
-    if (Math.abs(dot(ahead, this.up)) > 0.999) return;  // straight up or down, where yaw has no meaning
+    // Not to straight up or down, where yaw has no meaning; but from there, as photos from a drone look.
+    if (steepness(turned(this.forward)) > Math.max(0.999, steepness(this.forward) + 1e-9)) return;
     if (this.mode === "orbit") this.position = add(this.target, turned(add(this.position, this.target, -1)));
     this.rows = this.rows.map(turned);
   }
