@@ -16,7 +16,7 @@ from typing import Any
 import mesh_tables
 from markdown_table import Report, quality, table
 
-_NAMES = ("benchmarks.md", "coming-from.md", "comparison.md", "splat-files.md")
+_NAMES = ("benchmarks.md", "coming-from.md")
 PAGES = [Path(__file__).with_name(name) for name in _NAMES]
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 
