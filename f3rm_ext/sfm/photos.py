@@ -5,7 +5,7 @@ import importlib
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from f3rm_ext.capture.images import COPY_FACTORS, MOST_PIXELS, name_some
 from f3rm_ext.errors import CaptureError, reason_of
 from f3rm_ext.utils.output_folder import file_names
 from f3rm_ext.utils.pictures import UNREADABLE
+from f3rm_ext.utils.provenance import MADE_BY, read_provenance
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".avif", ".heic", ".heif"}
 RAW_SUFFIXES = {".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"}
@@ -25,6 +26,8 @@ AUXILIARY_FOLDERS = set(
     "confidence corrected_images depth depths images_undistorted labels mask masks masks_undistorted normals".split()
 )
 """Subfolders of captures, and of what apps for scanning export, whose pictures are no photos or copies of others."""
+_OUTPUTS = {"manifest.json", "sfm.json"}
+"""Files that say of a folder that a command of this package made it."""
 LOSSY = {"JPEG", "MPO", "WEBP", "AVIF", "HEIF"}
 _JPEG_QUALITY = 95
 THUMBNAIL_PX = 640
@@ -59,7 +62,8 @@ def find_photos(folder: Path, say: Callable[[str], None] = lambda _: None) -> li
     """Returns the photos of a folder and its subfolders, in natural order (2 before 10).
 
     What captures and exports of phones have beside their photos is left out: reduced copies, as in ``images_4`` beside
-    ``images``, and the subfolders in :data:`AUXILIARY_FOLDERS`, unless they hold all the photos there are.
+    ``images``, and the subfolders in :data:`AUXILIARY_FOLDERS`, unless they hold all the photos there are. So is what
+    this package has made of the photos, and what is hidden.
 
     Args:
         say: is told what is left out.
@@ -69,8 +73,10 @@ def find_photos(folder: Path, say: Callable[[str], None] = lambda _: None) -> li
     """
     if not folder.is_dir():
         raise CaptureError(f"{folder} is not a folder: give a folder of photos with --images, or a file with --video.")
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    pictures = {path: _auxiliary_folder(path, folder) for path in files if path.suffix.lower() in SUFFIXES}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    files = [path for path in files if not any(name.startswith(".") for name in path.relative_to(folder).parts)]
+    outputs = {path.parent for path in files if path.name in _OUTPUTS and MADE_BY in read_provenance(path)} - {folder}
+    pictures = {path: _auxiliary_folder(path, folder, outputs) for path in files if path.suffix.lower() in SUFFIXES}
     photos = [path for path, auxiliary in pictures.items() if not auxiliary] or list(pictures)
     counts = Counter(pictures[path] for path in pictures.keys() - photos)
     if counts:
@@ -83,11 +89,11 @@ def find_photos(folder: Path, say: Callable[[str], None] = lambda _: None) -> li
     return sorted(photos, key=lambda path: _natural_key(path.relative_to(folder).as_posix()))
 
 
-def _auxiliary_folder(path: Path, folder: Path) -> str:
+def _auxiliary_folder(path: Path, folder: Path, outputs: Collection[Path]) -> str:
     """Returns the subfolder that makes a picture no photo, relative to the folder; empty for a photo."""
     parents = path.relative_to(folder).parents
     for parent in parents:
-        if parent.name.lower() in AUXILIARY_FOLDERS:
+        if parent.name.lower() in AUXILIARY_FOLDERS or folder / parent in outputs:
             return parent.as_posix()
     return parents[0].as_posix() if path.parent != folder and _is_reduced_copy(path) else ""
 

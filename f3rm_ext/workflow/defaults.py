@@ -9,6 +9,7 @@ from PIL import Image
 
 from f3rm_ext import compat
 from f3rm_ext.capture.checks import read_transforms
+from f3rm_ext.sfm.photos import find_photos
 from f3rm_ext.utils.pictures import UNREADABLE
 from f3rm_ext.workflow.options import ChainOptions
 
@@ -89,7 +90,7 @@ def describe_defaults(given: ChainOptions, complete: ChainOptions) -> str | None
 
 def _longest_photo_px(images: Path) -> float:
     """The longest side of the first photo in a folder; 0 if there is none that can be read."""
-    for path in sorted(path for path in images.rglob("*") if path.is_file()):
+    for path in find_photos(images):
         try:
             with Image.open(path) as photo:
                 return float(max(photo.size))

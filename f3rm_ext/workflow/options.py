@@ -69,7 +69,6 @@ class DemoOptions:
             raise ConfigError("--images (photos without poses) and --data (a capture with poses) exclude each other.")
         if self.images is not None and not self.images.is_dir():
             raise ConfigError(f"There is no folder {self.images}: check the path given with --images.")
-        require_outside(self.out, self.images, "--out")
         check_ranges(self)
 
 
@@ -140,7 +139,6 @@ class ChainOptions:
         if (self.data is None) == (self.images is None):
             given = "Both --data and --images are" if self.images else "Neither --data nor --images is"
             raise ConfigError(f"{given} given: --data takes a capture with poses, --images a folder of photos without.")
-        require_outside(self.output, self.images, "--output")
         if self.images is None and "sfm" in (self.from_stage, self.until_stage):
             raise ConfigError("The stage sfm finds the poses of photos: give them with --images instead of --data.")
         if self.images is not None and self.skip_coarse:
@@ -228,15 +226,6 @@ class ChainOptions:
                 own = {"title": capture_name(self.images or self.capture)}
         given = {name: (str(value),) for name, value in own.items() if value is not None}
         return given | self.passed_on.get(stage, {})
-
-
-def require_outside(output: Path, images: Path | None, option: str) -> None:
-    """Raises ConfigError where the output lies among the photos, of which its pictures would be some the next time."""
-    if images is not None and output.resolve().is_relative_to(images.resolve()):
-        raise ConfigError(
-            f"The folder {output} lies in that of the photos, {images}, so that its pictures would count as photos: "
-            f"choose a folder elsewhere with {option}."
-        )
 
 
 def split_stage_options(arguments: Sequence[str]) -> tuple[list[str], dict[str, StageOptions]]:

@@ -2,12 +2,13 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from f3rm_ext.capture.checks import read_transforms
 from f3rm_ext.errors import CaptureError
+from f3rm_ext.sfm.photos import find_photos
 from f3rm_ext.utils.atomic_files import hash_bytes, hash_file
 from f3rm_ext.workflow.manifest import Record
 from f3rm_ext.workflow.options import StageOptions, Words, option_words
@@ -83,7 +84,7 @@ class Stage:
 
 def pose_stage(images: Path, capture: Path, options: StageOptions, start_over: bool = False) -> Stage:
     """Returns the stage that makes a capture of photos without poses."""
-    inputs = {"photos": hash_path(images)}
+    inputs = {"photos": _hash_files(find_photos(images), images)}
     if "masks" in options:
         inputs["masks"] = hash_path(Path(" ".join(options["masks"])))
     words = ("--images", str(images.absolute()), "--output", str(capture), *(("--start-over",) if start_over else ()))
@@ -124,9 +125,12 @@ def hash_path(path: Path) -> str:
     """Returns a hash of a file's content, or of the names, sizes and times of a folder's files."""
     if path.is_file():
         return hash_file(path)
-    files = sorted(item for item in path.rglob("*") if item.is_file())
-    facts = [(str(item.relative_to(path)), item.stat().st_size, item.stat().st_mtime_ns) for item in files]
-    return hash_bytes(repr(facts).encode())
+    return _hash_files((item for item in path.rglob("*") if item.is_file()), path)
+
+
+def _hash_files(files: Iterable[Path], folder: Path) -> str:
+    stats = [(str(file.relative_to(folder)), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in sorted(files)]
+    return hash_bytes(repr(stats).encode())
 
 
 def hide_home(text: str) -> str:

@@ -121,8 +121,12 @@ def test_photos_without_poses_get_them_first_and_once(run: Any, player: Any, pho
     assert player.names()[:2] == ["sfm", "ns-train sugar-ext-lite"]
     run()
     assert player.names() == ALL, "the folder may be used for another capture"
-    with pytest.raises(ConfigError, match="would count as photos"):
-        run(images=tmp_path)
+
+
+def test_an_output_folder_among_the_photos_does_not_count_as_photos(run: Any, player: Any, photos: Path) -> None:
+    for _ in range(2):
+        run(images=photos, out=photos / "demo")
+    assert player.ran == []
 
 
 @pytest.mark.parametrize("given", ["fox", "fox/transforms.json"])

@@ -97,11 +97,10 @@ def test_pages_that_may_work(words: tuple[Any, ...]) -> None:
         (("--images", "HERE", "--sfm.method", "magic"), "choose from auto, colmap"),
         (("--images", "HERE", "--sfm.video", "clip.mp4"), "--images and --video"),
         (("--images", "HERE", "--skip-coarse", "True", "--coarse-checkpoint", "a.ply"), "give --data"),
-        (("--images", "HERE", "--output", "HERE/mesh"), "would count as photos"),
     ],
 )
 def test_mistakes_with_photos_are_told_before_anything_runs(words: tuple[Any, ...], says: str, tmp_path: Path) -> None:
-    typed = [str(word).replace("HERE", str(tmp_path)) for word in words]
+    typed = [str(tmp_path) if word == "HERE" else str(word) for word in words]
     with pytest.raises(ConfigError, match=says):
         Run.parse(["run", "--output", "o", *typed], "f3rm-ext sugar")
 
