@@ -229,7 +229,11 @@ def check_storage() -> Iterator[Finding]:
     if kernel_cache.is_temporary():
         advice = "Every command compiles its kernels anew: set F3RM_EXT_CACHE to a folder that you can write to."
         yield Finding("storage", "compiled kernels", Verdict.ABSENT, "nowhere to keep them", advice)
-    folder = Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser()
+    try:
+        folder = kernel_cache.user_cache()
+    except ConfigError as error:
+        yield Finding("storage", "feature store", Verdict.ABSENT, "nowhere to keep it", str(error))
+        return
     existing = kernel_cache.nearest_existing(folder)
     free = shutil.disk_usage(existing).free / _GIB
     status = f"{folder} ({free:.1f} GiB free)"

@@ -4,7 +4,9 @@ import os
 import shutil
 from pathlib import Path
 
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.atomic_files import link_atomic
+from f3rm_ext.utils.kernel_cache import user_cache
 
 
 def provide_ffmpeg() -> str | None:
@@ -20,13 +22,13 @@ def provide_ffmpeg() -> str | None:
     if installed := shutil.which("ffmpeg"):
         return installed
     try:
-        folder = Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser() / "bin"
+        folder = user_cache() / "bin"
         link = folder / ("ffmpeg.exe" if os.name == "nt" else "ffmpeg")
         if not os.access(link, os.X_OK):  # missing, or left by an environment that was removed
             import imageio_ffmpeg
 
             link_atomic(link, Path(imageio_ffmpeg.get_ffmpeg_exe()).absolute())
-    except (ImportError, RuntimeError, OSError):  # RuntimeError: no ffmpeg in the package, or no home folder
+    except (ConfigError, ImportError, RuntimeError, OSError):  # RuntimeError: no ffmpeg in the package
         return None
     os.environ["PATH"] = os.pathsep.join(filter(None, (os.environ.get("PATH", os.defpath), str(folder.absolute()))))
     return shutil.which("ffmpeg")

@@ -1,4 +1,4 @@
-"""Finds a folder in which numba can keep compiled kernels."""
+"""Finds the folders for what is kept between commands, and one in which numba can keep compiled kernels."""
 
 import atexit
 import os
@@ -6,8 +6,22 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from f3rm_ext.errors import ConfigError
+
 VARIABLE = "NUMBA_CACHE_DIR"
 PREFIX = "f3rm_ext-kernels-"
+
+
+def user_cache() -> Path:
+    """Returns the folder for what is kept between commands: $F3RM_EXT_CACHE, otherwise ~/.cache/f3rm_ext.
+
+    Raises:
+        ConfigError: the variable is not set, and this user has no home folder.
+    """
+    try:
+        return Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext").expanduser()
+    except RuntimeError as error:
+        raise ConfigError("There is no home folder: set F3RM_EXT_CACHE to a folder that you can write to.") from error
 
 
 def ensure_kernel_cache(environment: MutableMapping[str, str] = os.environ) -> None:

@@ -29,6 +29,7 @@ from f3rm_ext.errors import FeatureStoreError
 from f3rm_ext.features.base import ExtractorIdentity, FeatureMap, PatchGrid
 from f3rm_ext.features.store.manifest import EXTRACT_AGAIN, MANIFEST_NAME, Manifest, ShardEntry, shard_name
 from f3rm_ext.utils.atomic_files import hash_bytes, hash_file, remove_temporaries, sync_folder, write_atomic
+from f3rm_ext.utils.kernel_cache import user_cache
 
 SHARD_HEADER_BYTES = 128
 ShardState = Literal["present", "missing", "damaged"]
@@ -37,10 +38,9 @@ ShardState = Literal["present", "missing", "damaged"]
 def cache_root(cache_dir: Path | None, kind: str = "features") -> Path:
     """Returns the folder of all feature stores, or of what else is kept: ``features`` in the given folder.
 
-    Without one, it is in $F3RM_EXT_CACHE, and without that in ~/.cache/f3rm_ext.
+    Without one, it is in that of :func:`~f3rm_ext.utils.kernel_cache.user_cache`, whose errors it raises.
     """
-    root = cache_dir or Path(os.environ.get("F3RM_EXT_CACHE") or "~/.cache/f3rm_ext")
-    return root.expanduser() / kind
+    return (cache_dir.expanduser() if cache_dir else user_cache()) / kind
 
 
 def store_root(cache: Path, identity: ExtractorIdentity) -> Path:

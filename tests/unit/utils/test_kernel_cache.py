@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils import kernel_cache
 from f3rm_ext.utils.kernel_cache import VARIABLE, ensure_kernel_cache
 
@@ -45,6 +46,12 @@ def test_kernels_of_one_process_where_nothing_can_be_written(monkeypatch: pytest
     folder = Path(os.environ[VARIABLE])
     assert kernel_cache.is_temporary() and folder.stat().st_mode & 0o777 == 0o700
     folder.rmdir()
+
+
+def test_without_a_home_the_cache_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("F3RM_EXT_CACHE", "~no-such-user/cache")
+    with pytest.raises(ConfigError, match="F3RM_EXT_CACHE"):
+        kernel_cache.user_cache()
 
 
 def test_every_program_of_the_package_has_a_place() -> None:
