@@ -24,7 +24,7 @@ from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.engine.cost import device_time
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
-from f3rm_ext.errors import ConfigError, install_excepthook
+from f3rm_ext.errors import ConfigError, LedgerError, install_excepthook
 from f3rm_ext.planning.request import ImageSizes
 from f3rm_ext.splat.model import SplatModelConfig
 from f3rm_ext.utils.console import messages_to_stderr
@@ -55,12 +55,10 @@ class _Enough(Exception):
 
 def read_throughput(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
     """Returns the speed of this method on this machine in the ledger, with as many rays per step; None if it has none.
+    A ledger that cannot be read is named in a line.
 
     Args:
         sizes: sizes of its images; the rays of splats are the pixels of an image.
-
-    Raises:
-        UserError: the ledger cannot be read.
     """
     from f3rm_ext.ledger.conditions import hardware
     from f3rm_ext.ledger.ledger import throughput
@@ -68,7 +66,12 @@ def read_throughput(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput 
     rays = getattr(config.pipeline.datamanager, "train_num_rays_per_batch", int(sizes.pixels.max()))
     if config.machine.num_devices * config.machine.num_machines > 1:
         return None
-    record = throughput(config.method_name or "", hardware=hardware(config.machine.device_type), rays_per_step=rays)
+    device = hardware(config.machine.device_type)
+    try:
+        record = throughput(config.method_name or "", hardware=device, rays_per_step=rays)
+    except LedgerError as error:
+        print(f"The ledger tells no speed. {error}", file=sys.stderr)
+        return None
     if record is None:
         return None
     names = ", ".join(record.entries)

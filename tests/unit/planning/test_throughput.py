@@ -41,6 +41,17 @@ def test_a_real_ledger_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert read_throughput(splats, ImageSizes.from_numbers(splats, 9, 20, 20)) is None
 
 
+def test_a_ledger_that_cannot_be_read_is_no_reason_to_stop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    Ledger().add("here", "f3rm-ext-lite")
+    Ledger().path.write_bytes(b"not a database" * 1000)
+    config = parse("f3rm-ext-lite", ["--machine.device-type", "cpu"])
+    assert read_throughput(config, ImageSizes.from_assumption(config)) is None
+    assert str(Ledger().path) in capsys.readouterr().err
+
+
 def test_several_devices_are_unknown() -> None:
     config = parse("f3rm-ext-lite", ["--machine.num-devices", "2"])
     assert read_throughput(config, ImageSizes.from_assumption(config)) is None
