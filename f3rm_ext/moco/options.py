@@ -29,7 +29,7 @@ class TrainConfig:
 
     data: Path
     """Folder of pictures, searched with its subfolders. The names of subfolders are ignored."""
-    output: Path
+    output: Annotated[Path, tyro.conf.arg(aliases=["--out"])]
     """Folder of the run: checkpoints, weights, TensorBoard events and decoded tiles."""
     resume: bool = False
     """Continue the run in --output."""

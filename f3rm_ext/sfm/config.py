@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import tyro
+
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.ranges import Range, check_ranges
 
@@ -14,8 +16,9 @@ CameraModelName = Literal["auto", "simple-pinhole", "pinhole", "simple-radial", 
 class ProcessConfig:
     """Options of making a capture from photos or a video."""
 
-    output: Path
-    """Folder for the capture: a new one, or one from an earlier call of this command."""
+    output: Annotated[Path, tyro.conf.arg(aliases=["--out"])]
+    """Folder for the capture: a new one, or one from an earlier call of this command. It may lie in that of the
+    photos."""
     images: Path | None = None
     """Folder of photos, searched with its subfolders."""
     video: Path | None = None
@@ -67,8 +70,8 @@ class ProcessConfig:
             )
         out, inputs = self.output.resolve(), [path.resolve() for path in (source, self.masks) if path is not None]
         for path in inputs:
-            if out == path or out in path.parents or path in out.parents:
+            if out == path or out in path.parents:
                 raise ConfigError(
-                    f"--output {self.output} and {path} must not contain one another, or results would mix with your "
-                    "files: choose a folder elsewhere."
+                    f"--output {self.output} holds {path}, so that results would mix with your files: choose a folder "
+                    "elsewhere, or in that of the photos."
                 )

@@ -48,26 +48,29 @@ def test_what_captures_have_beside_their_photos_is_left_out(tmp_path: Path) -> N
     for name, size in sizes.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         picture(*size).save(tmp_path / name)
-    others = "demo/eval/a.png", "demo/posed/images/a.jpg", ".thumbnails/a.jpg"
+    others = "demo/eval/a.png", "demo/posed/images/a.jpg", "posed/images/a.jpg", ".thumbnails/a.jpg"
     for name in ("depth/a.png", "Confidence/a.png", "masks/cam_1/a.png", "masks/cam_2/a.png", "corrected_images/a.jpg",
                  *others):  # fmt: skip
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         picture(40, 21).save(tmp_path / name)
-    for name in ("demo", "cam_1"):
-        maker = {"made_by": "f3rm-ext demo"} if name == "demo" else {"serial": 1}
-        (tmp_path / name / "manifest.json").write_text(json.dumps(maker))
+    for name, record in (
+        ("demo/manifest.json", {"made_by": "f3rm-ext demo"}),
+        ("posed/sfm.json", {"made_by": "f3rm-ext sfm process"}),
+        ("cam_1/manifest.json", {"serial": 1}),
+    ):
+        (tmp_path / name).write_text(json.dumps(record))
     said: list[str] = []
     found = [path.relative_to(tmp_path).as_posix() for path in find_photos(tmp_path, said.append)]
     assert found == ["cam_1/a.jpg", "cam_2/a.jpg", "images/a.jpg", "images_4/b.jpg", "images_8/a.jpg"]
     assert re.findall(r"(\d+) in (\w+)", said[0]) == [
         *(("1", "Confidence"), ("1", "corrected_images"), ("2", "demo"), ("1", "depth"), ("1", "images_2")),
-        *(("1", "images_4"), ("2", "masks")),
+        *(("1", "images_4"), ("2", "masks"), ("1", "posed")),
     ]
     assert len(find_photos(tmp_path / "images_2")) == 1, "unless their folder is named"
     assert len(find_photos(tmp_path / "masks")) == 2
     for name in ("images", "images_2", "images_4", "images_8", "cam_1", "cam_2"):
         shutil.rmtree(tmp_path / name)
-    assert len(find_photos(tmp_path)) == 7, "or there is nothing else"
+    assert len(find_photos(tmp_path)) == 8, "or there is nothing else"
 
 
 def test_a_file_that_can_be_used_keeps_its_bytes(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_a_state_of_another_shape_is_refused(tmp_path: Path, source: Path, chang
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"images": ""}, "--output"),
+        ({"images": "out"}, "--output"),
         ({"images": "out/photos"}, "--output"),
         ({"video": "v.mp4", "num_frames": 1}, "--num-frames is 1"),
         ({"video": "v.mp4", "masks": "masks"}, "--masks"),
