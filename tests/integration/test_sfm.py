@@ -255,7 +255,7 @@ def test_a_killed_run_goes_on(
         (["--output", "OUT"], "--images and --video"),
         (["--images", "NONE", "--output", "OUT"], "/NONE"),
         (["--images", "ONE", "--output", "OUT"], "single image"),
-        (["--images", "PHOTOS", "--output", "PHOTOS/out"], "--output"),
+        (["--images", "PHOTOS", "--output", "PHOTOS"], "--output"),
         (["--images", "PHOTOS", "--output", "FULL"], "mine.txt"),
         (["--images", "PHOTOS", "--output", "OUT", "--method", "magic"], "auto, colmap"),
         (["--images", "PHOTOS", "--output", "OUT", "--masks", "ONE"], "/ONE"),
