@@ -293,6 +293,8 @@ def _join_lines(helptext: str) -> str:
 
 
 def quiet_known_warnings() -> None:
-    """Silences warnings that nerfstudio 1.1.5 triggers in current torch at every image."""
+    """Silences warnings of other packages that say nothing to users of this one."""
     # Cameras are indexed with lists, which torch has deprecated since 2.1 but still supports.
     warnings.filterwarnings("ignore", message="Using a non-tuple sequence", module=r"nerfstudio\.cameras")
+    # Where an old TBB is installed, numba says so and takes OpenMP.
+    warnings.filterwarnings("ignore", message=".*The TBB threading layer requires", module=r"numba\.")

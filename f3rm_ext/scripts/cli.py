@@ -180,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What other packages are warned of is their developers' business, not the user's.
         for category in (FutureWarning, SyntaxWarning):
             warnings.filterwarnings("ignore", category=category, module="(?!f3rm_ext)")
+        compat.quiet_known_warnings()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8

@@ -396,7 +396,9 @@ from nerfstudio.cameras.cameras import Cameras
 with warnings.catch_warnings(record=True) as caught:
     Cameras(torch.eye(4)[None, :3], 1.0, 1.0, 1.0, 1.0, 2, 2).generate_rays(camera_indices=0)
     warnings.warn("Using a non-tuple sequence, but elsewhere", UserWarning)
-print([str(one.message) for one in caught if "non-tuple" in str(one.message)])
+    text = "\\x1b[1mThe TBB threading layer requires TBB version 2021"
+    warnings.warn_explicit(text, UserWarning, "parallel.py", 1, module="numba.np.ufunc.parallel")
+print([str(one.message) for one in caught if "non-tuple" in str(one.message) or "TBB" in str(one.message)])
 """
     result = in_process(code)
     assert result.returncode == 0, result.stderr
