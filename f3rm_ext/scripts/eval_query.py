@@ -148,7 +148,6 @@ class EvalQuery(QueryTarget):
 
     def _judge(self, folder: Path) -> int:
         """Judges the predictions of another program."""
-        from f3rm_ext import compat
         from f3rm_ext.capture.frame import CaptureFrame
         from f3rm_ext.capture.ground_truth import CaptureGroundTruth, PolygonLabels
         from f3rm_ext.mesh.texture.photos import open_capture
@@ -156,7 +155,6 @@ class EvalQuery(QueryTarget):
         from f3rm_ext.query.predictions import PredictionFolder, TrainingPhotos, judge_points, judge_views
         from f3rm_ext.utils.console import note
 
-        compat.quiet_known_warnings()
         predictions = PredictionFolder(folder)
         out = self.out or folder / "query.json"
         require_own_file(out, COMMAND)
