@@ -22,7 +22,7 @@ from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 from torch.nn import functional
 
-from f3rm_ext.data.background import Background, choose_background
+from f3rm_ext.data.background import Background, photo_background
 from f3rm_ext.engine.cost import TrainingCost
 from f3rm_ext.engine.ns_export import check_export
 from f3rm_ext.engine.options import OwnModelConfig
@@ -210,7 +210,7 @@ class F3rmModel(QueryableField):
         self.choices: dict[str, str | float] = {}
         background = config.background_color
         if background == "auto":
-            background = self.choices["background_color"] = choose_background(metadata, "last_sample")
+            background = self.choices["background_color"] = photo_background(metadata).choose("last_sample")
         init_density = config.init_density
         if init_density == "auto":
             init_density = self.choices["init_density"] = choose_init_density(background, metadata)

@@ -54,9 +54,9 @@ class GaussianOptions(OwnModelConfig):
     sh_steps_per_degree: Count = 1000
     """Steps between increases of the SH degree in use, 1 or more; scales with the length of the run."""
     background_color: Literal["auto", "random", "black", "white"] = "auto"
-    """Colour behind the splats and behind transparent pixels of the images. random is black outside training. auto is
-    black or white if a quarter of the pixels of opaque photos is, so that no Gaussians have to make it up, else
-    random."""
+    """Colour behind the splats and behind transparent pixels of the images. Outside training, random is the mean
+    colour of the photos, or black if they are transparent. auto is black or white if a quarter of the pixels of opaque
+    photos is, so that no Gaussians have to make it up, else random."""
     ssim_weight: Annotated[float, Range(0, 1)] = 0.2
     """Weight of 1 − SSIM in the photometric loss, 0 to 1; the mean absolute error has the remaining weight."""
     exposure: ExposureOption = "off"

@@ -17,6 +17,7 @@ from nerfstudio.data.dataparsers.nerfstudio_dataparser import NerfstudioDataPars
 from PIL import Image
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.data.background import PhotoBackground
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig, LiftedFeatureOptions
 from f3rm_ext.data.stereo.points import DensePoints, encode_ply
 from f3rm_ext.errors import ConfigError
@@ -225,10 +226,15 @@ def test_the_background_is_measured_in_training(build, make_capture, object_mask
             Image.fromarray(pixels).save(path)
         return build(capture).train_dataset.metadata["measure_background"]()
 
-    assert background() == expected
-    assert background(alpha=range(8)) == "random", "alpha tells what is empty"
-    assert background(alpha=range(8), opacity=255) == expected, "nothing is transparent"
-    assert background(masks=[16] + [0] * 7) == expected, "of the first photo nothing is kept"
+    opaque = background()
+    assert opaque.choice == expected
+    # The object, a third of the photo at most, moves the mean towards its own colour.
+    assert opaque.mean_rgb == pytest.approx([value / 255] * 3, abs=0.2)
+    assert background(alpha=range(8)) == PhotoBackground("random", (0, 0, 0)), "alpha tells what is empty"
+    assert background(alpha=range(8), opacity=255) == opaque, "nothing is transparent"
+    masked = background(masks=[16] + [0] * 7)
+    assert masked.choice == expected, "of the first photo nothing is kept"
+    assert masked.mean_rgb == pytest.approx(opaque.mean_rgb, abs=0.05) and masked.mean_rgb != opaque.mean_rgb
     assert "measure_background" not in build(mode="test").train_dataset.metadata
 
 

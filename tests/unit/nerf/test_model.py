@@ -11,6 +11,7 @@ from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle
 from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
 
+from f3rm_ext.data.background import Background, PhotoBackground
 from f3rm_ext.data.stereo.surfaces import RayDepths
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap, PatchGrid
@@ -120,8 +121,8 @@ def test_exposures_belong_to_photos_and_not_to_the_scene(make_model: MakeModel, 
 
 
 @pytest.mark.parametrize("color", [None, "random", "white", "black"])
-def test_background_and_initial_density_go_with_the_photos(make_model: MakeModel, color: str | None) -> None:
-    metadata = {"camera_reach": 4.0, "measure_background": lambda: color}
+def test_background_and_initial_density_go_with_the_photos(make_model: MakeModel, color: Background | None) -> None:
+    metadata = {"camera_reach": 4.0, "measure_background": lambda: PhotoBackground(color)}
     model = make_model(init_density="auto", metadata=metadata)
     background, density = color or "last_sample", 0.01 if color in ("white", "black") else 0.25
     assert model.choices == {"background_color": background, "init_density": density}

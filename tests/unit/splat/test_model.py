@@ -10,6 +10,7 @@ import pytest
 import torch
 from nerfstudio.data.scene_box import OrientedBox, SceneBox
 
+from f3rm_ext.data.background import Background, PhotoBackground
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.splat import rendering
@@ -118,7 +119,7 @@ def test_outputs_have_shapes_and_ranges(make_splat_model: Make, camera: Any) -> 
 
 
 @pytest.mark.parametrize(("color", "value"), [("random", 0.0), ("black", 0.0), ("white", 1.0)])
-def test_background(make_splat_model: Make, train: Train, camera: Any, color: str, value: float) -> None:
+def test_background(make_splat_model: Make, train: Train, camera: Any, color: Background, value: float) -> None:
     model = make_splat_model(background_color=color)
     outputs = model.get_outputs_for_camera(camera)
     empty = outputs["accumulation"][..., 0] == 0
@@ -131,8 +132,14 @@ def test_background(make_splat_model: Make, train: Train, camera: Any, color: st
         backgrounds.append(outputs["background"].clone())
     assert torch.equal(backgrounds[0], backgrounds[2]), "a resumed run must see the same background"
     assert torch.equal(backgrounds[0], backgrounds[1]) is (color != "random")
-    measured = make_splat_model(background_color="auto", metadata={"measure_background": lambda: color})
-    assert measured.choices["background_color"] == color and (measured.background == value).all()
+    photos = {"measure_background": lambda: PhotoBackground(color, (0.2, 0.4, 0.6))}
+    measured = make_splat_model(background_color="auto", metadata=photos)
+    assert measured.choices["background_color"] == color
+    shown = [0.2, 0.4, 0.6] if color == "random" else [value] * 3
+    assert measured.background.tolist() == pytest.approx(shown), "holes have the mean colour of the photos"
+    opened = make_splat_model(background_color=color)
+    opened.load_state_dict(measured.state_dict())
+    assert torch.equal(opened.background, measured.background)
     assert make_splat_model(background_color="auto").choices["background_color"] == "random", "nothing is known"
     assert "normal" not in outputs
 
