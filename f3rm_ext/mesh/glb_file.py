@@ -117,8 +117,10 @@ def load_scene(path: Path) -> trimesh.Scene:
 
 
 def read_generator(path: Path) -> str:
-    """Returns the program that a GLB file says wrote it; empty where it says none. Raises MeshError as load_scene."""
-    return _read_header(path)[0].get("asset", {}).get("generator", "")
+    """Returns the program that a glTF file says wrote it; empty where it says none. Raises MeshError as load_scene."""
+    is_text = path.suffix.lower() == ".gltf"
+    tree = parse_json(path.read_bytes(), _GlbTree) if is_text else _read_header(path)[0]
+    return tree.get("asset", {}).get("generator", "")
 
 
 def _read_header(path: Path) -> tuple[_GlbTree, bytes]:

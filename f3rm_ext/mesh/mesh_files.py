@@ -103,11 +103,11 @@ def axis_up(path: Path, up: Literal["auto", "z", "y"]) -> Up:
 
 
 def find_up(path: Path) -> Up:
-    """Returns the axis that points up in a mesh file: what the file says of itself, else y for .glb, as glTF demands,
-    and z for others. Trimesh, which makes the meshes of :mod:`f3rm_ext.api`, writes .glb with coordinates as they are.
+    """Returns the axis that points up in a mesh file: what the file says of itself, else y for .glb and .gltf, as glTF
+    demands, and z for others. Trimesh, which makes the meshes of :mod:`f3rm_ext.api`, leaves coordinates as they are.
     """
     said = read_provenance(path).get("up")
-    if said is not None or path.suffix.lower() != ".glb":
+    if said is not None or path.suffix.lower() not in (".glb", ".gltf"):
         return "y" if said == "y" else "z"
     return "z" if "trimesh" in read_generator(path) else "y"
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trimesh
-from trimesh.exchange.gltf import export_glb
+from trimesh.exchange.gltf import export_glb, export_gltf
 
 from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.mesh.mesh_files import (
@@ -92,14 +92,17 @@ def test_colours_of_other_programs_become_srgb(tmp_path: Path, dtype: Any, chann
 
 
 @pytest.mark.parametrize(("generator", "up"), [("Khronos glTF Blender I/O v4.2", 1), (None, 1), ("trimesh", 2)])
-def test_glb_of_another_program_has_y_up(generator: str | None, up: int, tmp_path: Path) -> None:
+def test_gltf_of_another_program_has_y_up(generator: str | None, up: int, tmp_path: Path) -> None:
     """As glTF demands, and as our own files come back from an editor; trimesh writes coordinates as they are."""
     box = trimesh.creation.box(extents=[1, 2, 3])
     box.apply_translation([0, 0, 1.5])  # trimesh's axes: y is up in the first two files
     asset = {"version": "2.0"} if generator is None else {"version": "2.0", "generator": generator}
     (tmp_path / "a.glb").write_bytes(export_glb(box, tree_postprocessor=lambda tree: tree.update(asset=asset)))
+    for name, data in export_gltf(box.scene(), tree_postprocessor=lambda tree: tree.update(asset=asset)).items():
+        (tmp_path / name).write_bytes(data)
     expected = box.vertices if up == 2 else box.vertices[:, [0, 2, 1]] * [1, -1, 1]
-    np.testing.assert_allclose(read_mesh(tmp_path / "a.glb").vertices, expected, atol=1e-6)
+    for file in ("a.glb", "model.gltf"):
+        np.testing.assert_allclose(read_mesh(tmp_path / file).vertices, expected, atol=1e-6)
 
 
 def test_glb_keeps_its_place_when_an_editor_drops_the_record(box: trimesh.Trimesh, tmp_path: Path) -> None:

@@ -58,6 +58,20 @@ def test_a_changed_option_does_its_stage_again_and_those_that_depend_on_it(run_c
     assert explains(said, "mesh", "--vertices was 200000 and is now 99")
 
 
+def test_a_changed_file_that_an_option_names_does_its_stage_again(
+    run_chain: RunChain, player: Any, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes.json"
+    options = {"passed_on": {"page": {"notes": (str(notes),)}}}
+    notes.write_text("[]")
+    run_chain(**options)
+    run_chain(**options)
+    assert player.ran == []
+    notes.write_text("[1]")
+    assert explains(run_chain(**options), "page", "its input (--page.notes) has changed")
+    assert player.names() == ["export page"]
+
+
 def test_a_training_resumes_at_its_checkpoint(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
     player.failures["Coarse splats"] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
