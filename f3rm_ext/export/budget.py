@@ -16,6 +16,7 @@ from torch import Tensor
 
 from f3rm_ext.data.image_stream import picture_batch
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.errors import CaptureError
 from f3rm_ext.export.splats import SplatRun
 from f3rm_ext.html.page import rounded
 from f3rm_ext.model_components.exposure import fit_halves
@@ -138,7 +139,11 @@ class SplatBudget:
 
     @torch.no_grad()
     def psnr(self, gaussians: Gaussians) -> float:
-        """Returns the mean PSNR over at most eight photos, dB; if exposures are modelled, at that of each photo."""
+        """Returns the mean PSNR over at most eight photos, dB; if exposures are modelled, at that of each photo.
+
+        Raises:
+            CaptureError: masks leave nothing of these photos.
+        """
         model, psnrs = self.run.model, []
         step = math.ceil(len(self._photos) / _MAX_VIEWS)
         for index in range(0, len(self._photos), step):
@@ -150,6 +155,11 @@ class SplatBudget:
                 outputs["rgb"] = fit_halves(outputs["rgb"], photo, batch.get("mask"))
             metrics = model.get_metrics_dict(outputs, batch)
             psnrs += [float(metrics["psnr"])] if "psnr" in metrics else []
+        if not psnrs:
+            judges = "held-out" if self.held_out else "training"
+            raise CaptureError(
+                f"What splats lose cannot be measured, as masks leave nothing of the {judges} photos: check the masks."
+            )
         return sum(psnrs) / len(psnrs)
 
     def stored_psnr(self, rows: Int[Tensor, " kept"], sh_degree: int) -> float:

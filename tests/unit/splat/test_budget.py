@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
-from f3rm_ext.errors import ConfigError, SplatFileError
+from f3rm_ext.errors import CaptureError, ConfigError, SplatFileError
 from f3rm_ext.export.budget import BudgetSearch, Limit, SplatBudget, reduce_splats
 from f3rm_ext.export.splats import SplatRun, load_splat_run
 from f3rm_ext.scripts.cli import main
@@ -302,6 +302,12 @@ def test_training_photos_judge_where_none_are_held_out(run: SplatRun) -> None:
     assert "held-out photos" in str(reduce_splats(run, lambda rows, degree: 10, Path("a.ply"), limit))
     run.manager.eval_dataset = None
     assert "training photos" in str(reduce_splats(run, lambda rows, degree: 10, Path("a.ply"), limit))
+
+
+def test_photos_that_masks_hide_cannot_judge(run: SplatRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.model, "get_metrics_dict", lambda outputs, batch: {})
+    with pytest.raises(CaptureError, match="held-out"):
+        SplatBudget(run, Path("a.ply")).psnr(run.splats())
 
 
 def test_broken_values_are_refused_by_the_name_of_the_file(run: SplatRun) -> None:
