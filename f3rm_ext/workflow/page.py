@@ -75,8 +75,11 @@ def _poses(options: ChainOptions) -> dict[str, Any]:
 def _key_figures(scores: Mapping[str, Mapping[str, Any]], records: Mapping[str, Record]) -> list[tuple[str, str]]:
     keys = []
     for name, label in (("eval-refined", "refined splats"), ("eval-texture", "textured mesh")):
-        if "psnr" in scores.get(name, {}):
-            keys.append((f"{scores[name]['psnr']:.1f} dB", f"PSNR on held-out views, {label}"))
+        result = scores.get(name, {})
+        if "psnr" in result:
+            inside = result.get("psnr_covered")  # None where the mesh covers no pixel
+            where = f"; {inside:.1f} dB on the {result['coverage']:.0%} that it covers" if inside else ""
+            keys.append((f"{result['psnr']:.1f} dB", f"PSNR on held-out views, {label}{where}"))
     best = (scores.get("eval-mesh", {}).get("scores") or [None])[-1]
     if best:
         keys.append((f"{best['f_score']:.2f}", f"F-score of the mesh at {best['threshold']:.3g}"))

@@ -62,6 +62,7 @@ def test_the_page_shows_what_the_stages_wrote(folder: Path) -> None:
     for part in (
         "20.12 dB",
         "21.25 dB",
+        "21.2 dB on the 90%",
         "0.0123",
         "0.333",
         "1,234 MiB",
