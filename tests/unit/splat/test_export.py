@@ -23,8 +23,8 @@ def run(splat_config: Path) -> SplatRun:
 
 
 def drawn(gaussians: Gaussians, run: SplatRun, mip: MipOptions, degree: int | None = None) -> torch.Tensor:
-    """What somebody sees who knows of no 3D filter."""
-    scene = SplatScene(gaussians, replace(mip, filter_3d=False), sh_degree=degree)
+    """What somebody sees who knows of no 3D filter, over the background of the run."""
+    scene = SplatScene(gaussians, replace(mip, filter_3d=False), sh_degree=degree, background=run.model.background)
     return render(scene, PinholeCameras.of(run.photos.cameras[:1])).rasterization.colors.clamp(0, 1)
 
 
