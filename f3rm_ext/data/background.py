@@ -1,4 +1,4 @@
-"""The colour behind an object that was cut out or photographed before white or black."""
+"""The colour behind a scene: that of the backdrop of an object, or the mean colour of the photos."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

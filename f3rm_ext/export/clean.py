@@ -75,6 +75,7 @@ def clean_splats(run: SplatRun) -> Cleaning:
     """Gathers the evidence on the Gaussians of a run, and decides which of them go."""
     budget, dataset = SplatBudget(run, Path(REMOVED)), run.manager.train_dataset
     gaussians = budget.gaussians
+    before = budget.psnr(gaussians)  # first, as it refuses photos that masks hide
     views = PinholeCameras.of(dataset.cameras).to(gaussians.means.device)
     with image_progress("views") as progress:
         task = progress.add_task("Evidence", total=len(ROUNDS) * len(dataset))
@@ -86,7 +87,6 @@ def clean_splats(run: SplatRun) -> Cleaning:
             )
 
         proposed = decide_in_rounds(len(gaussians), gather)
-    before = budget.psnr(gaussians)
     reasons, withdrawn, after = withdraw(proposed, lambda kept: budget.psnr(gaussians[kept]), before - MAX_LOSS_DB)
     return Cleaning(reasons, withdrawn, before, after, budget.held_out)
 

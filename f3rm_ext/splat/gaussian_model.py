@@ -13,7 +13,7 @@ from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttrib
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor, nn
 
-from f3rm_ext.data.background import photo_background
+from f3rm_ext.data.background import PhotoBackground, photo_background
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.uploads import upload
 from f3rm_ext.engine.cost import TrainingCost
@@ -97,7 +97,9 @@ class GaussianModel(QueryableSplats):
         option = "off" if self.sharded and config.exposure == "auto" else config.exposure
         self.exposures = make_exposures(option, self.num_train_data, metadata)
         self.choices = choices(config.exposure, self.exposures)
-        self.background_color, measured = config.background_color, photo_background(metadata)
+        self.background_color = config.background_color
+        is_given = self.background_color in ("black", "white")
+        measured = PhotoBackground() if is_given else photo_background(metadata)  # reads photos
         if self.background_color == "auto":
             self.background_color = self.choices["background_color"] = measured.choose("random")
         rgb = {"white": (1.0, 1.0, 1.0), "black": (0.0, 0.0, 0.0)}.get(self.background_color, measured.mean_rgb)
