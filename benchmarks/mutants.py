@@ -119,20 +119,34 @@ def mutants(path: Path) -> list[Mutant]:
     return made
 
 
-def find_tests(path: Path, near: bool = False) -> list[str]:
-    """Returns the files of a module's unit tests: its own, then those of its folder that name it, then the others.
+def imports(path: Path, stem: str) -> bool:
+    """Whether a file imports a module of that name."""
+    return re.search(rf"\b{stem} import|import [^\n]*\b{stem}\b", path.read_text("utf-8")) is not None
 
-    ``near`` leaves the others out, and with a file of its own all but that.
+
+def find_tests(path: Path, near: bool = False) -> list[str]:
+    """Returns the files of a module's unit tests: its own, those of its folder that name it, the others of its folder,
+    those elsewhere that import it, and the own ones of modules that import it, or import those.
+
+    ``near`` leaves all but the first two out, and with a file of its own all but that.
     """
-    folder = ROOT / "tests" / "unit" / path.parent.relative_to(PACKAGE)
+    unit = ROOT / "tests" / "unit"
+    folder = unit / path.parent.relative_to(PACKAGE)
     while not (files := sorted(folder.glob("test_*.py"))):
         folder = folder.parent
     # Triton's kernels have tests that others run in a process of their own.
-    interpreted = (ROOT / "tests" / "unit").rglob("interpreted_*.py")
+    interpreted = unit.rglob("interpreted_*.py")
     kernels = [file for file in interpreted if "triton" in path.stem and path.stem in file.read_text("utf-8")]
     own = [*kernels, *(file for file in files if file.stem == f"test_{path.stem}")]
     users = [file for file in files if path.stem in file.read_text("utf-8")]
-    return [str(file) for file in (near and (own or users)) or dict.fromkeys([*own, *users, *files])]
+    if near:
+        return [str(file) for file in own or users]
+    elsewhere = [file for file in sorted(unit.rglob("test_*.py")) if imports(file, path.stem)]
+    modules, callers = sorted(PACKAGE.rglob("*.py")), [path]
+    for _ in range(2):
+        callers += [module for module in modules if any(imports(module, caller.stem) for caller in callers)]
+    theirs = [unit / caller.parent.relative_to(PACKAGE) / f"test_{caller.stem}.py" for caller in callers]
+    return [str(file) for file in dict.fromkeys([*own, *users, *files, *elsewhere, *theirs]) if file.exists()]
 
 
 class Failure:
@@ -150,13 +164,20 @@ class Failure:
     """A file that cannot be imported."""
 
 
-def run_tests(results: Connection, folder: Path, tests: Sequence[str], limit_s: float, fresh: bool) -> None:
-    """Runs tests on the package in a folder and ends the process; sends the names of those that fail."""
+def run_tests(
+    results: Connection, folder: Path, tests: Sequence[str], limit_s: float, fresh: bool, interpret: bool
+) -> None:
+    """Runs tests on the package in a folder and ends the process; sends the names of those that fail.
+
+    ``fresh`` leaves alone what numba has compiled; ``interpret`` has the tests choose kernels of Triton where they
+    otherwise choose those of numba.
+    """
     from numba.core import config  # type: ignore[attr-defined]
 
     for stream in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # some take longer to import than most tests take
+    os.environ["TRITON_INTERPRET"] = str(int(interpret))
     os.chdir(folder)
     sys.path.insert(0, str(folder))
     if fresh:
@@ -200,7 +221,7 @@ class Sample:
         paths = sorted(place.rglob("*.py")) if place.is_dir() else [place]
         every = [mutant for path in paths for mutant in mutants(path)]
         sample = random.Random(self.seed).sample(every, min(self.count, len(every)))
-        os.environ.update(OMP_NUM_THREADS="1", NUMBA_NUM_THREADS="1", TRITON_INTERPRET="1")
+        os.environ.update(OMP_NUM_THREADS="1", NUMBA_NUM_THREADS="1")
         multiprocessing.set_start_method("forkserver")
         multiprocessing.set_forkserver_preload(PRELOAD)
         with tempfile.TemporaryDirectory() as root, ThreadPoolExecutor(self.jobs) as pool:
@@ -225,7 +246,8 @@ class Sample:
         source = mutant.path.read_bytes()
         copy.write_bytes(mutant.apply(source))
         tests = ["-x", *find_tests(mutant.path, self.near)]
-        test = next(iter(self._failures(folder, tests, self._has_compiled_callers(mutant.path))), None)
+        fresh, interpret = self._has_compiled_callers(mutant.path), "triton" in mutant.path.stem
+        test = next(iter(self._failures(folder, tests, fresh, interpret)), None)
         copy.write_bytes(source)
         copies.put(folder)
         line = source.decode().splitlines()[mutant.line - 1].strip()
@@ -235,14 +257,14 @@ class Sample:
 
     def _has_compiled_callers(self, path: Path) -> bool:
         """Whether what numba has compiled of other modules may hold functions of this one."""
-        others = (other.read_text("utf-8") for other in PACKAGE.rglob("*.py") if other != path)
-        return any(
-            "njit" in text and re.search(rf"\b{path.stem} import|import .*\b{path.stem}\b", text) for text in others
-        )
+        others = (other for other in PACKAGE.rglob("*.py") if other != path)
+        return any("njit" in other.read_text("utf-8") and imports(other, path.stem) for other in others)
 
-    def _failures(self, folder: Path, tests: Sequence[str], fresh: bool = False) -> list[str]:
+    def _failures(self, folder: Path, tests: Sequence[str], fresh: bool = False, interpret: bool = False) -> list[str]:
         results, sender = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.Process(target=run_tests, args=(sender, folder, tests, self.limit_s, fresh))
+        process = multiprocessing.Process(
+            target=run_tests, args=(sender, folder, tests, self.limit_s, fresh, interpret)
+        )
         process.start()
         sender.close()
         failed = []

@@ -66,6 +66,12 @@ def test_glb_has_linear_colours_of_vertices(tmp_path: Path) -> None:
     np.testing.assert_array_equal(back, greys)
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_without_colours_a_file_has_none(tmp_path: Path, suffix: str) -> None:
+    write_mesh(tmp_path / f"box{suffix}", trimesh.creation.box(), OURS)
+    assert vertex_colors(read_mesh(tmp_path / f"box{suffix}")) is None
+
+
 @pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 4), (np.uint16, 4), (np.float32, 3), (np.float32, 4)])
 def test_colours_of_other_programs_become_srgb(tmp_path: Path, dtype: Any, channels: int) -> None:
     """Two parts, of which one is moved, as trimesh writes attributes of one's own."""

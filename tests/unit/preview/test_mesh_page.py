@@ -54,6 +54,8 @@ def test_a_page_holds_the_mesh_and_the_cameras_y_up(tmp_path: Path, mesh: Path) 
     first = settings["cameras"][0]
     np.testing.assert_allclose(first["position"], Y_UP @ named.camera.center, atol=1e-5)
     np.testing.assert_allclose(np.array(first["turn"])[2], Y_UP @ named.camera.rotation[2], atol=1e-6)
+    # The overview looks at the middle of the box.
+    assert first["reach"] == pytest.approx(np.linalg.norm(named.camera.center - content.places.mean(axis=0)), rel=0.1)
 
 
 def test_the_browser_is_told_to_refuse_every_request(tmp_path: Path, mesh: Path) -> None:

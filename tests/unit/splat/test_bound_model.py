@@ -155,13 +155,15 @@ def test_a_picture_follows_the_mesh(make_model: Any, begin_training: Any, ring_c
     camera = ring_cameras()[:1]
     before = model.get_outputs_for_camera(camera)["accumulation"]
     with torch.no_grad():
-        model.set_bound(model.bound.deform(model.bound.vertices * 0.5))
+        half = model.bound.deform(model.bound.vertices * 0.5)
+        model.set_bound(half)
     after = model.get_outputs_for_camera(camera)["accumulation"]
     assert 0.1 < float(after.sum() / before.sum()) < 0.4
     with torch.no_grad():
         old = model.gaussians
         model.gauss_params["vertices"].add_(1.0)
         assert model.gaussians is not old
+        assert (model.gauss_params["vertices"] - half.vertices).min() > 0.9, "what was given stays as it was"
 
 
 def test_a_resumed_run_goes_the_same_way_without_the_mesh_file(

@@ -15,6 +15,13 @@ def test_bytes_are_rounded_and_clipped() -> None:
     np.testing.assert_array_equal(pictures.to_bytes(image), [[[0, 128, 255], [0, 0, 255]]])
 
 
+def test_light_is_that_of_the_standard() -> None:
+    light = pictures.to_linear(np.array([0.0, 0.02, 0.04045, 0.5, 1.0]))
+    np.testing.assert_allclose(light, [0.0, 0.001548, 0.0031308, 0.2140411, 1.0], atol=1e-6)
+    values = np.linspace(0.0, 1.0, 101)
+    np.testing.assert_allclose(pictures.to_srgb(pictures.to_linear(values)), values, atol=1e-4)
+
+
 def test_marks_are_drawn_on_a_copy() -> None:
     photo = np.full((60, 80, 3), 128, np.uint8)
     ring = pictures.mark_spot(photo, 30, 40)
