@@ -1,6 +1,5 @@
 """The stages of ``f3rm-ext sugar run``, from photos or a capture to a textured mesh and a page of splats."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,13 +77,6 @@ class ChainStages:
         outputs: dict[str, Path] | None = None,
         pictures: Path | None = None,
     ) -> Stage:
-        # Options that are files, such as --page.notes, decide by what is in them.
-        inputs = inputs | {
-            f"--{name}.{flag}": hash_file(Path(word))
-            for flag, values in options.items()
-            for word in values
-            if os.path.isfile(word)
-        }
         return Stage(name, TITLES[name], tuple(program.split()), options, inputs, words, outputs or {}, pictures)
 
     # --- making ------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class Stage:
     options: StageOptions
     """Options that decide the result."""
     inputs: dict[str, str]
-    """Hashes of what the result is made of, by name."""
+    """Hashes of what the result is made of, by name; with those of files that options name, such as --page.notes."""
     arguments: Words = ()
     """Further arguments, which do not decide the result: where files are, how many steps a training has."""
     outputs: dict[str, Path] = field(default_factory=dict)
@@ -47,6 +47,13 @@ class Stage:
     """Time of work after which a training is saved and stopped."""
     remainder: str = ""
     """What is left to do although nothing has changed, such as more steps; the stage then resumes."""
+
+    def __post_init__(self) -> None:
+        hashes = {}
+        for option, words in self.options.items():
+            if files := [Path(word) for word in words if os.path.isfile(word)]:
+                hashes[f"--{self.name}.{option}"] = " ".join(map(hash_file, files))
+        object.__setattr__(self, "inputs", self.inputs | hashes)
 
     @property
     def is_training(self) -> bool:
