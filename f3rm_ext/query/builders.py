@@ -50,7 +50,8 @@ def encode(spec: QuerySpec, head: QueryHead, text_encoder: TextEncoder, example_
         example = join_examples([example_encoder.encode(head, region) for region in regions])
         positives, background = example.positives, query_example(spec.name, head, example).negatives
     else:
-        positives = text_encoder.encode(head, [part for part in spec.positives if isinstance(part, str)], known=True)
+        texts = [part for part in spec.positives if isinstance(part, str)]
+        positives = text_encoder.encode(head, texts, known=texts)
     if spec.negatives == (NO_NEGATIVES,):
         negatives = Embeddings.empty(head.dim)
     elif spec.negatives:
@@ -88,7 +89,7 @@ def text_queries(
         UserError: see :meth:`~f3rm_ext.query.encoders.TextEncoder.encode`.
     """
     common = encoder.encode(head, DEFAULT_NEGATIVES) if negatives in ("common", "both") else Embeddings.empty(head.dim)
-    embeddings = encoder.encode(head, names, known=True)
+    embeddings = encoder.encode(head, names, known=names)
     queries = [
         Query(name, head.name, Embeddings(embeddings.values[i : i + 1], (name,)), common, temperature)
         for i, name in enumerate(names)

@@ -61,15 +61,15 @@ class TextEncoder:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._extractors = _Extractors(device, "Queries by example")
 
-    def encode(self, head: QueryHead, prompts: Sequence[str], *, known: bool = False) -> Embeddings:
+    def encode(self, head: QueryHead, prompts: Sequence[str], *, known: Sequence[str] = ()) -> Embeddings:
         """Returns one embedding for each prompt.
 
         Args:
-            known: refuse prompts that the extractor does not know, as what is looked for has to be known.
+            known: those among them that are looked for, which the extractor has to know.
 
         Raises:
             WeightsNotFoundError: the weights are not on this machine; the message says which and where they belong.
-            ExtractorError: the extractor cannot be used here, understands no text, or does not know a prompt.
+            ExtractorError: the extractor cannot be used here, understands no text, or does not know what is looked for.
             ConfigError: the features were made with other weights, or a text is empty.
         """
         if not all(prompt.strip() for prompt in prompts):
@@ -77,8 +77,8 @@ class TextEncoder:
         if not prompts:
             return Embeddings.empty(head.dim)
         extractor = cast(TextExtractor, self._extractors.get(head, texts=True))
-        if known and (require_known := getattr(extractor, "require_known", None)) is not None:
-            require_known(prompts)
+        if (require_known := getattr(extractor, "require_known", None)) is not None:
+            require_known(known)
         with torch.inference_mode():
             vectors = extractor.encode_text(list(prompts))
         full = head.dim if head.basis is None else head.basis.shape[1]

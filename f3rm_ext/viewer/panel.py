@@ -188,7 +188,8 @@ class QueryPanel(nn.Module):
         self.say(activity=f"Loading text weights of {extractor_name(head.extractor)} …")
 
         def encode() -> Query:
-            encoded, count = self._encoder.encode(head, [*positives, *negatives]), len(positives)
+            encoded = self._encoder.encode(head, [*positives, *negatives], known=positives)
+            count = len(positives)
             return Query(
                 text,
                 head.name,

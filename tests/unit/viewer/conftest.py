@@ -10,6 +10,7 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 from torch import Tensor, nn
 
+from f3rm_ext.errors import ExtractorError
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.encoders import TextEncoder
@@ -90,13 +91,15 @@ class ToyEncoder(TextEncoder):
         self.failure: Exception | None = None
         self.read: list[tuple[str, ...]] = []
 
-    def encode(self, head: Any, prompts: Sequence[str]) -> Embeddings:
+    def encode(self, head: Any, prompts: Sequence[str], *, known: Sequence[str] = ()) -> Embeddings:
         self.at_work.set()
         self.read.append(tuple(prompts))
         if "slow" in prompts:
             assert self.go_on.wait(30)
         if self.failure is not None:
             raise self.failure
+        if "no class" in known:
+            raise ExtractorError("There is no class 'no class'.")
         vectors = torch.stack([WORDS.get(prompt, torch.tensor([1.0, 1.0, 0.0])) for prompt in prompts])
         return Embeddings.from_full(vectors, prompts)
 

@@ -214,6 +214,15 @@ def test_missing_weights_are_a_status_and_clicks_go_on_working(panel, encoder, s
     assert "ZeroDivisionError: broken on purpose" in panel.ask_02_status.content
 
 
+def test_a_text_that_the_feature_does_not_know_says_so_and_is_a_negative_all_the_same(panel) -> None:
+    write(panel, "no class")
+    assert panel.store.state.live is None
+    assert "Problem" in panel.ask_02_status.content and "no class 'no class'" in panel.ask_02_status.content
+    panel.ask_03_negatives.value = "no class"
+    write(panel, "mug")
+    assert live(panel).name == "mug" and "Problem" not in panel.ask_02_status.content
+
+
 def test_a_feature_that_understands_no_text_says_so(make_toy) -> None:
     model = make_toy("toy")  # its extractor is dense-daisy, encoded by the real encoder
     panel = model.queries
