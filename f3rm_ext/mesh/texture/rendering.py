@@ -54,6 +54,8 @@ class SurfaceColors:
         if self._texture is None:
             return values
         height, width = self._texture.shape[:2]
+        # Textures repeat beyond their edges, as glTF and OBJ have them.
+        values = np.where((values < 0) | (values > 1), values % 1, values)
         return bilinear(self._texture, to_pixels(values, width, height))
 
 

@@ -25,7 +25,7 @@ from f3rm_ext.mesh.texture.baking import (
 )
 from f3rm_ext.mesh.texture.blending import find_gains
 from f3rm_ext.mesh.texture.photos import Photo, Photos
-from f3rm_ext.mesh.texture.rendering import MeshRenderer, get_texture, score_photo
+from f3rm_ext.mesh.texture.rendering import MeshRenderer, SurfaceColors, get_texture, score_photo
 from f3rm_ext.mesh.texture.visibility import PhotoLookup, Places, bilinear, bilinear_corners
 from f3rm_ext.utils.open3d_library import RayCaster
 
@@ -384,6 +384,18 @@ def test_a_texture_of_free_size_is_doubled_until_the_charts_fit() -> None:
     for size_px, padding_px, grow, wanted in ((64, 1, True, 128), (64, 4, True, 256), (128, 1, False, 128)):
         atlas = unwrap(soup, size_px, padding_px, grow)
         assert atlas.size_px == wanted and atlas.pixels.min() >= 0 and 0.7 * wanted < atlas.pixels.max() <= wanted
+
+
+def test_a_texture_repeats_beyond_its_edges() -> None:
+    corners = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0.0]])
+    square = trimesh.Trimesh(corners, [[0, 1, 2], [0, 2, 3]], process=False)
+    stripes = Image.fromarray(np.repeat(np.array([[[250, 0, 0], [0, 250, 0]]], np.uint8), 2, axis=0).repeat(16, axis=1))
+    square.visual = TextureVisuals(uv=3 * corners[:, :2] - 1, material=PBRMaterial(baseColorTexture=stripes))
+    middles = (np.arange(6) + 0.5) / 6
+    places = np.stack([middles, np.full(6, 0.1)], axis=1)
+    # In the first triangle a place (x, y) is x − y of the second corner and y of the third.
+    colors = SurfaceColors(square)(np.zeros(6, int), places @ np.array([[1, 0], [-1, 1.0]]))
+    np.testing.assert_allclose(colors[:, 0], [250, 0, 250, 0, 250, 0], atol=1)
 
 
 @pytest.mark.parametrize("suffix", [".glb", ".obj"])
