@@ -259,8 +259,10 @@ class SplatModel(GaussianModel):
             h, w = self.nearby.size_like(chosen, index, int(view.widths[0]))
         else:
             h, w = photo["image"].shape[:2]
-        beside = self.nearby.camera(chosen, (h, w))
-        depth, colors = render_nearby(scene, beside, rgb=photo is None or "mask" in photo)
+        rgb = photo is None or "mask" in photo
+        # Depth of planes is as good from half the rows and columns.
+        beside = self.nearby.camera(chosen, (h, w) if rgb else (-(-h // 2), -(-w // 2)))
+        depth, colors = render_nearby(scene, beside, rgb=rgb)
         if photo is not None:
             truth = self.true_colors(photo, scene.background)
             colors = truth if colors is None else torch.where(photo["mask"], truth, colors)

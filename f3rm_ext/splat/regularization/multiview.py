@@ -33,6 +33,16 @@ class DepthView(NamedTuple):
     K: Float[Tensor, "3 3"]
     """Intrinsics, pixels."""
 
+    def fit(self, picture: Float[Tensor, "h2 w2 channels"]) -> "DepthView":
+        """Returns the view with the intrinsics of a picture of it, which may be of another size than its depth."""
+        (h, w), (h2, w2) = self.depth.shape, picture.shape[:2]
+        return self._replace(K=_scale_intrinsics(self.K, w2 / w, h2 / h))
+
+
+def _scale_intrinsics(K: Float[Tensor, "3 3"], across: float, down: float) -> Float[Tensor, "3 3"]:
+    x, y, last = K.unbind(0)
+    return torch.stack([x * across, y * down, last])
+
 
 def neighbour_views(views: PinholeCameras, extent: float, most: int) -> list[list[int]]:
     """Returns for each camera the nearest others that look in a similar direction, at most ``most``, nearest first.
@@ -74,8 +84,7 @@ class NeighbourViews:
             size: height and width of its image, pixels.
         """
         h, w = self._sizes[index]
-        x, y, last = self._cameras.Ks[index].unbind(0)
-        K = torch.stack([x * (size[1] / w), y * (size[0] / h), last])
+        K = _scale_intrinsics(self._cameras.Ks[index], size[1] / w, size[0] / h)
         viewmat = self._cameras.viewmats[index]
         return PinholeCameras(viewmat[None], K[None], torch.tensor(size[1:]), torch.tensor(size[:1]))
 

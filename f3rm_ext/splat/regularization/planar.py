@@ -99,7 +99,8 @@ class PlanarRegularizer(Regularizer):
                 losses["multiview"] = options.multiview_factor * loss
             if options.patch_factor > 0 and view.picture is not None:
                 pixels = torch.rand(options.patches, device=trust.device, generator=view.generator)
+                beside = view.other.fit(view.picture)
                 losses["patches"] = options.patch_factor * patch_disagreement(
-                    rendered, view.normals, view.photo, view.other, view.picture, trust, pixels
+                    rendered, view.normals, view.photo, beside, view.picture, trust, pixels
                 )
         return losses

@@ -63,7 +63,7 @@ class TrainingView:
     other: DepthView | None = None
     """Depth of planes of a nearby view; None if there is none."""
     picture: Float[Tensor, "h2 w2 3"] | None = None
-    """Photo of that view, or colours rendered there, without gradient."""
+    """Photo of that view, or colours rendered there, without gradient; of the size of its depth or another."""
     filter_3d: Float[Tensor, " gaussians"] | None = None
     """Standard deviations of the 3D filter, scene units; None for no filter."""
     mask: Bool[Tensor, "h w"] | None = None

@@ -344,7 +344,12 @@ def test_planar_compares_with_the_photo_of_the_nearby_view_where_it_is_not_maske
 
     model.train_photo = train_photo
     outputs = model(camera)
-    assert torch.equal(outputs["picture"], photo) and outputs["other"].depth.shape == photo.shape[:2]
+    assert torch.equal(outputs["picture"], photo)
+    assert outputs["other"].depth.shape == (-(-(HEIGHT + 1) // 2), -(-WIDTH // 2)), "half of the rows and columns"
+    (nearest,) = asked
+    torch.testing.assert_close(
+        outputs["other"].fit(photo).K, model.nearby.camera(nearest, photo.shape[:2]).Ks[0], rtol=1e-6, atol=0
+    )
     assert len(evaluations) == 1, "colours are rendered that the photo replaces"
     assert model.nearby is not None and asked[0] in model.nearby.nearest[camera.metadata["cam_idx"]]
     batch["alpha"] = torch.full((HEIGHT + 1, WIDTH, 1), 0.25)
