@@ -17,6 +17,8 @@ from f3rm_ext.errors import CaptureError, UserError, reason_of
 
 XYZ, RGB, SOURCE = "points3D_xyz", "points3D_rgb", "points3D_source"
 """Metadata keys of a dataparser's outputs: positions (N, 3; scene frame), colours (N, 3; uint8), and their file."""
+DENSE = "points3D_dense"
+"""Metadata key: how many of the points, the last ones, stereo has added."""
 STEREO_POINTS = "stereo_points.ply"
 """File of the points that `f3rm-ext sfm points` finds, in its copy of a capture."""
 GREY = 128

@@ -167,8 +167,8 @@ class ImageSizes:
                     "the dataparser."
                 ) from error
         cameras = manager.train_dataset.cameras
-        points = len(manager.train_dataset.metadata.get("points3D_xyz", ()))
-        points += missing_points(points, mode)
+        metadata = manager.train_dataset.metadata
+        points = len(metadata.get("points3D_xyz", ())) + missing_points(metadata, mode)
         heights, widths = (getattr(cameras, name).reshape(-1).numpy().astype(np.int64) for name in ("height", "width"))
         return cls(
             heights,

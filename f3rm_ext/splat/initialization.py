@@ -43,6 +43,7 @@ def initial_points(
     count_random: int,
     most: int,
     generator: torch.Generator,
+    dense: int = 0,
 ) -> InitialPoints:
     """Chooses the points of the capture, and adds random ones if there are fewer than :data:`FEWEST_POINTS`.
 
@@ -50,6 +51,8 @@ def initial_points(
         points: positions (points, 3), scene frame, and colours, 0 to 255, of the capture's points; None for none.
         views: training cameras; without them random points fill the cube from −1 to 1.
         most: upper limit; a random subset is kept. 0 for no limit.
+        dense: number of points, the last ones, that are spread evenly over the photos. Half of ``most`` are of these,
+            if there are as many.
     """
     count = 0 if points is None else len(points[0])
     parts: list[tuple[Tensor, Tensor]] = []
@@ -63,7 +66,11 @@ def initial_points(
         parts.append((random, torch.full((count_random, 3), 0.5)))
     means, rgb = (torch.cat(some) for some in zip(*parts, strict=True))
     if most and len(means) > most:
-        kept = torch.randperm(len(means), generator=generator)[:most]
+        own = len(means) - dense
+        even = min(dense, max(most // 2, most - own))
+        kept = torch.randperm(own, generator=generator)[: most - even]
+        if even:
+            kept = torch.cat([kept, own + torch.randperm(dense, generator=generator)[:even]])
         means, rgb = means[kept], rgb[kept]
     taken = f"{most} of the {count}" if most and count > most else f"the {count}"
     where = f"{taken} points of {source}" if count else "random points, as none are known"

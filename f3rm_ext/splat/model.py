@@ -15,6 +15,7 @@ from nerfstudio.data.scene_box import OrientedBox
 from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackAttributes
 from torch import Tensor
 
+from f3rm_ext.capture.points import DENSE, SOURCE
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.engine import services
 from f3rm_ext.engine.random_state import step_seed
@@ -72,9 +73,15 @@ class SplatModel(GaussianModel):
 
     def _initial_parameters(self, views: PinholeCameras | None) -> dict[str, Tensor]:
         config, generator = self.config, torch.Generator().manual_seed(self.config.seed)
-        source = (self.kwargs.get("metadata") or {}).get("points3D_source", "the capture")
+        metadata = self.kwargs.get("metadata") or {}
         points = initial_points(
-            self.kwargs.get("seed_points"), source, views, config.num_random, config.densify.max_gaussians, generator
+            self.kwargs.get("seed_points"),
+            metadata.get(SOURCE, "the capture"),
+            views,
+            config.num_random,
+            config.densify.max_gaussians,
+            generator,
+            metadata.get(DENSE, 0),
         )
         self._start_notice, self._starts_at_random = points.described, points.random
         gaussians = initial_gaussians(points.means, points.rgb, config.sh_degree, 0.1 * self.extent, generator)

@@ -1,16 +1,16 @@
 """Dense points of a capture by stereo, for splats to begin at: found once per capture, then read from the cache."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Float64, UInt8
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
-from f3rm_ext.capture.points import RGB, SOURCE, XYZ, read_point_cloud
+from f3rm_ext.capture.points import DENSE, RGB, SOURCE, STEREO_POINTS, XYZ, read_point_cloud
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth
@@ -36,8 +36,8 @@ BACKDROP_SHARE = 0.3
 BACKDROP_QUANTILE = 0.9
 """Quantile of the depths of a view behind which these points lie."""
 COUNT = 20_000
-"""Points at most, spread evenly over what the photos show. A capture with fewer of its own is filled up to as many by
-default."""
+"""Points at most, spread evenly over what the photos show. By default a capture with fewer of its own is filled up to
+as many, and gets half as many at least: its own may crowd where there is detail, as vertices of a mesh do."""
 
 
 class DensePoints(NamedTuple):
@@ -144,9 +144,11 @@ def _cells(
     return ((octave * 2_097_143 + steps[:, 0]) * 2_097_143 + steps[:, 1]) * 2_097_143 + steps[:, 2]
 
 
-def missing_points(own: int, mode: DenseMode) -> int:
-    """Returns how many dense points at most join those of a capture."""
-    return {"never": 0, "auto": max(0, COUNT - own), "always": COUNT}[mode]
+def missing_points(metadata: Mapping[str, Any], mode: DenseMode) -> int:
+    """Returns how many dense points at most join those of a capture, whose metadata is given."""
+    own = len(metadata.get(XYZ, ()))
+    least = 0 if Path(metadata.get(SOURCE, "")).name == STEREO_POINTS else COUNT // 2
+    return {"never": 0, "auto": max(COUNT - own, least), "always": COUNT}[mode]
 
 
 def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -> None:
@@ -155,8 +157,7 @@ def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -
     Raises:
         CaptureError: a photo cannot be read.
     """
-    own = len(outputs.metadata.get(XYZ, ()))
-    missing = missing_points(own, mode)
+    own, missing = len(outputs.metadata.get(XYZ, ())), missing_points(outputs.metadata, mode)
     if not missing:
         return
     path = cache / f"{capture_key(outputs, [VERSION, SIDE_PX, MOST_VIEWS, MIN_VIEWS, COUNT])}.ply"
@@ -176,7 +177,7 @@ def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -
         xyz = torch.cat([outputs.metadata[XYZ].float(), xyz])
         rgb = torch.cat([outputs.metadata[RGB], rgb])
     source = f"{outputs.metadata.get(SOURCE, 'the capture')} and of stereo" if own else "stereo"
-    outputs.metadata.update({XYZ: xyz, RGB: rgb, SOURCE: source})
+    outputs.metadata.update({XYZ: xyz, RGB: rgb, SOURCE: source, DENSE: len(points.xyz)})
 
 
 def seek_points(outputs: DataparserOutputs, count: int = COUNT, side_px: int = SIDE_PX) -> DensePoints:

@@ -19,7 +19,7 @@ from PIL import Image
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.background import PhotoBackground
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig, LiftedFeatureOptions
-from f3rm_ext.data.stereo.points import DensePoints, encode_ply
+from f3rm_ext.data.stereo.points import DensePoints, encode_ply, missing_points
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 
@@ -273,7 +273,7 @@ def test_dense_points_are_left_out_where_nobody_needs_them(build, seek, tmp_path
     assert not seek
 
 
-@pytest.mark.parametrize(("mode", "total"), [("never", 4), ("auto", 5), ("always", 6)])
+@pytest.mark.parametrize(("mode", "total"), [("never", 4), ("auto", 6), ("always", 6)])
 def test_dense_points_fill_up_those_given(build, make_capture, seek, tmp_path, monkeypatch, mode, total) -> None:
     monkeypatch.setattr("f3rm_ext.data.stereo.points.COUNT", 5)
     capture = make_capture()
@@ -285,6 +285,22 @@ def test_dense_points_fill_up_those_given(build, make_capture, seek, tmp_path, m
     metadata = build(capture, stereo_points=mode, features=cache).train_dataparser_outputs.metadata
     assert len(metadata["points3D_xyz"]) == len(metadata["points3D_rgb"]) == total
     assert len(seek) == (mode != "never")
+    assert metadata.get("points3D_dense", 0) == total - 4
+
+
+@pytest.mark.parametrize(
+    ("own", "source", "missing"),
+    [
+        (0, "", 20_000),
+        (1_700, "sparse_pc.ply", 18_300),
+        (15_000, "sparse_pc.ply", 10_000),
+        (168_403, "mesh.ply", 10_000),
+        (20_000, "stereo_points.ply", 0),
+        (15_000, "stereo_points.ply", 5_000),
+    ],
+)
+def test_a_capture_gets_the_points_that_it_lacks_and_some_everywhere(own: int, source: str, missing: int) -> None:
+    assert missing_points({"points3D_xyz": np.zeros((own, 3)), "points3D_source": source}, "auto") == missing
 
 
 def test_dense_points_need_no_cache(build, seek, log, tmp_path) -> None:

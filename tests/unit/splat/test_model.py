@@ -440,6 +440,15 @@ def test_points_of_the_capture_are_the_first_gaussians_and_the_log_says_so(
     assert "Gaussians" not in capsys.readouterr().out
 
 
+def test_half_of_the_first_gaussians_are_at_points_of_stereo_where_not_all_have_room() -> None:
+    points, limit = torch.randn(130, 3), DensifyOptions(max_gaussians=20)
+    for dense, kept in ((30, 10), (4, 4), (130, 20)):
+        given = {"seed_points": (points, torch.zeros(130, 3)), "metadata": {"points3D_dense": dense}}
+        means = make_bare(**given, densify=limit).gauss_params["means"].data
+        of_stereo = (points[130 - dense :, None] == means).all(dim=2).any(dim=1)
+        assert len(means) == 20 and int(of_stereo.sum()) == kept
+
+
 def test_without_cameras_and_points_gaussians_start_anywhere() -> None:
     means = make_bare().gauss_params["means"]
     assert len(means) == 20 and means.abs().max() <= 1
