@@ -405,6 +405,7 @@ def train_splats(run_command: Callable[..., Any], tiny_capture: Path) -> Callabl
             *("--logging.local-writer.enable", "False", "--pipeline.model.num-random", 500),
             *("--pipeline.model.densify.max-gaussians", 800, "--pipeline.model.surface.samples", 500),
             *("--pipeline.datamanager.num-downscales", 0, "--pipeline.model.regularization", "none"),
+            *("--pipeline.datamanager.stereo-points", "never"),
             *("--pipeline.model.surface.prune-opacity", 0.05, "--optimizers.means.scheduler.max-steps", SPLAT_STEPS),
             *arguments,
         )
