@@ -59,6 +59,7 @@ def initial_points(
     if points is not None and count:
         parts.append((points[0].cpu().float(), points[1].cpu().float() / 255.0))
     if count < FEWEST_POINTS:
+        dense = 0  # The last ones are random then.
         if views is not None:
             random = random_points(views, count_random, generator)
         else:
