@@ -15,7 +15,6 @@ import multiprocessing
 import os
 import queue
 import random
-import re
 import shutil
 import sys
 import tempfile
@@ -119,9 +118,23 @@ def mutants(path: Path) -> list[Mutant]:
     return made
 
 
-def imports(path: Path, stem: str) -> bool:
-    """Whether a file imports a module of that name."""
-    return re.search(rf"\b{stem} import|import [^\n]*\b{stem}\b", path.read_text("utf-8")) is not None
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
+    """Returns the names of what a file imports or, as kernels that are chosen at run time, gives as a string."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.add(node.value)
+    return frozenset(names)
+
+
+def name_module(path: Path) -> str:
+    """Returns the name by which a module of the package is imported."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def find_tests(path: Path, near: bool = False) -> list[str]:
@@ -141,10 +154,11 @@ def find_tests(path: Path, near: bool = False) -> list[str]:
     users = [file for file in files if path.stem in file.read_text("utf-8")]
     if near:
         return [str(file) for file in own or users]
-    elsewhere = [file for file in sorted(unit.rglob("test_*.py")) if imports(file, path.stem)]
-    modules, callers = sorted(PACKAGE.rglob("*.py")), [path]
+    elsewhere = [file for file in sorted(unit.rglob("test_*.py")) if name_module(path) in imported(file)]
+    callers = [path]
     for _ in range(2):
-        callers += [module for module in modules if any(imports(module, caller.stem) for caller in callers)]
+        wanted = set(map(name_module, callers))
+        callers = [module for module in sorted(PACKAGE.rglob("*.py")) if module in callers or wanted & imported(module)]
     theirs = [unit / caller.parent.relative_to(PACKAGE) / f"test_{caller.stem}.py" for caller in callers]
     return [str(file) for file in dict.fromkeys([*own, *users, *files, *elsewhere, *theirs]) if file.exists()]
 
@@ -257,8 +271,8 @@ class Sample:
 
     def _has_compiled_callers(self, path: Path) -> bool:
         """Whether what numba has compiled of other modules may hold functions of this one."""
-        others = (other for other in PACKAGE.rglob("*.py") if other != path)
-        return any("njit" in other.read_text("utf-8") and imports(other, path.stem) for other in others)
+        callers = (other for other in PACKAGE.rglob("*.py") if name_module(path) in imported(other))
+        return any("njit" in caller.read_text("utf-8") for caller in callers)
 
     def _failures(self, folder: Path, tests: Sequence[str], fresh: bool = False, interpret: bool = False) -> list[str]:
         results, sender = multiprocessing.Pipe(duplex=False)

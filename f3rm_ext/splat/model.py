@@ -17,6 +17,7 @@ from torch import Tensor
 
 from f3rm_ext.capture.points import DENSE, SOURCE
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.undistort import shrunk_size
 from f3rm_ext.engine import services
 from f3rm_ext.engine.random_state import step_seed
 from f3rm_ext.engine.ranks import Ranks, world_size
@@ -268,7 +269,7 @@ class SplatModel(GaussianModel):
             h, w = photo["image"].shape[:2]
         rgb = photo is None or "mask" in photo
         # Depth of planes is as good from half the rows and columns.
-        beside = self.nearby.camera(chosen, (h, w) if rgb else (-(-h // 2), -(-w // 2)))
+        beside = self.nearby.camera(chosen, (h, w) if rgb else shrunk_size(h, w, 0.5))
         depth, colors = render_nearby(scene, beside, rgb=rgb)
         if photo is not None:
             truth = self.true_colors(photo, scene.background)
