@@ -13,6 +13,7 @@ from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.engine.trainer import TrainerConfig
 
 from f3rm_ext.capture.frame import CaptureFrame
+from f3rm_ext.capture.points import XYZ
 from f3rm_ext.data.cycling_config import CyclingConfig
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.points import missing_points
@@ -168,7 +169,7 @@ class ImageSizes:
                 ) from error
         cameras = manager.train_dataset.cameras
         metadata = manager.train_dataset.metadata
-        points = len(metadata.get("points3D_xyz", ())) + missing_points(metadata, mode)
+        points = len(metadata.get(XYZ, ())) + missing_points(metadata, mode)
         heights, widths = (getattr(cameras, name).reshape(-1).numpy().astype(np.int64) for name in ("height", "width"))
         return cls(
             heights,

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.cuda.amp.grad_scaler import GradScaler
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
+from f3rm_ext.capture.points import RGB, XYZ
 from f3rm_ext.data.datamanager import F3rmDataManager
 from f3rm_ext.data.image_datamanager import ImageDataManager
 from f3rm_ext.engine import ranks
@@ -84,7 +85,7 @@ class FeaturePipeline(VanillaPipeline):
             metadata=dataset.metadata,
             device=device,
             grad_scaler=grad_scaler,
-            seed_points=(points["points3D_xyz"], points["points3D_rgb"]) if "points3D_xyz" in points else None,
+            seed_points=(points[XYZ], points[RGB]) if XYZ in points else None,
         )
         self.model.to(device)
         is_sharded = isinstance(self.model, ShardsParameters) and self.model.sharded

@@ -45,7 +45,7 @@ def write_page(
         mesh=_mesh(options, folder, records),
         splats_page=PAGE if "page" in records else None,
         views=_views(folder, scores),
-        figures=_figures(_poses(options), scores),
+        figures=_figures(_poses(options), scores, _has_masks(options.capture)),
         stages=_stages(records, kept),
         commands=[shorten(record.command, folder) for record in records.values()],
         config=last and last.outputs["config"].path,
@@ -166,8 +166,21 @@ def _pairs(folder: Path, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield (left, right) if name in _SPLATS else (right, left)
 
 
-def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]]) -> Table:
+def _has_masks(data: Path) -> bool:
+    """Returns whether photos of a capture have masks."""
+    from f3rm_ext.capture.checks import read_transforms
+
+    try:
+        return any("mask_path" in frame for frame in read_transforms(data)[0]["frames"])
+    except CaptureError:
+        return False
+
+
+def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]], has_masks: bool) -> Table:
     rows: list[tuple[str, str, str]] = []
+    views = "mean of the held-out photos"
+    if has_masks:
+        views += ", within their masks, whose edges can cost several dB"
     if poses:
         posed, photo_count = poses["registered"], poses["photos"]
         note = "reasons in sfm_report.html" if posed < photo_count else "all of them"
@@ -177,7 +190,7 @@ def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]]) 
     for name, label in _SPLATS.items():
         for key, form in (("psnr", "{:.2f} dB"), ("ssim", "{:.3f}"), ("lpips", "{:.3f}")):
             if key in scores.get(name, {}):
-                rows.append((f"{key.upper()}, {label}", form.format(scores[name][key]), "mean of the held-out photos"))
+                rows.append((f"{key.upper()}, {label}", form.format(scores[name][key]), views))
     texture, mesh = scores.get("eval-texture", {}), scores.get("eval-mesh", {})
     if "psnr" in texture:
         rows.append(("PSNR, textured mesh", f"{texture['psnr']:.2f} dB", "pixels without mesh are black and count"))

@@ -83,6 +83,13 @@ def test_a_score_that_nothing_has_is_left_out(folder: Path) -> None:
     assert "18.50 dB" in page and "21.25 dB" not in page
 
 
+def test_what_masks_cost_is_said_where_there_are_masks(folder: Path) -> None:
+    assert "masks" not in written(folder, ("refine", "eval-refined"))
+    frames = [{"file_path": "a", "transform_matrix": POSE, "mask_path": "m"}]
+    (folder / "transforms.json").write_text(json.dumps({"h": 200, "fl_y": 100, "frames": frames}))
+    assert "masks" in written(folder, ("refine", "eval-refined"))
+
+
 def test_the_page_of_the_splats_is_linked(folder: Path) -> None:
     assert 'href="page.html"' in written(folder, ("coarse", "mesh", "page"))
     assert "page.html" not in written(folder, ("coarse", "mesh"))
