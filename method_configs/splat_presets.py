@@ -45,7 +45,7 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
             exposure="auto",
             sh_degree=2,
             surface=RegularizationOptions(samples=20_000),
-            densify=DensifyOptions(max_gaussians=20_000),
+            densify=DensifyOptions(max_gaussians=40_000),
         )
         manager = ImageDataManagerConfig(camera_res_scale_factor="auto", num_downscales=1, resolution_schedule=500)
     if refine:

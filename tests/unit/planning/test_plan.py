@@ -120,7 +120,7 @@ def test_several_devices_share_a_batch(estimate: Estimate) -> None:
 
 def test_the_limit_of_growth_holds(estimate: Estimate) -> None:
     plan = plan_of(estimate, "sugar-ext-lite", vram_gib=4, gaussians=1_000_000)
-    assert plan.growth is not None and plan.growth.last == plan.request.gaussians == 20_000
+    assert plan.growth is not None and plan.growth.last == plan.request.gaussians == 40_000
     assert "the limit, --pipeline.model.densify.max-gaussians" in text_of(plan)
 
 
