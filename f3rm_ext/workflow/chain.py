@@ -21,8 +21,8 @@ from f3rm_ext.workflow.stages import Stage
 if TYPE_CHECKING:
     from rich.console import Console
 
-REFINING_COST = 0.9
-"""Time of a refining step over that of a coarse step on a CPU: 118 and 139 ms with the defaults for 15 photos."""
+REFINING_COST = 1.5
+"""Time of a refining step over that of a coarse step on a CPU: 1.3 to 1.7 with the defaults for four captures."""
 _ESTIMATE_LIMIT_S = 120.0
 
 
