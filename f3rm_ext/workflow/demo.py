@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from f3rm_ext.capture.checks import read_transforms
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.html.content import ReportContent, capture_name, machine_facts
 from f3rm_ext.html.content import Stage as StageRow
@@ -27,8 +28,8 @@ FIELD, SPLATS = "f3rm-ext-lite", "sugar-ext-lite"
 PAGE = "page.html"
 _VIEWS = "eval-views"
 MOST_PHOTOS_FOR_SPLATS = 20
-"""Captures of at most so many photos get splats. At 20 photos of the fox both have the same quality, and splats take
-two thirds of the time (`benchmarks/defaults.py --only photos`)."""
+"""Captures with at most so many photos to train on get splats. At 20 photos of the fox both have the same quality, and
+splats take two thirds of the time (`benchmarks/defaults.py --only photos`)."""
 STEPS = {FIELD: 3000, SPLATS: 1200}
 """Steps of training by default."""
 EXTRACTOR = "dense-daisy"
@@ -56,7 +57,8 @@ class DemoRun(StageRunner):
         with self.open_folder(None):
             data = self._make_capture()
             capture = identify(data)
-            method = self._choose_method(capture["photos"])
+            meta, _ = read_transforms(data)
+            method = self._choose_method(len(meta.get("train_filenames") or meta["frames"]))
             run, inputs = self._train(method, data, capture["digest"])
             config = str(run / "config.yml")
             if method == SPLATS:

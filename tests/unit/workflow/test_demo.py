@@ -72,6 +72,16 @@ def test_few_photos_train_splats_which_are_queried_too(
     assert value(player.ran[0], "--pipeline.datamanager.camera-res-scale-factor") == "0.1"
 
 
+def test_photos_that_are_held_out_do_not_count(run: Any, player: Any, tmp_path: Path) -> None:
+    data = capture_of(tmp_path / "banana", 30)
+    meta = json.loads((data / "transforms.json").read_text())
+    names = [frame["file_path"] for frame in meta["frames"]]
+    meta |= {"train_filenames": names[:9], "val_filenames": names[9:]}
+    (data / "transforms.json").write_text(json.dumps(meta))
+    _, said = run(data=data)
+    assert player.names()[0] == "ns-train sugar-ext-lite" and "9 photos are few" in said
+
+
 def test_without_held_out_photos_the_training_views_are_shown(run: Any, player: Any, tmp_path: Path) -> None:
     player.eval_images = player.measured["eval_images"] = 0
     data = capture_of(tmp_path / "banana", 9)
