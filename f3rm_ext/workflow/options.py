@@ -51,7 +51,7 @@ class DemoOptions:
     """Folder for all files of the demo."""
     method: Literal["auto", "f3rm-ext-lite", "sugar-ext-lite"] = "auto"
     """f3rm-ext-lite trains a field; sugar-ext-lite trains splats, onto which features are lifted. auto chooses splats
-    for up to 20 photos, else a field."""
+    for up to 20 photos to train on, else a field."""
     steps: Annotated[int, Range(0)] = 0
     """Training steps, 1 or more; 0: 3000 (of 512 rays) for a field, 1200 (of one photo) for splats."""
     minutes: Annotated[float, Range(0, math.inf, above=True)] = 3.0
