@@ -10,7 +10,7 @@ import torch
 from nerfstudio.cameras.cameras import Cameras, CameraType
 from PIL import Image
 
-from f3rm_ext.data.silhouettes import are_silhouettes, disagreements
+from f3rm_ext.data.silhouettes import View, are_silhouettes, disagreements
 from f3rm_ext.data.undistort import DistortedCamera
 from f3rm_ext.synthetic.cameras import look_at
 
@@ -137,6 +137,14 @@ def test_distortion_is_taken_into_account() -> None:
         lenses = [DistortedCamera.of(cameras, i, "") for i in range(COUNT)]
         kept[name], _ = disagreements(poses, lenses, masks)
     assert kept["right"] < 0.7 * kept["wrong"]
+
+
+def test_a_polynomial_that_folds_back_shows_nothing_from_outside() -> None:
+    lens = DistortedCamera.of(cameras_of(orbit(1), k1=-0.5), 0, "")
+    every = np.ones((HEIGHT, WIDTH), dtype=bool)
+    far_outside, inside = (1.35, 0.0, -1.0), (0.4, 0.3, -1.0)  # both projected into the frame
+    there, kept = View(lens, every, every).look_up(np.array([far_outside, inside]))
+    assert there.tolist() == kept.tolist() == [False, True]
 
 
 def test_nothing_can_be_known_without_masks_views_or_a_lens(write, tmp_path) -> None:
