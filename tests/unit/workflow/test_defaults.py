@@ -80,7 +80,7 @@ def test_the_time_is_told_once_before_the_first_training(run_chain: RunChain, pl
 
 
 @pytest.mark.parametrize(
-    ("options", "minutes"), [({}, 10 + 6), ({"skip_refine": True}, 10), ({"until_stage": "mesh"}, 10)]
+    ("options", "minutes"), [({}, 10 + 10), ({"skip_refine": True}, 10), ({"until_stage": "mesh"}, 10)]
 )
 def test_it_is_the_time_of_both_trainings(run_chain: RunChain, options: dict[str, Any], minutes: int) -> None:
     assert f"about {minutes} minutes" in run_chain(**options)
