@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from f3rm_ext.capture.checks import read_transforms
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.html.content import ReportContent, capture_name, machine_facts
 from f3rm_ext.html.content import Stage as StageRow
@@ -57,8 +56,7 @@ class DemoRun(StageRunner):
         with self.open_folder(None):
             data = self._make_capture()
             capture = identify(data)
-            meta, _ = read_transforms(data)
-            method = self._choose_method(len(meta.get("train_filenames") or meta["frames"]))
+            method = self._choose_method(capture["train_photos"])
             run, inputs = self._train(method, data, capture["digest"])
             config = str(run / "config.yml")
             if method == SPLATS:

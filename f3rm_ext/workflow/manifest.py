@@ -183,7 +183,8 @@ class Manifest:
 
 
 def identify(data: Path) -> dict[str, Any]:
-    """Returns what identifies a capture: its path, the number of its photos, and a hash.
+    """Returns what identifies a capture: its path, the number of its photos and of those to train on, whether they have
+    masks, and a hash.
 
     The hash is of transforms.json or COLMAP's model, and of names and sizes of the photos and masks in it.
 
@@ -204,7 +205,13 @@ def identify(data: Path) -> dict[str, Any]:
     files = [str(frame[key]) for frame in frames for key in ("file_path", "mask_path") if key in frame]
     sizes = [(name, item.stat().st_size if (item := folder / name).is_file() else -1) for name in files]
     text = json.dumps([*map(hash_file, poses), sizes])
-    return {"path": str(data.resolve()), "photos": len(frames), "digest": hash_bytes(text.encode())}
+    return {
+        "path": str(data.resolve()),
+        "photos": len(frames),
+        "train_photos": len(meta.get("train_filenames") or frames),
+        "has_masks": any("mask_path" in frame for frame in frames),
+        "digest": hash_bytes(text.encode()),
+    }
 
 
 def identify_photos(images: Path) -> dict[str, Any]:

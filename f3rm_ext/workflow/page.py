@@ -45,7 +45,7 @@ def write_page(
         mesh=_mesh(options, folder, records),
         splats_page=PAGE if "page" in records else None,
         views=_views(folder, scores),
-        figures=_figures(_poses(options), scores, _has_masks(options.capture)),
+        figures=_figures(_poses(options), scores, capture["has_masks"]),
         stages=_stages(records, kept),
         commands=[shorten(record.command, folder) for record in records.values()],
         config=last and last.outputs["config"].path,
@@ -164,16 +164,6 @@ def _pairs(folder: Path, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for path in sorted((scores_file(folder, name).parent / PICTURES).glob(pattern))[:_MAX_VIEWS]:
         left, right = np.array_split(read_picture(path), 2, axis=1)
         yield (left, right) if name in _SPLATS else (right, left)
-
-
-def _has_masks(data: Path) -> bool:
-    """Returns whether photos of a capture have masks."""
-    from f3rm_ext.capture.checks import read_transforms
-
-    try:
-        return any("mask_path" in frame for frame in read_transforms(data)[0]["frames"])
-    except CaptureError:
-        return False
 
 
 def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]], has_masks: bool) -> Table:

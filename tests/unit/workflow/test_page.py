@@ -15,7 +15,7 @@ from f3rm_ext.html import page as html
 from f3rm_ext.mesh.mesh_files import read_mesh, write_mesh
 from f3rm_ext.mesh.texture.rendering import get_texture
 from f3rm_ext.workflow import page as module
-from f3rm_ext.workflow.manifest import Output, Record
+from f3rm_ext.workflow.manifest import Output, Record, identify
 from f3rm_ext.workflow.options import ChainOptions
 from f3rm_ext.workflow.page import first_photo_view, page_mesh, write_page
 from f3rm_ext.workflow.stages import hide_home
@@ -54,7 +54,8 @@ def written(folder: Path, stages: tuple[str, ...], **options: Any) -> str:
     }
     records[stages[0]].notes.append(f"{HOSTILE}.")
     chain = ChainOptions(data=folder, output=folder, **options)
-    return write_page(chain, folder, {"path": f"/data/{HOSTILE}", "photos": 7}, records, {stages[0]})
+    capture = {**identify(folder), "path": f"/data/{HOSTILE}", "photos": 7}
+    return write_page(chain, folder, capture, records, {stages[0]})
 
 
 def test_the_page_shows_what_the_stages_wrote(folder: Path) -> None:
