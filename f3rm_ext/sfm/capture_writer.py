@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from f3rm_ext.capture.colmap_model import Transform, colmap, make_transforms
+from f3rm_ext.capture.colmap_model import APPLIED, UNCHANGED, colmap, make_transforms
 from f3rm_ext.sfm.database import Count, translate_errors
 from f3rm_ext.sfm.work_folder import POINTS, TRANSFORMS
 from f3rm_ext.utils.atomic_files import write_atomic
@@ -18,6 +18,8 @@ from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.ply import write_ply
 
 SPARSE = Path("colmap", "sparse", "0")
+ORIENTATION = "orientation_override"
+"""Entry of transforms.json by which nerfstudio turns the scene; "none" keeps the axes of the capture."""
 
 
 def write_sparse(model: Any, out: Path) -> None:
@@ -32,14 +34,17 @@ def write_sparse(model: Any, out: Path) -> None:
     os.replace(fresh, target)
 
 
-def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], applied: Transform) -> None:
+def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], *, georeferenced: bool) -> None:
     """Writes points and transforms.json; the latter comes last, so that a capture without it is not finished.
 
     Args:
         images: folder of the photos, relative to ``out``.
         masks: mask of each photo by name, relative to ``out``; empty without masks.
-        applied: from COLMAP's world to that of the capture.
+        georeferenced: whether x is east, y north and z up in the model. The capture then keeps these axes, and
+            nerfstudio does not turn the scene by what is up in the photos: in photos taken straight down, that is
+            horizontal.
     """
+    applied = UNCHANGED if georeferenced else APPLIED
     write_sparse(model, out)
     points = list(model.points3D.values())
     xyz = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3) @ applied[:, :3].T + applied[:, 3]
@@ -53,6 +58,8 @@ def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], 
         "applied_transform": applied.tolist(),
         "ply_file_path": POINTS,
     }
+    if georeferenced:
+        content[ORIENTATION] = "none"
     write_atomic(out / TRANSFORMS, json.dumps(content, indent=1).encode())
 
 

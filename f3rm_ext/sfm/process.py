@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from f3rm_ext.capture.colmap_model import APPLIED, UNCHANGED
 from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm import capture_writer, quality
@@ -164,7 +163,6 @@ class Processing:
                 "speaks against its poses; to replace it anyway, add --start-over."
             )
         gps_error_m = align_with_gps(model, database)
-        applied = APPLIED if gps_error_m is None else UNCHANGED
         images, masks = "images", {}
         if config.masks is not None:
             masks = {name: f"masks/{Path(name).stem}.png" for name in work.photos}
@@ -192,5 +190,5 @@ class Processing:
         }
         # The capture is finished with transforms.json, so the report comes before it.
         write_report(out, model, work.photos, result, features, matches)
-        capture_writer.write_capture(model, out, images, masks, applied)
+        capture_writer.write_capture(model, out, images, masks, georeferenced=gps_error_m is not None)
         return result

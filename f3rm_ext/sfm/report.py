@@ -72,13 +72,14 @@ def write_report(
             image = Markup('<img class="thumbnail" src="{}" alt="">').format(uri)
         rows.append([image, name, photo["source"], *counts, pose, "; ".join(flags)])
     header = ["", "photo", "file", "features", "matched photos", "blur", "pose", ""]
+    axes = scene_axes(model, georeferenced=result["gps_error_m"] is not None)
     page = render_page(
         "sfm.html",
         title=f"Camera poses of {out.resolve().name}",
         doubt=result["doubt"],
         sentences=summarize(result),
-        top_view=_view(model, side=False),
-        side_view=_view(model, side=True),
+        top_view=_view(model, axes, side=False),
+        side_view=_view(model, axes, side=True),
         matches=_matrix(list(photos), num_matches),
         photos=Table(header, rows, "llnrrrll"),
     )
@@ -108,8 +109,15 @@ def _matrix(names: list[str], num_matches: Mapping[tuple[str, str], int]) -> Mar
     return svg_chart(draw, "Matches of each pair of photos", width_px=_VIEW_PX, height_px=_VIEW_PX)
 
 
-def scene_axes(model: Any) -> tuple[Float[np.ndarray, "3"], Float[np.ndarray, "3"], Float[np.ndarray, "3"]]:
-    """Returns right, forward and up of the scene: up is where the cameras' upper edges point on average."""
+def scene_axes(model: Any, *, georeferenced: bool) -> Float[np.ndarray, "3 3"]:
+    """Returns right, forward and up of the scene, one per row.
+
+    Args:
+        georeferenced: whether they are east, north and up, the axes of the model. Otherwise up is where the cameras'
+            upper edges point on average, and forward where the first camera looks.
+    """
+    if georeferenced:
+        return np.eye(3)
     views = np.array([model.image(number).cam_from_world().rotation.matrix() for number in model.reg_image_ids()])
     up = -views[:, 1].mean(axis=0)
     up /= max(np.linalg.norm(up), 1e-9)
@@ -117,12 +125,16 @@ def scene_axes(model: Any) -> tuple[Float[np.ndarray, "3"], Float[np.ndarray, "3
     if np.linalg.norm(forward) < 1e-6:  # the first camera looks straight down
         forward = np.cross(up, views[0, 0])
     forward /= np.linalg.norm(forward)
-    return np.cross(forward, up), forward, up
+    return np.stack([np.cross(forward, up), forward, up])
 
 
-def _view(model: Any, *, side: bool) -> Markup:
-    """A parallel projection of cameras and points; the names of cameras are tooltips."""
-    right, forward, up = scene_axes(model)
+def _view(model: Any, axes: Float[np.ndarray, "3 3"], *, side: bool) -> Markup:
+    """A parallel projection of cameras and points; the names of cameras are tooltips.
+
+    Args:
+        axes: right, forward and up of the scene.
+    """
+    right, forward, up = axes
     plane = np.stack([right, up if side else forward])
     images = sorted((model.image(number) for number in model.reg_image_ids()), key=lambda image: image.name)
     centres = np.array([image.projection_center() for image in images])

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from f3rm_ext.capture.checks import read_transforms
 from f3rm_ext.errors import CaptureError, ConfigError, reason_of
-from f3rm_ext.sfm.capture_writer import SPARSE
+from f3rm_ext.sfm.capture_writer import ORIENTATION, SPARSE
 from f3rm_ext.sfm.database import colmap
 from f3rm_ext.sfm.report import scene_axes, thumbnail
 
@@ -45,7 +46,7 @@ def serve(capture: Path, port: int) -> Any:
     """Starts a viser server that shows the model of a capture, for this machine only.
 
     Raises:
-        CaptureError: the capture has no model.
+        CaptureError: the capture has no model, or its transforms.json cannot be read.
         ConfigError: the port is out of range.
     """
     import viser
@@ -54,8 +55,7 @@ def serve(capture: Path, port: int) -> Any:
     if not 1 <= port <= 65535:
         raise ConfigError(f"--port is {port}: give a number from 1 to 65535, or leave it out for 7008.")
     model = read_model(capture)
-    right, forward, up = scene_axes(model)
-    turn = np.stack([right, forward, up])  # up becomes z
+    turn = scene_axes(model, georeferenced=read_transforms(capture)[0].get(ORIENTATION) == "none")  # up becomes z
     centres = {number: turn @ model.image(number).projection_center() for number in model.reg_image_ids()}
     points = list(model.points3D.values())
     xyz = np.array([point.xyz for point in points]).reshape(-1, 3)

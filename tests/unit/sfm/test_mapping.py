@@ -13,8 +13,8 @@ from nerfstudio.data.utils import colmap_parsing_utils
 from PIL import Image
 from scipy.spatial.transform import Rotation
 
-from f3rm_ext.capture.colmap_model import APPLIED, UNCHANGED
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.capture.points import XYZ
 from f3rm_ext.sfm.capture_writer import SPARSE, undistort, write_capture
 from f3rm_ext.sfm.mapping import align_with_gps, distortion_folds, image_names, refine_predicted, solve
@@ -105,7 +105,7 @@ def test_points_project_where_they_were_seen(make_scene: MakeUp, tmp_path: Path,
     scene = make_scene(camera_model_id=getattr(pycolmap.CameraModelId, model_name), camera_params=params)
     model, out = scene.truth, tmp_path
     scene.write_images()
-    write_capture(model, out, "images", {}, APPLIED)
+    write_capture(model, out, "images", {}, georeferenced=False)
     parser = CaptureDataParserConfig(data=out, load_3D_points=True, eval_mode="all").setup()
     outputs = parser.get_dataparser_outputs("train")
     points = outputs.metadata[XYZ].double().numpy()
@@ -130,7 +130,7 @@ def test_points_project_where_they_were_seen(make_scene: MakeUp, tmp_path: Path,
 
 def test_colmaps_files_are_read_by_nerfstudio(make_scene: MakeUp, tmp_path: Path) -> None:
     scene = make_scene()
-    write_capture(scene.truth, tmp_path, "images", {}, APPLIED)
+    write_capture(scene.truth, tmp_path, "images", {}, georeferenced=False)
     images = colmap_parsing_utils.read_images_binary(tmp_path / SPARSE / "images.bin")
     cameras = colmap_parsing_utils.read_cameras_binary(tmp_path / SPARSE / "cameras.bin")
     points = colmap_parsing_utils.read_points3D_binary(tmp_path / SPARSE / "points3D.bin")
@@ -141,7 +141,7 @@ def test_masks_and_several_cameras_are_written_for_every_frame(make_scene: MakeU
     scene = make_scene()
     model = scene.truth
     masks = {image.name: f"masks/{i}.png" for i, image in model.images.items()}
-    write_capture(model, tmp_path, "images", masks, UNCHANGED)
+    write_capture(model, tmp_path, "images", masks, georeferenced=True)
     meta = json.loads((tmp_path / "transforms.json").read_text())
     assert meta["fl_x"] > 0 and all("fl_x" not in frame for frame in meta["frames"])
     assert {frame["file_path"].removeprefix("images/"): frame["mask_path"] for frame in meta["frames"]} == masks
@@ -151,7 +151,7 @@ def test_masks_and_several_cameras_are_written_for_every_frame(make_scene: MakeU
 def test_masks_are_undistorted_with_their_photos(make_scene: MakeUp, tmp_path: Path) -> None:
     scene = make_scene()
     names, camera = scene.write_images(), next(iter(scene.truth.cameras.values()))
-    write_capture(scene.truth, tmp_path, "images", {}, UNCHANGED)
+    write_capture(scene.truth, tmp_path, "images", {}, georeferenced=True)
     (tmp_path / "masks").mkdir()
     columns = np.where(np.arange(camera.width) < camera.width / 2, 255, 0).astype(np.uint8)
     Image.fromarray(np.tile(columns, (camera.height, 1))).save(tmp_path / "masks/one.png")
@@ -216,8 +216,21 @@ def test_views_of_a_capture_are_upright_even_if_the_first_camera_looks_straight_
         turns = world * Rotation.from_euler("YX", angles, degrees=True)
         images = [SimpleNamespace(rotation=SimpleNamespace(matrix=turn.inv().as_matrix)) for turn in turns]
         poses = [SimpleNamespace(cam_from_world=lambda image=image: image) for image in images]
-        axes = np.stack(scene_axes(SimpleNamespace(image=poses.__getitem__, reg_image_ids=lambda: range(6))))
+        model = SimpleNamespace(image=poses.__getitem__, reg_image_ids=lambda: range(6))
+        axes = scene_axes(model, georeferenced=False)
         np.testing.assert_allclose(axes @ axes.T, np.eye(3), atol=1e-9)
         np.testing.assert_allclose(axes[2], world.apply([0, -1, 0]), atol=1e-9)
         assert np.linalg.det(axes) == pytest.approx(1)
         assert pitch == -90 or world.apply([0, 0, 1]) @ axes[1] > 0.9, "forward is where the first camera looks"
+        np.testing.assert_array_equal(scene_axes(model, georeferenced=True), np.eye(3))
+
+
+@pytest.mark.parametrize("georeferenced", [True, False])
+def test_up_is_that_of_gps_where_there_is_one(make_scene: MakeUp, tmp_path: Path, georeferenced: bool) -> None:
+    scene = make_scene()
+    scene.write_images()
+    write_capture(scene.truth, tmp_path, "images", {}, georeferenced=georeferenced)
+    outputs = CaptureDataParserConfig(data=tmp_path, eval_mode="all").setup().get_dataparser_outputs("train")
+    frame = CaptureFrame.from_outputs(outputs, tmp_path)
+    up = frame.directions_to_capture(np.array([0.0, 0.0, 1.0]))
+    assert np.allclose(up, [0, 0, 1]) == georeferenced
