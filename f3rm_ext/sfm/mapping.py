@@ -15,7 +15,7 @@ Mapper = Literal["incremental", "global"]
 _SMALLEST_MODEL = 3
 _ROUNDS_DEG = (12.0, 6.0, 3.0, 2.0)
 """Refinement of predicted poses, from coarse to fine: largest angle between a point and a feature."""
-LAST_ERROR_PX, LEAST_ANGLE_DEG = 4.0, 1.5
+LAST_ERROR_PX, _LEAST_ANGLE_DEG = 4.0, 1.5
 """Largest distance of a feature from its point, and smallest angle between two rays, of points that are kept."""
 LEAST_EXTENT_M = 30.0
 """GPS of phones and drones is off by metres: positions that lie closer together say nothing."""
@@ -91,6 +91,27 @@ def solve(
     return sorted(models.values(), key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
 
 
+def adjust(model: Any, refine_distortion: bool = True) -> None:
+    """Adjusts all cameras and points of a model together, and removes points that do not fit them.
+
+    Args:
+        model: a ``pycolmap.Reconstruction``, changed in place.
+        refine_distortion: adjust lens distortion, too; otherwise the model's stays.
+    """
+    pycolmap = colmap()
+    options = pycolmap.BundleAdjustmentOptions(print_summary=False, refine_extra_params=refine_distortion)
+    pycolmap.bundle_adjustment(model, options)
+    pycolmap.ObservationManager(model).filter_all_points3D(LAST_ERROR_PX, _LEAST_ANGLE_DEG)
+
+
+def estimate_distortion(model: Any) -> Any:
+    """Returns a copy of a model with the lens distortion that its points suggest; the model itself if that folds."""
+    bent = colmap().Reconstruction(model)
+    with translate_errors("estimating lens distortion"):
+        adjust(bent)
+    return model if any(distortion_folds(camera) for camera in bent.cameras.values()) else bent
+
+
 def refine_predicted(
     database: FeatureDatabase, viewmats: Mapping[str, Float[np.ndarray, "4 4"]], folder: Path, count: Count
 ) -> Any:
@@ -135,7 +156,7 @@ def refine_predicted(
             adjustment.refine_focal_length = adjustment.refine_extra_params = is_last
             pycolmap.bundle_adjustment(model, adjustment)
             count(number + 1, len(_ROUNDS_DEG))
-        pycolmap.ObservationManager(model).filter_all_points3D(LAST_ERROR_PX, LEAST_ANGLE_DEG)
+        pycolmap.ObservationManager(model).filter_all_points3D(LAST_ERROR_PX, _LEAST_ANGLE_DEG)
     shutil.rmtree(folder, ignore_errors=True)
     return model
 

@@ -16,6 +16,7 @@ from f3rm_ext.sfm.estimators import PredictedPoses, build_estimator, predict_pos
 from f3rm_ext.sfm.mapping import (
     align_with_gps,
     distortion_folds,
+    estimate_distortion,
     image_names,
     refine_predicted,
     separate_cameras,
@@ -125,12 +126,19 @@ class Processing:
         straighten = bool(folds) and self.config.camera_model == "auto" and mapper == "incremental"
         if straighten:
             self.say("These photos do not determine the lens distortion, so it is left out.")
-            models = solve(database, folder, mapper, show, refine_distortion=False)
+        refine = True
+        if straighten or (mapper == "incremental" and _lacks_most(models, database)):
+            # From its first two photos the mapper estimates a lens, too: at worst one into which no third photo fits.
+            straight = solve(database, folder, mapper, show, refine_distortion=False)
+            refine = not straighten and _most_photos(straight) <= _most_photos(models)
+            models = models if refine else straight
         if models:
             missing = [name for name in work.photos if name not in image_names(models[0])]
-            registered = register_missing(models[0], database, missing, partial(self.show, AGAIN), not straighten)
+            registered = register_missing(models[0], database, missing, partial(self.show, AGAIN), refine)
             if registered:
                 self.say(f"A second pass found poses of {name_some(registered)}.")
+        if not refine and not straighten:
+            models[0] = estimate_distortion(models[0])
         return models
 
     def _write(self, work: WorkFolder, database: FeatureDatabase, models: list[Any]) -> dict[str, Any]:
@@ -145,11 +153,9 @@ class Processing:
         groups = [*groups[:1], *(rest for group in groups[1:] if (rest := group - groups[0]))]
         reasons = quality.missing_pose_reasons(features, matches, groups, blurred)
         if not models or len(groups[0]) < 2:
-            reason = f" ({next(iter(reasons.values()))})" if len(set(reasons.values())) == 1 else ""
-            if len(same) == len(work.photos) - 1:
-                reason = " (they all show the same picture)"
+            reason = quality.no_pose_reason(reasons, matches, same)
             raise CaptureError(
-                f"No two of the {len(work.photos)} photos fit together{reason}: take photos of textured things that "
+                f"The {len(work.photos)} photos do not fit together{reason}: take photos of textured things that "
                 "overlap by at least half."
             )
         model = models[0]
@@ -192,3 +198,13 @@ class Processing:
         write_report(out, model, work.photos, result, features, matches)
         capture_writer.write_capture(model, out, images, masks, georeferenced=gps_error_m is not None)
         return result
+
+
+def _most_photos(models: list[Any]) -> int:
+    return models[0].num_reg_images() if models else 0
+
+
+def _lacks_most(models: list[Any], database: FeatureDatabase) -> bool:
+    """Whether the largest model has fewer than half of the photos that match another one."""
+    matched = {name for pair in database.num_matches() for name in pair}
+    return 2 * _most_photos(models) < len(matched)

@@ -112,3 +112,22 @@ def missing_pose_reasons(
             matches, other = best[name]
             reasons[name] = f"matches only photos without a pose: {matches} matches with {other}"
     return reasons
+
+
+def no_pose_reason(
+    reasons: Mapping[str, str], num_matches: Mapping[tuple[str, str], int], duplicates: Mapping[str, str]
+) -> str:
+    """Returns in parentheses why no photo has a pose; an empty text if there is no common reason.
+
+    >>> no_pose_reason({"a": "with b", "b": "with a", "c": "with b"}, {("a", "b"): 537, ("b", "c"): 22}, {})
+    ' (a and b have 537 matches, but no third photo shares enough of them)'
+    """
+    if len(duplicates) == len(reasons) - 1:
+        return " (they all show the same picture)"
+    if len(set(reasons.values())) == 1:
+        return f" ({next(iter(reasons.values()))})"
+    if not num_matches:
+        return ""
+    a, b = max(num_matches, key=lambda pair: num_matches[pair])
+    third = ", but no third photo shares enough of them" if len(reasons) > 2 else ""
+    return f" ({a} and {b} have {num_matches[a, b]} matches{third})"

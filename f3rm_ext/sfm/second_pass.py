@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, Int64
 
 from f3rm_ext.sfm.database import Count, FeatureDatabase, colmap, translate_errors
-from f3rm_ext.sfm.mapping import LAST_ERROR_PX, LEAST_ANGLE_DEG
+from f3rm_ext.sfm.mapping import LAST_ERROR_PX, adjust
 from f3rm_ext.sfm.pairs import unit_rows
 from f3rm_ext.sfm.quality import FEW_FEATURES
 from f3rm_ext.utils import threads
@@ -72,7 +72,7 @@ def register_missing(
     registered: list[str] = []
     if not names or not model.points3D:
         return registered
-    pycolmap, ids = colmap(), database.ids()
+    ids = database.ids()
     with database.open() as opened, translate_errors("registering photos that were left out"):
         cloud = PointCloud(model, lambda number: opened.read_descriptors(number).data)
         for number, name in enumerate(names):
@@ -91,9 +91,7 @@ def register_missing(
                 registered.append(name)
         count(len(names), len(names))
         if registered:
-            options = pycolmap.BundleAdjustmentOptions(print_summary=False, refine_extra_params=refine_distortion)
-            pycolmap.bundle_adjustment(model, options)
-            pycolmap.ObservationManager(model).filter_all_points3D(LAST_ERROR_PX, LEAST_ANGLE_DEG)
+            adjust(model, refine_distortion)
     return registered
 
 

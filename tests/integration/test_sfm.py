@@ -259,7 +259,7 @@ def test_a_killed_run_goes_on(
         (["--images", "PHOTOS", "--output", "FULL"], "mine.txt"),
         (["--images", "PHOTOS", "--output", "OUT", "--method", "magic"], "auto, colmap"),
         (["--images", "PHOTOS", "--output", "OUT", "--masks", "ONE"], "/ONE"),
-        (["--images", "GREY", "--output", "OUT"], "3 photos fit together (too few features"),
+        (["--images", "GREY", "--output", "OUT"], "3 photos do not fit together (too few features"),
         (["--video", "PHOTOS/broken.jpg", "--output", "OUT"], "broken.jpg"),
     ],
 )
