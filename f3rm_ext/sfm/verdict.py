@@ -29,7 +29,7 @@ MOST_UNEXPLAINED = 0.5
 """Largest share of the contradicting matches that stays if cameras of their own explain them."""
 MOST_BLIND = 0.1
 """Largest share of photos that see nothing where another one sees points; things in between hide some."""
-_SAME_SIDE_DEG, _SAME_DISTANCE, _LEAST_EXPECTED, _FEW, _SAMPLE = 20.0, 1.4, 20, 0.05, 300
+_SAME_SIDE_DEG, _SAME_DISTANCE, _LEAST_EXPECTED, _FEW, _SAMPLE = 20.0, 1.4, 20, 0.02, 300
 """A point looks the same within this angle and ratio of distances; so many must be expected, and fewer than this share
 be seen; points of a photo that are tried."""
 MOST_TURN_FIT = 0.8
