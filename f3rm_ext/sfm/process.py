@@ -127,7 +127,7 @@ class Processing:
         if straighten:
             self.say("These photos do not determine the lens distortion, so it is left out.")
         refine = True
-        if straighten or (mapper == "incremental" and _lacks_most(models, database)):
+        if straighten or (mapper == "incremental" and _most_photos(models) < 3):
             # From its first two photos the mapper estimates a lens, too: at worst one into which no third photo fits.
             straight = solve(database, folder, mapper, show, refine_distortion=False)
             refine = not straighten and _most_photos(straight) <= _most_photos(models)
@@ -202,9 +202,3 @@ class Processing:
 
 def _most_photos(models: list[Any]) -> int:
     return models[0].num_reg_images() if models else 0
-
-
-def _lacks_most(models: list[Any], database: FeatureDatabase) -> bool:
-    """Whether the largest model has fewer than half of the photos that match another one."""
-    matched = {name for pair in database.num_matches() for name in pair}
-    return 2 * _most_photos(models) < len(matched)
