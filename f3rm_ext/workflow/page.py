@@ -23,6 +23,8 @@ MAX_TEXTURE_PX = 2048
 MAX_MIB = 64
 """Largest mesh that is put into a page."""
 _MAX_VIEWS = 6
+_LOW_COVERAGE = 0.9
+"""Share of the pixels of held-out photos below which the report says how the mesh may cover more."""
 _SPLATS = {"eval-coarse": "coarse splats", "eval-refined": "refined splats"}
 _SHOWN = (("eval-texture", TEXTURED), ("texture", TEXTURED), ("refined-mesh", REFINED_MESH), ("mesh", MESH))
 
@@ -45,7 +47,7 @@ def write_page(
         mesh=_mesh(options, folder, records),
         splats_page=PAGE if "page" in records else None,
         views=_views(folder, scores),
-        figures=_figures(_poses(options), scores, capture["has_masks"]),
+        figures=_figures(options, scores, capture["has_masks"]),
         stages=_stages(records, kept),
         commands=[shorten(record.command, folder) for record in records.values()],
         config=last and last.outputs["config"].path,
@@ -166,8 +168,8 @@ def _pairs(folder: Path, name: str) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield (left, right) if name in _SPLATS else (right, left)
 
 
-def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]], has_masks: bool) -> Table:
-    rows: list[tuple[str, str, str]] = []
+def _figures(options: ChainOptions, scores: Mapping[str, Mapping[str, Any]], has_masks: bool) -> Table:
+    rows, poses = list[tuple[str, str, str]](), _poses(options)
     views = "mean of the held-out photos"
     if has_masks:
         views += ", within their masks, whose edges can cost several dB"
@@ -186,6 +188,8 @@ def _figures(poses: Mapping[str, Any], scores: Mapping[str, Mapping[str, Any]], 
         rows.append(("PSNR, textured mesh", f"{texture['psnr']:.2f} dB", "pixels without mesh are black and count"))
     if "psnr_covered" in texture:
         covered = f"of the {texture['coverage']:.0%} of the pixels that the mesh covers"
+        if texture["coverage"] < _LOW_COVERAGE and "min-views" not in options.passed_on.get("mesh", {}):
+            covered += "; --mesh.min-views 1 adds what a single photo shows, which may be wrong"
         rows.append(("PSNR, textured mesh", f"{texture['psnr_covered']:.2f} dB", covered))
     for key, meaning in (
         ("accuracy", "mean distance from the mesh to the truth"),

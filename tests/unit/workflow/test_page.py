@@ -84,6 +84,14 @@ def test_a_score_that_nothing_has_is_left_out(folder: Path) -> None:
     assert "18.50 dB" in page and "21.25 dB" not in page
 
 
+def test_a_mesh_with_many_holes_names_the_option_that_covers_more(folder: Path) -> None:
+    stages = ("mesh", "eval-texture")
+    assert "min-views" not in written(folder, stages)
+    (folder / "eval" / "texture" / "scores.json").write_text(json.dumps({**TEXTURE, "coverage": 0.72}))
+    assert "--mesh.min-views 1" in written(folder, stages)
+    assert "--mesh.min-views 1" not in written(folder, stages, passed_on={"mesh": {"min-views": ("1",)}})
+
+
 def test_what_masks_cost_is_said_where_there_are_masks(folder: Path) -> None:
     assert "masks" not in written(folder, ("refine", "eval-refined"))
     frames = [{"file_path": "a", "transform_matrix": POSE, "mask_path": "m"}]
