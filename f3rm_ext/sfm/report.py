@@ -1,7 +1,8 @@
 """The report of `f3rm-ext sfm process`: cameras and points from two sides, matches, and every photo."""
 
 import itertools
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ _VIEW_PX = 460
 _CORNERS = ((-1, -0.7), (1, -0.7), (1, 0.7), (-1, 0.7))
 """Corners of a drawn camera, in half widths."""
 _MAX_THUMBNAILS, _THUMBNAIL_PX = 400, 96
+_NUMBERS = re.compile(r" \(\d+\)|: (?:at best )?\d+ matches,? with .*")
+"""What tells reasons of one kind apart."""
 
 
 def summarize(result: Mapping[str, Any]) -> list[str]:
@@ -36,9 +39,12 @@ def summarize(result: Mapping[str, Any]) -> list[str]:
         f"{result['registered']} of {result['photos']} photos have a pose; {result['points']:,} points, each seen in "
         f"{result['track_length']:.1f} photos; mean reprojection error {result['reprojection_error_px']:.2f} px."
     ]
-    by_reason = sorted(result["without_pose"].items(), key=lambda item: item[1])
-    for reason, pairs in itertools.groupby(by_reason, key=lambda item: item[1]):
-        text.append(f"Without a pose: {name_some([name for name, _ in pairs])}: {reason}.")
+    alike = defaultdict[str, list[str]](list)
+    for name, reason in result["without_pose"].items():
+        alike[_NUMBERS.sub("", reason)].append(name)
+    for kind, names in alike.items():
+        reason = result["without_pose"][names[0]] if len(names) == 1 else kind
+        text.append(f"Without a pose: {name_some(names)}: {reason}.")
     if result["blurred"]:
         text.append(f"Blurred: {name_some(result['blurred'])}; sharper photos give a sharper scene.")
     if result["same"]:

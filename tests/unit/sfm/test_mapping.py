@@ -25,7 +25,7 @@ from f3rm_ext.sfm.mapping import (
     refine_predicted,
     solve,
 )
-from f3rm_ext.sfm.report import scene_axes, write_report
+from f3rm_ext.sfm.report import scene_axes, summarize, write_report
 from f3rm_ext.sfm.second_pass import register_missing
 
 pycolmap = pytest.importorskip("pycolmap")
@@ -233,6 +233,22 @@ def test_the_report_is_one_page_that_names_every_photo(make_scene: MakeUp, tmp_p
     assert "&lt;on the spot&gt;" in page and "<nothing>" not in page
     assert page.count("<svg") == 3 and "http://" not in page
     assert all(f"<title>{name}</title>" in page for name in names)
+
+
+def test_photos_without_a_pose_are_told_by_their_reasons() -> None:
+    reasons = {
+        "a": "too few features (20): it is blurred, or has no texture",
+        "b": "too few features (31): it is blurred, or has no texture",
+        "c": "matches only photos without a pose: 231 matches with d.jpg",
+        "d": "too few points in common: at best 101 matches, with e.jpg",
+        "e": "too few points in common: at best 17 matches, with f.jpg",
+    }
+    figures = {"photos": 9, "registered": 4, "points": 9, "track_length": 3.0, "reprojection_error_px": 0.5}
+    told = summarize(figures | {"without_pose": reasons, "blurred": [], "same": {}, "gps_error_m": None})[1:]
+    assert len(told) == 3
+    assert "a, b: too few features: " in told[0] and "20" not in told[0]
+    assert "c: " in told[1] and "231" in told[1], "all that is known of the only one"
+    assert "d, e: " in told[2] and "101" not in told[2]
 
 
 def test_views_of_a_capture_are_upright_even_if_the_first_camera_looks_straight_down() -> None:
