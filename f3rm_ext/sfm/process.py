@@ -130,8 +130,8 @@ class Processing:
         if straighten or (mapper == "incremental" and _most_photos(models) < 3):
             # From its first two photos the mapper estimates a lens, too: at worst one into which no third photo fits.
             straight = solve(database, folder, mapper, show, refine_distortion=False)
-            refine = not straighten and _most_photos(straight) <= _most_photos(models)
-            models = models if refine else straight
+            if straighten or _most_photos(straight) > _most_photos(models):
+                models, refine = straight, False
         if models:
             missing = [name for name in work.photos if name not in image_names(models[0])]
             registered = register_missing(models[0], database, missing, partial(self.show, AGAIN), refine)
