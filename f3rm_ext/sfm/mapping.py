@@ -19,7 +19,10 @@ LAST_ERROR_PX, _LEAST_ANGLE_DEG = 4.0, 1.5
 """Largest distance of a feature from its point, and smallest angle between two rays, of points that are kept."""
 LEAST_EXTENT_M = 30.0
 """GPS of phones and drones is off by metres: positions that lie closer together say nothing."""
-_MOST_ERROR_M = 10.0
+_MOST_ERROR_M, _MOST_TURN_RAD = 10.0, 0.1
+"""Largest error of positions that count, and largest turn about the way of the cameras that their errors may cause."""
+_LEAST_ACROSS = 0.3
+"""Smallest part of the photos' up, of length 1, across their way that tells what is up."""
 _LEAST_PHOTOS = 3
 
 
@@ -191,7 +194,8 @@ def image_names(model: Any) -> set[str]:
 def align_with_gps(model: Any, database: FeatureDatabase) -> float | None:
     """Moves, turns and scales a model so that x is east, y north and z up, in metres from the first photo.
 
-    The shape of the model does not change: matches are more exact than GPS.
+    The shape of the model does not change: matches are more exact than GPS. Of photos along a straight way, what is up
+    in them decides the turn about it.
 
     Args:
         model: a ``pycolmap.Reconstruction``, changed in place.
@@ -222,4 +226,26 @@ def align_with_gps(model: Any, database: FeatureDatabase) -> float | None:
         return None
     model.transform(similarity)
     centres = np.array([model.find_image_with_name(name).projection_center() for name in names])
-    return float(np.median(np.linalg.norm(centres - metres, axis=1)))
+    error_m = float(np.median(np.linalg.norm(centres - metres, axis=1)))
+    middle = centres.mean(axis=0)
+    _, spread, directions = np.linalg.svd(centres - middle)
+    if error_m > _MOST_TURN_RAD * spread[1]:
+        model.transform(_upright_turn(model, middle, directions[0]))
+    return error_m
+
+
+def _upright_turn(model: Any, middle: Float[np.ndarray, "3"], direction: Float[np.ndarray, "3"]) -> Any:
+    """Returns the turn about a straight way of the cameras that makes photos upright; their positions leave it open.
+
+    Args:
+        middle: a point of the way.
+        direction: direction of the way, of length 1.
+    """
+    pycolmap = colmap()
+    photo_up = -np.mean([model.image(i).cam_from_world().rotation.matrix()[1] for i in model.reg_image_ids()], axis=0)
+    now, goal = (up - (up @ direction) * direction for up in (photo_up, np.array([0.0, 0.0, 1.0])))
+    angle = np.arctan2(direction @ np.cross(now, goal), now @ goal)
+    if np.linalg.norm(now) < _LEAST_ACROSS:  # the photos look down, and their upper edges along the way
+        angle = 0.0
+    turn = pycolmap.Rotation3d(angle * direction)
+    return pycolmap.Sim3d(1.0, turn, middle - turn.matrix() @ middle)

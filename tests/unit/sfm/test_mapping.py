@@ -217,6 +217,29 @@ def test_gps_gives_metres_where_photos_are_far_apart(make_scene: MakeUp, spread:
         assert error is None and np.array_equal(before, after)
 
 
+@pytest.mark.parametrize("down_deg", [0, 90])
+def test_photos_along_a_straight_way_stay_upright(make_scene: MakeUp, down_deg: float) -> None:
+    """Positions off by a metre do not tell the turn about the way, so the photos do, unless they look straight down."""
+    scene = make_scene(prior_position=True, prior_position_coordinate_system=pycolmap.PosePriorCoordinateSystem.WGS84)
+    model, rng = scene.truth, np.random.default_rng(0)
+    looks_east = np.array([[0.0, -1, 0], [0, 0, -1], [1, 0, 0]])  # right, down and forward in east, north, up
+    view = Rotation.from_euler("x", down_deg, degrees=True).as_matrix() @ looks_east
+    with scene.database.open() as opened:
+        for prior in opened.read_all_pose_priors():
+            image = model.image(prior.corr_data_id.id)
+            centre = [10.0 * image.image_id, 0, 0] + rng.normal(0, 0.1, 3)
+            pose = pycolmap.Rigid3d(pycolmap.Rotation3d(view), -view @ centre)
+            model.frame(image.frame_id).set_cam_from_world(image.camera_id, pose)
+            noisy = centre + rng.normal(0, 1, 3)
+            prior.position = pycolmap.GPSTransform().enu_to_ellipsoid(noisy[None], 47.0, 8.0, 400.0)[0]
+            opened.update_pose_prior(prior)
+    model.transform(pycolmap.Sim3d(0.2, pycolmap.Rotation3d(np.array([1.0, 0.7, -0.4])), np.array([3.0, 1, 2])))
+    error = align_with_gps(model, scene.database)
+    up = -np.mean([image.cam_from_world().rotation.matrix()[1] for image in model.images.values()], axis=0)
+    assert error is not None and error < 3
+    assert up == pytest.approx([0, 0, 1] if down_deg == 0 else [1, 0, 0], abs=0.1)
+
+
 def test_the_report_is_one_page_that_names_every_photo(make_scene: MakeUp, tmp_path: Path) -> None:
     scene = make_scene()
     names = scene.write_images()
