@@ -191,6 +191,12 @@ def image_names(model: Any) -> set[str]:
     return {model.image(number).name for number in model.reg_image_ids()}
 
 
+def photo_up(model: Any) -> Float[np.ndarray, "3"]:
+    """Returns the mean direction of the upper edges of photos in the world, of length 1 where all agree."""
+    views = np.array([model.image(number).cam_from_world().rotation.matrix() for number in model.reg_image_ids()])
+    return -views[:, 1].mean(axis=0)
+
+
 def align_with_gps(model: Any, database: FeatureDatabase) -> float | None:
     """Moves, turns and scales a model so that x is east, y north and z up, in metres from the first photo.
 
@@ -242,10 +248,9 @@ def _upright_turn(model: Any, middle: Float[np.ndarray, "3"], direction: Float[n
         direction: direction of the way, of length 1.
     """
     pycolmap = colmap()
-    photo_up = -np.mean([model.image(i).cam_from_world().rotation.matrix()[1] for i in model.reg_image_ids()], axis=0)
-    now, goal = (up - (up @ direction) * direction for up in (photo_up, np.array([0.0, 0.0, 1.0])))
-    angle = np.arctan2(direction @ np.cross(now, goal), now @ goal)
-    if np.linalg.norm(now) < _LEAST_ACROSS:  # the photos look down, and their upper edges along the way
-        angle = 0.0
+    now, goal = (up - (up @ direction) * direction for up in (photo_up(model), np.array([0.0, 0.0, 1.0])))
+    # Photos that look down and whose upper edges point along the way do not tell it either.
+    tells = np.linalg.norm(now) >= _LEAST_ACROSS
+    angle = np.arctan2(direction @ np.cross(now, goal), now @ goal) if tells else 0.0
     turn = pycolmap.Rotation3d(angle * direction)
     return pycolmap.Sim3d(1.0, turn, middle - turn.matrix() @ middle)

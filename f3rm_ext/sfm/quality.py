@@ -1,5 +1,6 @@
 """Problems of photos: blur, duplicates, and the reasons why a photo has no pose."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ SAME_LEVELS = 0.6
 
 FEW_FEATURES = 100
 """Number of features below which a photo hardly ever gets a pose."""
+_DETAIL = re.compile(r" \(\d+\)|: (?:at best )?\d+ matches,? with .*")
+"""Matches the counts and names in a reason of :func:`missing_pose_reasons` that are those of one photo."""
 
 
 def measure_blur(grey: Float[np.ndarray, "h w"]) -> float:
@@ -112,6 +115,15 @@ def missing_pose_reasons(
             matches, other = best[name]
             reasons[name] = f"matches only photos without a pose: {matches} matches with {other}"
     return reasons
+
+
+def reason_kind(reason: str) -> str:
+    """Returns a reason of :func:`missing_pose_reasons` without what is of one photo alone.
+
+    >>> reason_kind("too few points in common: at best 17 matches, with f.jpg")
+    'too few points in common'
+    """
+    return _DETAIL.sub("", reason)
 
 
 def no_pose_reason(

@@ -1,7 +1,6 @@
 """The report of `f3rm-ext sfm process`: cameras and points from two sides, matches, and every photo."""
 
 import itertools
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,9 @@ from f3rm_ext.capture.images import name_some
 from f3rm_ext.html.charts import WARM, svg_chart
 from f3rm_ext.html.page import render_page
 from f3rm_ext.html.tables import Table
+from f3rm_ext.sfm.mapping import photo_up
 from f3rm_ext.sfm.photos import allow_large_images
+from f3rm_ext.sfm.quality import reason_kind
 from f3rm_ext.sfm.work_folder import REPORT
 from f3rm_ext.utils.atomic_files import write_atomic
 from f3rm_ext.utils.pictures import data_uri
@@ -29,8 +30,6 @@ _VIEW_PX = 460
 _CORNERS = ((-1, -0.7), (1, -0.7), (1, 0.7), (-1, 0.7))
 """Corners of a drawn camera, in half widths."""
 _MAX_THUMBNAILS, _THUMBNAIL_PX = 400, 96
-_NUMBERS = re.compile(r" \(\d+\)|: (?:at best )?\d+ matches,? with .*")
-"""What tells reasons of one kind apart."""
 
 
 def summarize(result: Mapping[str, Any]) -> list[str]:
@@ -41,7 +40,7 @@ def summarize(result: Mapping[str, Any]) -> list[str]:
     ]
     alike = defaultdict[str, list[str]](list)
     for name, reason in result["without_pose"].items():
-        alike[_NUMBERS.sub("", reason)].append(name)
+        alike[reason_kind(reason)].append(name)
     for kind, names in alike.items():
         reason = result["without_pose"][names[0]] if len(names) == 1 else kind
         text.append(f"Without a pose: {name_some(names)}: {reason}.")
@@ -124,12 +123,12 @@ def scene_axes(model: Any, *, georeferenced: bool) -> Float[np.ndarray, "3 3"]:
     """
     if georeferenced:
         return np.eye(3)
-    views = np.array([model.image(number).cam_from_world().rotation.matrix() for number in model.reg_image_ids()])
-    up = -views[:, 1].mean(axis=0)
+    up = photo_up(model)
     up /= max(np.linalg.norm(up), 1e-9)
-    forward = views[0, 2] - up * (views[0, 2] @ up)
+    first = model.image(next(iter(model.reg_image_ids()))).cam_from_world().rotation.matrix()
+    forward = first[2] - up * (first[2] @ up)
     if np.linalg.norm(forward) < 1e-6:  # the first camera looks straight down
-        forward = np.cross(up, views[0, 0])
+        forward = np.cross(up, first[0])
     forward /= np.linalg.norm(forward)
     return np.stack([np.cross(forward, up), forward, up])
 
