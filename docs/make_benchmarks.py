@@ -323,10 +323,9 @@ def _poses(report: Report) -> str:
 
 def _pose_verdicts(report: Report) -> str:
     """Verdicts on poses beside the truth."""
-    verdicts = [name for name in report["rows"][0] if name != "capture"]
-    return table(
-        ["photos of", *verdicts], [[row["capture"], *(str(row[name]) for name in verdicts)] for row in report["rows"]]
-    )
+    names = [name for name in report["rows"][0] if name not in ("capture", "mapper", "photos")]
+    rows = [[*(str(row[name]) for name in ("capture", "mapper", *names, "photos"))] for row in report["rows"]]
+    return table(["photos of", "mapper", *names, "photos with a right, trusted pose"], rows)
 
 
 def _beside_plan(row: Report) -> list[str]:

@@ -107,14 +107,6 @@ def adjust(model: Any, refine_distortion: bool = True) -> None:
     pycolmap.ObservationManager(model).filter_all_points3D(LAST_ERROR_PX, _LEAST_ANGLE_DEG)
 
 
-def estimate_distortion(model: Any) -> Any:
-    """Returns a copy of a model with the lens distortion that its points suggest; the model itself if that folds."""
-    bent = colmap().Reconstruction(model)
-    with translate_errors("estimating lens distortion"):
-        adjust(bent)
-    return model if any(distortion_folds(camera) for camera in bent.cameras.values()) else bent
-
-
 def refine_predicted(
     database: FeatureDatabase, viewmats: Mapping[str, Float[np.ndarray, "4 4"]], folder: Path, count: Count
 ) -> Any:

@@ -1,38 +1,26 @@
 """From photos or a video to a capture: the stages of ``f3rm-ext sfm process``."""
 
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from f3rm_ext.capture.images import name_some
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm import capture_writer, quality
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.sfm.database import FeatureDatabase, redirect_stderr
 from f3rm_ext.sfm.estimators import PredictedPoses, build_estimator, predict_poses
-from f3rm_ext.sfm.mapping import (
-    align_with_gps,
-    distortion_folds,
-    estimate_distortion,
-    image_names,
-    refine_predicted,
-    separate_cameras,
-    solve,
-)
+from f3rm_ext.sfm.mapping import align_with_gps, refine_predicted
 from f3rm_ext.sfm.pairs import choose_pairs
 from f3rm_ext.sfm.photos import allow_large_images
 from f3rm_ext.sfm.report import write_report
-from f3rm_ext.sfm.second_pass import register_missing
+from f3rm_ext.sfm.solution import SOLVING, Solution, Solver, judge
 from f3rm_ext.sfm.sources import copy_photos, find_sources, write_frames
-from f3rm_ext.sfm.verdict import LEAST_MATCHES_FIT, collect_evidence, find_doubt
 from f3rm_ext.sfm.work_folder import WorkFolder, file_stamp
 from f3rm_ext.utils.console import StageProgress
 
-FEATURES, MATCHING, SOLVING = "Finding features", "Matching photos", "Solving for cameras"
-AGAIN, UNDISTORTING = "Trying photos again", "Undistorting photos"
+FEATURES, MATCHING, UNDISTORTING = "Finding features", "Matching photos", "Undistorting photos"
 LOG = "log.txt"
 """COLMAP's own messages, in ``colmap/``."""
 _RESULT_OPTIONS = ("matching", "mapper", "undistort")
@@ -87,8 +75,8 @@ class Processing:
                     predicted = predict_poses(config.method, estimator, [work.images / name for name in work.photos])
                 with redirect_stderr(work.database.with_name(LOG)):
                     database, matching = self._match(work, predicted)
-                    models = self._solve(work, database, predicted)
-                    result = {"key": key, "matching": matching, **self._write(work, database, models)}
+                    solution = self._solve(work, database, predicted)
+                    result = {"key": key, "matching": matching, **self._write(work, database, solution)}
             work.publish(result)
             return result
 
@@ -114,55 +102,32 @@ class Processing:
         database.match(pairs, partial(self.show, MATCHING))
         return database, matching
 
-    def _solve(self, work: WorkFolder, database: FeatureDatabase, predicted: PredictedPoses | None) -> list[Any]:
-        """Returns the solved models, the one with most photos first."""
+    def _solve(self, work: WorkFolder, database: FeatureDatabase, predicted: PredictedPoses | None) -> Solution | None:
+        """Returns the best solution for the cameras; None if no two photos fit together."""
         folder = work.database.parent / ".solving.tmp"
-        shutil.rmtree(folder, ignore_errors=True)
-        mapper, show = self.config.mapper, partial(self.show, SOLVING)
-        if predicted is not None:
-            return [refine_predicted(database, predicted.viewmats, folder, show)]
-        models = solve(database, folder, mapper, show)
-        folds = models and any(distortion_folds(camera) for camera in models[0].cameras.values())
-        straighten = bool(folds) and self.config.camera_model == "auto" and mapper == "incremental"
-        if straighten:
-            self.say("These photos do not determine the lens distortion, so it is left out.")
-        refine = True
-        if straighten or (mapper == "incremental" and _most_photos(models) < 3):
-            # From its first two photos the mapper estimates a lens, too: at worst one into which no third photo fits.
-            straight = solve(database, folder, mapper, show, refine_distortion=False)
-            if straighten or _most_photos(straight) > _most_photos(models):
-                models, refine = straight, False
-        if models:
-            missing = [name for name in work.photos if name not in image_names(models[0])]
-            registered = register_missing(models[0], database, missing, partial(self.show, AGAIN), refine)
-            if registered:
-                self.say(f"A second pass found poses of {name_some(registered)}.")
-        if not refine and not straighten:
-            models[0] = estimate_distortion(models[0])
-        return models
+        solver = Solver(database, folder, self.config.camera_model == "auto", self.show, self.say)
+        if predicted is None:
+            return solver.find(self.config.mapper)
+        model = refine_predicted(database, predicted.viewmats, folder, partial(self.show, SOLVING))
+        return judge([model], "predicted", database, [])
 
-    def _write(self, work: WorkFolder, database: FeatureDatabase, models: list[Any]) -> dict[str, Any]:
-        """Judges the solution, and writes the capture and its report. Returns the figures."""
+    def _write(self, work: WorkFolder, database: FeatureDatabase, solution: Solution | None) -> dict[str, Any]:
+        """Writes the capture and its report. Returns the figures."""
         config, out = self.config, work.out
         blurred = quality.find_blurred({name: values["blur"] for name, values in work.photos.items()})
         same = quality.find_duplicates(
             {name: bytes.fromhex(values["fingerprint"]) for name, values in work.photos.items()}
         )
         features, matches = database.num_features(), database.num_matches()
-        groups = [image_names(model) for model in models]
-        groups = [*groups[:1], *(rest for group in groups[1:] if (rest := group - groups[0]))]
+        groups = solution.groups if solution else []
         reasons = quality.missing_pose_reasons(features, matches, groups, blurred)
-        if not models or len(groups[0]) < 2:
+        if solution is None or len(groups[0]) < 2:
             reason = quality.no_pose_reason(reasons, matches, same)
             raise CaptureError(
                 f"The {len(work.photos)} photos do not fit together{reason}: take photos of textured things that "
                 "overlap by at least half."
             )
-        model = models[0]
-        evidence, separate = collect_evidence(model, database), None
-        if evidence.matches_fit < LEAST_MATCHES_FIT and model.num_cameras() < model.num_reg_images():
-            separate = collect_evidence(separate_cameras(model), database)
-        doubt = find_doubt(evidence, separate)
+        model, doubt = solution.model, solution.doubt
         if doubt and work.has_trusted_capture and not config.start_over:
             raise CaptureError(
                 f"The new poses are doubtful: {doubt}. The earlier capture in {work.final} stays, because nothing "
@@ -191,14 +156,11 @@ class Processing:
             "reprojection_error_px": round(float(model.compute_mean_reprojection_error()), 3),
             "cameras": sorted({camera.model.name for camera in model.cameras.values()}),
             "gps_error_m": gps_error_m,
-            "evidence": asdict(evidence),
+            "mapper": solution.mapper,
+            "evidence": asdict(solution.evidence),
             "doubt": doubt,
         }
         # The capture is finished with transforms.json, so the report comes before it.
         write_report(out, model, work.photos, result, features, matches)
         capture_writer.write_capture(model, out, images, masks, georeferenced=gps_error_m is not None)
         return result
-
-
-def _most_photos(models: list[Any]) -> int:
-    return models[0].num_reg_images() if models else 0

@@ -110,7 +110,7 @@ def missing_pose_reasons(
             )
         elif name in with_kept:
             matches, other = with_kept[name]
-            reasons[name] = f"too few points in common: at best {matches} matches, with {other}"
+            reasons[name] = f"too few matches agree on a pose: at best {matches} matches, with {other}"
         else:
             matches, other = best[name]
             reasons[name] = f"matches only photos without a pose: {matches} matches with {other}"
@@ -120,8 +120,8 @@ def missing_pose_reasons(
 def reason_kind(reason: str) -> str:
     """Returns a reason of :func:`missing_pose_reasons` without what is of one photo alone.
 
-    >>> reason_kind("too few points in common: at best 17 matches, with f.jpg")
-    'too few points in common'
+    >>> reason_kind("too few matches agree on a pose: at best 17 matches, with f.jpg")
+    'too few matches agree on a pose'
     """
     return _DETAIL.sub("", reason)
 

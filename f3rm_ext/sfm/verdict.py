@@ -63,6 +63,8 @@ class Evidence:
     """Names of the photos whose :func:`ambiguities` are more than ``MOST_AMBIGUITY``."""
     ambiguous_share: float = 0.0
     """Share of photos that these are."""
+    matches: int = 0
+    """Verified matches of the pairs."""
 
 
 def epipolar_fit(
@@ -204,49 +206,72 @@ def _supports(
     return (local[:, 2] > 0) & (np.linalg.norm(pixels - positions, axis=1) < POSE_ERROR_PX)
 
 
+class PairFits:
+    """Verified matches of a model's photos, and whether they fit its poses.
+
+    Args:
+        opened: database of the matches.
+    """
+
+    def __init__(self, model: Any, opened: Any) -> None:
+        pycolmap = colmap()
+        photos = {number: model.image(number) for number in model.reg_image_ids()}
+        cameras = {number: model.camera(photo.camera_id) for number, photo in photos.items()}
+        poses = {number: photo.cam_from_world() for number, photo in photos.items()}
+        self.pixels = {number: opened.read_keypoints(number)[:, :2].astype(np.float64) for number in photos}
+        """Positions of the features of each photo."""
+        plane = {number: np.asarray(cameras[number].cam_from_img(self.pixels[number])) for number in photos}
+        self.matches: dict[tuple[int, int], Int64[np.ndarray, "matches 2"]] = {}
+        """Rows of the features that match, by pair of photos."""
+        self.fits: dict[tuple[int, int], Bool[np.ndarray, " matches"]] = {}
+        """Whether each match fits."""
+        for pair, geometry in zip(*opened.read_two_view_geometries(), strict=True):
+            a, b = pycolmap.pair_id_to_image_pair(pair)
+            if a not in photos or b not in photos or len(geometry.inlier_matches) < _LEAST_MATCHES:
+                continue
+            matches = geometry.inlier_matches.astype(np.int64)
+            focal_px = (cameras[a].mean_focal_length() + cameras[b].mean_focal_length()) / 2
+            motion = (poses[b] * poses[a].inverse()).matrix()
+            first, second = plane[a][matches[:, 0]], plane[b][matches[:, 1]]
+            self.matches[a, b] = matches
+            self.fits[a, b] = epipolar_fit(first, second, motion, _EPIPOLAR_PX / focal_px)
+
+
 def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
     """Compares the poses of a model with the verified matches of its photos."""
-    pycolmap = colmap()
     photos = {number: model.image(number) for number in model.reg_image_ids()}
     cameras = {number: model.camera(photo.camera_id) for number, photo in photos.items()}
-    poses = {number: photo.cam_from_world() for number, photo in photos.items()}
     points = PointVisibility(model)
-    shares: list[float] = []
     blind: list[bool] = []
-    verified: dict[tuple[int, int], Int64[np.ndarray, "matches 2"]] = {}
-    fit = total = 0
-    turned = np.zeros(len(_FOCALS))
     with database.open() as opened:
-        pixels = {number: opened.read_keypoints(number)[:, :2].astype(np.float64) for number in photos}
-        centers = {number: [camera.principal_point_x, camera.principal_point_y] for number, camera in cameras.items()}
-        centred = {number: pixels[number] - centers[number] for number in photos}
-        plane = {number: np.asarray(cameras[number].cam_from_img(pixels[number])) for number in photos}
+        pairs = PairFits(model, opened)
         # Pairs that were compared and have no match count, too; read_two_view_geometries leaves them out.
         for a, b in itertools.permutations(photos, 2):
             if opened.exists_two_view_geometry(a, b):
-                expected = points.expected_points(a, cameras[b], poses[b])
+                expected = points.expected_points(a, cameras[b], photos[b].cam_from_world())
                 if len(expected) >= _LEAST_EXPECTED:
                     blind.append(bool(np.isin(expected, points.rows_by_photo[b]).mean() < _FEW))
-        for pair, geometry in zip(*opened.read_two_view_geometries(), strict=True):
-            a, b = pycolmap.pair_id_to_image_pair(pair)
-            if a not in photos or b not in photos:
-                continue
-            matches = geometry.inlier_matches
-            if len(matches) < _LEAST_MATCHES:
-                continue
-            verified[a, b] = matches.astype(np.int64)
-            focal_px = (cameras[a].mean_focal_length() + cameras[b].mean_focal_length()) / 2
-            motion = (poses[b] * poses[a].inverse()).matrix()
-            fits = epipolar_fit(plane[a][matches[:, 0]], plane[b][matches[:, 1]], motion, _EPIPOLAR_PX / focal_px)
-            shares.append(float(fits.mean()))
-            fit, total = fit + int(fits.sum()), total + len(fits)
-            # Without the model's distortion, which is made up as well then.
-            turns = turn_errors(centred[a][matches[:, 0]] / focal_px, centred[b][matches[:, 1]] / focal_px, _FOCALS)
-            turned += (turns * focal_px < _TURN_ERROR * max(cameras[a].width, cameras[a].height)).sum(axis=1)
-    ambiguous = [name for name, ratio in ambiguities(model, points, pixels, verified).items() if ratio > MOST_AMBIGUITY]
+    turned = np.zeros(len(_FOCALS))
+    for (a, b), matches in pairs.matches.items():
+        # Without the model's distortion, which is made up as well then.
+        focal_px = (cameras[a].mean_focal_length() + cameras[b].mean_focal_length()) / 2
+        first, second = (
+            (pairs.pixels[number][rows] - [cameras[number].principal_point_x, cameras[number].principal_point_y])
+            / focal_px
+            for number, rows in zip((a, b), matches.T, strict=True)
+        )
+        distances_px = turn_errors(first, second, _FOCALS) * focal_px
+        turned += (distances_px < _TURN_ERROR * max(cameras[a].width, cameras[a].height)).sum(axis=1)
+    shares = np.array([fits.mean() for fits in pairs.fits.values()])
+    fit, total = (sum(count(fits) for fits in pairs.fits.values()) for count in (np.count_nonzero, len))
+    ambiguous = [
+        name
+        for name, ratio in ambiguities(model, points, pairs.pixels, pairs.matches).items()
+        if ratio > MOST_AMBIGUITY
+    ]
     return Evidence(
         pairs=len(shares),
-        pairs_fit=float(np.mean(np.array(shares) > 0.5)) if shares else 0.0,
+        pairs_fit=float(np.mean(shares > 0.5)) if len(shares) else 0.0,
         matches_fit=fit / max(total, 1),
         turn_fit=float(turned.max()) / max(total, 1),
         blind=float(np.mean(blind)) if blind else 0.0,
@@ -255,6 +280,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         ),
         ambiguous=sorted(ambiguous),
         ambiguous_share=len(ambiguous) / max(1, len(photos)),
+        matches=total,
     )
 
 

@@ -20,7 +20,6 @@ from f3rm_ext.sfm.capture_writer import SPARSE, undistort, write_capture
 from f3rm_ext.sfm.mapping import (
     align_with_gps,
     distortion_folds,
-    estimate_distortion,
     image_names,
     refine_predicted,
     solve,
@@ -71,25 +70,6 @@ def test_without_distortion_a_camera_stays_straight(make_scene: MakeUp, tmp_path
     scene = make_scene(camera_model_id=pycolmap.CameraModelId.SIMPLE_RADIAL, camera_params=[1280.0, 512.0, 384.0, 0.0])
     (model,) = solve(scene.database, tmp_path / "work", "incremental", lambda *_: None, refine_distortion=False)
     assert [camera.params[3] for camera in model.cameras.values()] == [0.0]
-
-
-def test_distortion_is_estimated_after_poses(make_scene: MakeUp, tmp_path: Path) -> None:
-    scene = make_scene(camera_model_id=pycolmap.CameraModelId.SIMPLE_RADIAL, camera_params=[1280.0, 512.0, 384.0, 0.05])
-    with scene.database.open() as opened:
-        camera = opened.read_all_cameras()[0]
-        camera.params = [1280.0, 512.0, 384.0, 0.0]
-        opened.update_camera(camera)
-    (model,) = solve(scene.database, tmp_path / "work", "incremental", lambda *_: None, refine_distortion=False)
-    bent = estimate_distortion(model)
-    assert [camera.params[3] for camera in model.cameras.values()] == [0.0], "the model itself stays"
-    assert [camera.params[3] for camera in bent.cameras.values()] == [pytest.approx(0.05, abs=0.01)]
-    assert bent.compute_mean_reprojection_error() < 0.5 * model.compute_mean_reprojection_error()
-    for camera in model.cameras.values():
-        camera.params = [1280.0, 512.0, 384.0, -1.0]
-    for image in model.images.values():
-        for point in image.points2D:
-            point.xy = model.camera(image.camera_id).img_from_cam([*(point.xy - [512.0, 384.0]) / 1280.0, 1.0])
-    assert estimate_distortion(model) is model, "folds"
 
 
 def test_a_lost_photo_is_registered_and_one_of_another_place_is_not(make_scene: MakeUp, tmp_path: Path) -> None:
@@ -263,8 +243,8 @@ def test_photos_without_a_pose_are_told_by_their_reasons() -> None:
         "a": "too few features (20): it is blurred, or has no texture",
         "b": "too few features (31): it is blurred, or has no texture",
         "c": "matches only photos without a pose: 231 matches with d.jpg",
-        "d": "too few points in common: at best 101 matches, with e.jpg",
-        "e": "too few points in common: at best 17 matches, with f.jpg",
+        "d": "too few matches agree on a pose: at best 101 matches, with e.jpg",
+        "e": "too few matches agree on a pose: at best 17 matches, with f.jpg",
     }
     figures = {"photos": 9, "registered": 4, "points": 9, "track_length": 3.0, "reprojection_error_px": 0.5}
     told = summarize(figures | {"without_pose": reasons, "blurred": [], "same": {}, "gps_error_m": None})[1:]

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from f3rm_ext.errors import CaptureError
-from f3rm_ext.sfm import process
+from f3rm_ext.sfm import process, solution
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.sfm.database import FeatureDatabase
 
@@ -101,7 +101,7 @@ def test_a_capture_stays_where_other_options_or_photos_find_none(
     first = make(photos)
     out = tmp_path / "out"
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    monkeypatch.setattr(process, "solve", lambda *_, **__: [])
+    monkeypatch.setattr(solution, "solve", lambda *_, **__: [])
     with pytest.raises(CaptureError, match="12 photos"):
         make(photos, feature_size=500)
     with pytest.raises(CaptureError):
@@ -135,28 +135,6 @@ def test_a_doubtful_capture_does_not_replace_a_good_one_unless_asked(
     assert content() == before and make(photos) == first
     assert make(photos, **options, start_over=True)["doubt"] and content() != before
     assert make(photos, **options, max_features=600)["doubt"], "one doubtful capture replaces another"
-
-
-@pytest.mark.usefixtures("two_places")
-@pytest.mark.parametrize("straight", [8, 2])
-def test_cameras_into_which_no_third_photo_fits_are_solved_without_a_lens(
-    photos: Path, make: Make, monkeypatch: pytest.MonkeyPatch, straight: int
-) -> None:
-    solve, calls = process.solve, []
-
-    def solve_badly(*args: Any, refine_distortion: bool = True) -> list[Any]:
-        models = solve(*args, refine_distortion=refine_distortion)
-        most = 2 if refine_distortion else straight
-        for frame in list(models[0].reg_frame_ids())[most:]:
-            models[0].deregister_frame(frame)
-        calls.append(refine_distortion)
-        return models
-
-    monkeypatch.setattr(process, "solve", solve_badly)
-    monkeypatch.setattr(process, "register_missing", lambda *_: [])
-    result = make(photos)
-    assert calls == [True, False]
-    assert result["registered"] == straight
 
 
 def test_photos_that_make_no_scene(photos: Path, make: Make) -> None:

@@ -1,0 +1,216 @@
+"""The best solution for the cameras: by which mapper, of which photos, and whether its poses can be trusted."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int64
+
+from f3rm_ext.capture.images import name_some
+from f3rm_ext.sfm.database import FeatureDatabase, translate_errors
+from f3rm_ext.sfm.mapping import Mapper, adjust, distortion_folds, image_names, separate_cameras, solve
+from f3rm_ext.sfm.quality import FEW_FEATURES
+from f3rm_ext.sfm.second_pass import register_missing
+from f3rm_ext.sfm.verdict import LEAST_MATCHES_FIT, Evidence, PairFits, PointVisibility, collect_evidence, find_doubt
+from f3rm_ext.utils.console import StageProgress
+
+SOLVING, AT_ONCE, AGAIN = "Solving for cameras", "Solving for all cameras at once", "Trying photos again"
+LEAST_SHARED_POINTS = 20
+"""Smallest number of points that a photo of the global mapper sees together with two others. That mapper places every
+photo that matches another one, and those with fewer points are often wrong."""
+LEAST_PHOTO_FIT = 0.9
+"""Smallest share of the matches of such a photo that fits its pose."""
+_ENOUGH = 0.95
+"""Share of the photos with features with which the incremental mapper's solution is taken without trying the other."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Cameras and points, and what is known of their poses."""
+
+    model: Any
+    """``pycolmap.Reconstruction`` of the largest group of photos that fit together."""
+    groups: list[set[str]]
+    """Names of the photos of each group, the model's first."""
+    mapper: Mapper | Literal["predicted"]
+    """Where the poses come from."""
+    evidence: Evidence
+    doubt: str
+    """Reason why poses are probably wrong; empty if they seem right."""
+    registered_again: list[str]
+    """Photos that got their pose in the second pass."""
+
+    def beats(self, other: "Solution") -> bool:
+        """Returns whether this solution is to be taken in place of another one.
+
+        Poses that can be trusted beat others, then those of more photos. Among doubtful ones the one that explains more
+        matches wins.
+        """
+        if self.doubt and other.doubt:
+            ours, theirs = (some.evidence.matches_fit * some.evidence.matches for some in (self, other))
+            return ours > theirs
+        return not self.doubt and (bool(other.doubt) or len(self.groups[0]) > len(other.groups[0]))
+
+
+class Solver:
+    """Finds cameras from the matches in a database.
+
+    Args:
+        folder: temporary folder of COLMAP.
+        estimate_lens: whether lens distortion may be left out where photos do not determine it.
+        show: called with the progress of each stage.
+        say: called with each sentence that the user should read.
+    """
+
+    def __init__(
+        self,
+        database: FeatureDatabase,
+        folder: Path,
+        estimate_lens: bool,
+        show: StageProgress,
+        say: Callable[[str], None],
+    ) -> None:
+        self.database, self.folder, self.show, self.say = database, folder, show, say
+        self.estimate_lens = estimate_lens
+        self.features = database.num_features()
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def find(self, mapper: Literal["auto", "incremental", "global"]) -> Solution | None:
+        """Returns the best solution; None if no two photos fit together.
+
+        Args:
+            mapper: ``auto`` tries the global mapper where the incremental one leaves photos without a pose, or its
+                poses are doubtful.
+        """
+        best = self._solve_at_once() if mapper == "global" else self._solve_one_by_one()
+        able = sum(number >= FEW_FEATURES for number in self.features.values())
+        is_enough = best is not None and not best.doubt and len(best.groups[0]) >= _ENOUGH * able
+        if mapper == "auto" and not is_enough:
+            other = self._solve_at_once()
+            # Without a first solution, a doubtful one is rather chance.
+            beats = other is not None and (not other.doubt if best is None else other.beats(best))
+            if other is not None and beats and not any(map(distortion_folds, other.model.cameras.values())):
+                before = f"{len(best.groups[0])}{', which are doubtful' if best.doubt else ''}" if best else "none"
+                self.say(
+                    f"Solving for all cameras at once gave poses to {len(other.groups[0])} photos (one by one: "
+                    f"{before})."
+                )
+                best = other
+        if best is not None and best.registered_again:
+            self.say(f"A second pass found poses of {name_some(best.registered_again)}.")
+        return best
+
+    def _solve_one_by_one(self) -> Solution | None:
+        """Adds one camera after the other."""
+        count, refine = partial(self.show, SOLVING), True
+        models = solve(self.database, self.folder, "incremental", count)
+        if self.estimate_lens and models and any(map(distortion_folds, models[0].cameras.values())):
+            self.say("These photos do not determine the lens distortion, so it is left out.")
+            models, refine = solve(self.database, self.folder, "incremental", count, refine_distortion=False), False
+        if not models or models[0].num_reg_images() < 2:
+            return None
+        return judge(models, "incremental", self.database, self._register_missing(models[0], refine))
+
+    def _solve_at_once(self) -> Solution | None:
+        """Solves for all cameras at once, and removes photos with weak poses."""
+        self.show(AT_ONCE, 0, 1)
+        models = solve(self.database, self.folder, "global", partial(self.show, SOLVING))
+        self.show(AT_ONCE, 1, 1)
+        if not models:
+            return None
+        model = models[0]
+        with translate_errors("removing photos with weak poses"):
+            remove_weak_photos(model, self.database)
+            again = self._register_missing(model)
+            contradicted = remove_weak_photos(model, self.database)
+        if model.num_reg_images() < 2:
+            return None
+        solution = judge(models, "global", self.database, [name for name in again if name in image_names(model)])
+        if contradicted and not solution.doubt:
+            doubt = (
+                f"more than {1 - LEAST_PHOTO_FIT:.0%} of the matches of {name_some(contradicted)} contradict their "
+                "poses: take photos between these and the others, or leave them out"
+            )
+            return replace(solution, doubt=doubt)
+        return solution
+
+    def _register_missing(self, model: Any, refine_distortion: bool = True) -> list[str]:
+        """Tries photos without a pose once more. Returns the names of those that got one."""
+        missing = [name for name in self.features if name not in image_names(model)]
+        return register_missing(model, self.database, missing, partial(self.show, AGAIN), refine_distortion)
+
+
+def judge(
+    models: list[Any], mapper: Mapper | Literal["predicted"], database: FeatureDatabase, registered_again: list[str]
+) -> Solution:
+    """Returns a solution with the evidence for and against its poses.
+
+    Args:
+        models: ``pycolmap.Reconstruction`` objects, the one with most photos first.
+    """
+    model = models[0]
+    groups = [image_names(some) for some in models]
+    groups = [*groups[:1], *(rest for group in groups[1:] if (rest := group - groups[0]))]
+    evidence, separate = collect_evidence(model, database), None
+    if evidence.matches_fit < LEAST_MATCHES_FIT and model.num_cameras() < model.num_reg_images():
+        separate = collect_evidence(separate_cameras(model), database)
+    return Solution(model, groups, mapper, evidence, find_doubt(evidence, separate), registered_again)
+
+
+def remove_weak_photos(model: Any, database: FeatureDatabase) -> list[str]:
+    """Removes photos whose poses hang on few points, or which many of their matches contradict, the weakest first.
+
+    Where the contradicted photos have many of all matches, others may be wrong as well, so they stay for the verdict.
+
+    Args:
+        model: a ``pycolmap.Reconstruction``, changed in place; the rest is adjusted. Without three strong photos no
+            photo keeps its pose.
+
+    Returns:
+        Names of the contradicted photos that stay.
+    """
+    budget = np.inf
+    while model.num_reg_images():
+        points = PointVisibility(model)
+        views, rows = points.views.copy(), points.rows_by_photo
+        numbers = list(rows)
+        fits, matches = _match_counts(model, database, numbers)
+        budget = min(budget, (1 - LEAST_MATCHES_FIT) * matches.sum() / 2)
+        stays = np.ones(len(numbers), bool)
+        contradicted = np.zeros(len(numbers), bool)
+        while stays.any():
+            shared = np.array([np.count_nonzero(views[rows[number]] > 2) for number in numbers])
+            place = int(np.where(stays, shared, np.inf).argmin())
+            if shared[place] >= LEAST_SHARED_POINTS:
+                totals = matches @ stays
+                shares = np.where(stays & (totals > 0), (fits @ stays) / np.maximum(totals, 1), 1.0)
+                contradicted, place = shares < LEAST_PHOTO_FIT, int(shares.argmin())
+                if not contradicted.any() or totals[place] > budget:
+                    break
+                budget -= totals[place]
+            views[rows[numbers[place]]] -= 1
+            stays[place] = False
+        for place in np.flatnonzero(~stays):
+            model.deregister_frame(model.image(numbers[place]).frame_id)
+        if stays.all():
+            return sorted(model.image(numbers[place]).name for place in np.flatnonzero(contradicted))
+        if stays.any():
+            adjust(model)
+    return []
+
+
+def _match_counts(
+    model: Any, database: FeatureDatabase, numbers: list[int]
+) -> tuple[Int64[np.ndarray, "photos photos"], Int64[np.ndarray, "photos photos"]]:
+    """Returns the number of matches of each two photos that fit their poses, and that of all."""
+    place = {number: index for index, number in enumerate(numbers)}
+    fits, matches = (np.zeros((len(numbers), len(numbers)), np.int64) for _ in range(2))
+    with database.open() as opened:
+        for (a, b), some in PairFits(model, opened).fits.items():
+            fits[[place[a], place[b]], [place[b], place[a]]] = np.count_nonzero(some)
+            matches[[place[a], place[b]], [place[b], place[a]]] = len(some)
+    return fits, matches
