@@ -32,7 +32,8 @@ same-python:
 # What no wheel brings, all of it at once and before minutes of installing. The libraries are those of OpenCV, Open3D and
 # MeshLab.
 system:
-	@test "$$(uname)" = Linux && test ! -e $(STAMP) && test -n "$(PYTHON)" || exit 0; missing=; \
+	@test "$$(uname)" = Linux && test ! -e $(STAMP) && test -n "$(PYTHON)" || exit 0; \
+	$(PYTHON) -c "" || { echo "Error: $(PYTHON) does not run: say make PYTHON=/path/to/python." >&2; exit 2; }; missing=; \
 	command -v c++ >/dev/null || missing="$$missing c++"; \
 	$(PYTHON) -c "import ensurepip" 2>/dev/null || missing="$$missing ensurepip"; \
 	$(PYTHON) -c "import os, sysconfig; os.stat(sysconfig.get_path('include') + '/Python.h')" 2>/dev/null || \
