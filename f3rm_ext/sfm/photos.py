@@ -5,9 +5,10 @@ import importlib
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -32,6 +33,10 @@ LOSSY = {"JPEG", "MPO", "WEBP", "AVIF", "HEIF"}
 _JPEG_QUALITY = 95
 THUMBNAIL_PX = 640
 """Longest side of the grey copy on which sharpness is judged."""
+_UNITS_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
+"""Units of the resolution of the focal plane in EXIF."""
+_SAME_ASPECT = 0.02
+"""Largest relative difference of the sides' ratio of a photo that was reduced, not cropped."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class Photo:
     """Bool (h, w): what is not transparent; None if everything is opaque."""
     grey: Float[np.ndarray, "h w"]
     """A small grey copy, 0 to 1."""
+    focal_px: float | None
+    """Focal length by EXIF where the photo is smaller than EXIF says, px. COLMAP reads the others right."""
 
 
 def find_photos(folder: Path, say: Callable[[str], None] = lambda _: None) -> list[Path]:
@@ -205,7 +212,30 @@ def _convert(path: Path, image: Image.Image, max_size: int) -> Photo:
         stored_size=stored_size,
         alpha=None if alpha is None or bool(alpha.all()) else alpha,
         grey=np.asarray(small, dtype=np.float64) / 255,
+        focal_px=_reduced_focal_px(details, pixels.size),
     )
+
+
+def _reduced_focal_px(details: Mapping[int, Any], size: tuple[int, int]) -> float | None:
+    """Returns the focal length of a photo that is smaller than its EXIF says; None for others.
+
+    COLMAP takes the resolution of the focal plane as it stands, which is that of the photo before it was reduced.
+
+    Args:
+        size: width and height of the photo, px.
+    """
+    if details.get(Base.FocalLengthIn35mmFilm):
+        return None  # does not depend on the size
+    names = (Base.FocalLength, Base.FocalPlaneXResolution, Base.ExifImageWidth, Base.ExifImageHeight)
+    try:
+        focal_mm, resolution, *full_size = (float(details[name]) for name in names)
+        pixels_per_mm = resolution / _UNITS_MM[details.get(Base.FocalPlaneResolutionUnit, 2)]
+        scale = max(size) / max(full_size)
+        is_reduced = scale < 1 and abs(min(size) / scale / min(full_size) - 1) < _SAME_ASPECT
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    focal_px = focal_mm * pixels_per_mm * scale
+    return focal_px if is_reduced and np.isfinite(focal_px) and focal_px > 0 else None
 
 
 def _to_eight_bits(image: Image.Image) -> Image.Image:

@@ -96,7 +96,8 @@ class Processing:
                     f"--cameras one needs photos of one size, but there are {len(sizes)} sizes: use --cameras auto."
                 )
             cameras = dict.fromkeys(cameras, "one")
-        database.add_photos(cameras, config.camera_model, predicted.focal_px if predicted else {})
+        known_px = {name: values["focal_px"] for name, values in work.photos.items() if "focal_px" in values}
+        database.add_photos(cameras, config.camera_model, predicted.focal_px if predicted else known_px)
         database.find_features(list(work.photos), partial(self.show, FEATURES))
         matching, pairs = choose_pairs(config.matching, database, list(work.photos), config.video is not None)
         database.match(pairs, partial(self.show, MATCHING))

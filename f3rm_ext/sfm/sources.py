@@ -145,6 +145,7 @@ def _copy(work: WorkFolder, stem: str, source: Source, max_size: int) -> tuple[s
         "blur": round(quality.measure_blur(photo.grey), 3),
         "fingerprint": quality.make_fingerprint(photo.grey).hex(),
         "stamp": source.stamp,
+        **({} if photo.focal_px is None else {"focal_px": photo.focal_px}),
     }
 
 

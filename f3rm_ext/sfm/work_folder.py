@@ -22,7 +22,13 @@ NEXT = ".next"
 COMMAND = "sfm process"
 
 
-class _Photo(TypedDict):
+class _Focal(TypedDict, total=False):
+    """What is known of some photos only."""
+
+    focal_px: Annotated[float, Meta(gt=0)]
+
+
+class _Photo(_Focal):
     """Properties of a photo."""
 
     source: str

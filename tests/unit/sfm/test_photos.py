@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,6 +92,31 @@ def test_a_portrait_photo_is_turned_upright_and_keeps_its_focal_length(tmp_path:
     top, bottom = np.asarray(image)[10, 5], np.asarray(image)[35, 5]
     assert top[0] > 200 > 50 > top[2] and bottom[2] > 200 > 50 > bottom[0]
     assert photo.camera == "Maker Model 28 20x40"
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "focal_px"),
+    [
+        ({}, (1000, 500), 1250.0),
+        ({}, (500, 1000), 1250.0),  # turned upright
+        ({41488: 3}, (1000, 500), 50 * 25.0),
+        ({}, (4000, 2000), None),  # COLMAP reads it right
+        ({}, (1000, 1000), None),  # cropped
+        ({41989: 45}, (1000, 500), None),  # which COLMAP prefers, and does not depend on the size
+        ({41486: None}, (1000, 500), None),
+        ({40962: 0, 40963: 0}, (1000, 500), None),
+    ],
+)
+def test_the_focal_length_of_a_reduced_photo(
+    tmp_path: Path, changes: dict[int, Any], size: tuple[int, int], focal_px: float | None
+) -> None:
+    """50 mm at 100 px per mm, of 4000 x 2000 px once."""
+    unit = changes.get(41488, 2)
+    tags = {37386: 50.0, 41486: {2: 2540.0, 3: 1000.0}[unit], 41488: unit, 40962: 4000, 40963: 2000, **changes}
+    exif = Image.Exif()
+    exif.get_ifd(0x8769).update({tag: value for tag, value in tags.items() if value is not None})
+    Image.new("RGB", size).save(tmp_path / "a.jpg", exif=exif)
+    assert read_photo(tmp_path / "a.jpg").focal_px == focal_px
 
 
 @pytest.mark.parametrize(
