@@ -50,11 +50,12 @@ def test_points_that_only_weak_photos_see_do_not_count(make_scene: MakeUp) -> No
     assert sorted(model.reg_image_ids()) == numbers[3:]
 
 
-def test_without_three_strong_photos_none_is_left(make_scene: MakeUp) -> None:
-    scene = make_scene(num_frames_per_rig=3, num_points3D=19)
+@pytest.mark.parametrize(("num_points", "stay"), [(19, 0), (20, 3)])
+def test_three_photos_stay_if_they_share_enough_points(make_scene: MakeUp, num_points: int, stay: int) -> None:
+    scene = make_scene(num_frames_per_rig=3, num_points3D=num_points)
     model = pycolmap.Reconstruction(scene.truth)
     assert remove_weak_photos(model, scene.database) == []
-    assert model.num_reg_images() == 0
+    assert model.num_reg_images() == stay
 
 
 def turn_on_the_spot(model: Any, number: int) -> None:
@@ -108,27 +109,28 @@ class TestSolver:
 
     @pytest.fixture
     def find(self, scene: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-        """Finds a solution where the mappers register so many photos; by default all."""
+        """Finds a solution where the mappers register so many photos, by default all, and change what they found."""
         solve = solution.solve
 
-        def run(mapper: Any, one_by_one: int = 8, at_once: int = 8, change: Callable[[Any], None] = lambda _: None):
+        def run(mapper: Any, one_by_one: int = 8, at_once: int = 8, change: Callable[..., None] = lambda *_: None):
             calls, said = [], []
 
             def lose_photos(database: Any, folder: Path, name: Any, *args: Any, **options: Any) -> list[Any]:
                 calls.append(name)
-                models = solve(database, folder, name, *args, **options)
-                for frame in list(models[0].reg_frame_ids())[{"incremental": one_by_one, "global": at_once}[name] :]:
-                    models[0].deregister_frame(frame)
-                if name == "global":
-                    change(models[0])
+                count = {"incremental": one_by_one, "global": at_once}[name]
+                models = solve(database, folder, name, *args, **options) if count else []
+                for model in models:
+                    for frame in list(model.reg_frame_ids())[count:]:
+                        model.deregister_frame(frame)
+                    change(model, name, **options)
                 return models
 
             monkeypatch.setattr(solution, "solve", lose_photos)
-            monkeypatch.setattr(solution, "register_missing", lambda *_: [])
-            stages: list[str] = []
-            solver = Solver(scene.database, tmp_path / "work", True, lambda *step: stages.append(step[0]), said.append)
+            monkeypatch.setattr(solution, "register_missing", lambda model, _, missing, *__: missing)
+            stages: list[tuple[str, int, int]] = []
+            solver = Solver(scene.database, tmp_path / "work", True, lambda *step: stages.append(step), said.append)
             best = solver.find(mapper)
-            assert (AT_ONCE in stages) == ("global" in calls)
+            assert [step[1:] for step in stages if step[0] == AT_ONCE] == [(0, 1), (1, 1)] * calls.count("global")
             return best, calls, said
 
         return run
@@ -145,16 +147,45 @@ class TestSolver:
 
     def test_the_first_solution_stays_where_the_other_has_no_more_photos(self, find: Callable[..., Any]) -> None:
         best, calls, said = find("auto", one_by_one=5, at_once=5)
-        assert calls == ["incremental", "global"] and best.mapper == "incremental" and not said
+        assert calls == ["incremental", "global"] and best.mapper == "incremental"
+        assert len(said) == 1 and "second pass" in said[0]
+
+    def test_trusted_poses_are_better_than_none_and_doubtful_ones_are_not(self, find: Callable[..., Any]) -> None:
+        best, _, said = find("auto", one_by_one=0)
+        assert best.mapper == "global" and not best.doubt and "none" in said[0]
+
+        def mix(model: Any, *_: str) -> None:
+            for number in list(model.reg_image_ids())[::2]:
+                turn_on_the_spot(model, number)
+
+        assert find("auto", one_by_one=0, change=mix)[0] is None
+        assert find("global", change=mix)[0].doubt
+        assert find("auto", one_by_one=0, at_once=0)[0] is None
 
     def test_a_lens_that_folds_is_not_taken(self, find: Callable[..., Any]) -> None:
-        def bend(model: Any) -> None:
+        def bend(model: Any, mapper: str, **_: bool) -> None:
             for camera in model.cameras.values():
-                camera.params = [*camera.params[:3], -5.0]
-                assert distortion_folds(camera)
+                camera.params = [*camera.params[:3], -5.0 if mapper == "global" else camera.params[3]]
+                assert distortion_folds(camera) == (mapper == "global")
 
         best, _, _ = find("auto", one_by_one=5, change=bend)
         assert best.mapper == "incremental" and len(best.groups[0]) == 5
+
+    def test_distortion_that_folds_is_left_out(self, find: Callable[..., Any]) -> None:
+        refined: list[bool] = []
+
+        def bend(model: Any, _: str, refine_distortion: bool = True) -> None:
+            refined.append(refine_distortion)
+            for camera in model.cameras.values():
+                camera.params = [*camera.params[:3], -5.0 if refine_distortion else 0.0]
+
+        best, calls, said = find("auto", change=bend)
+        assert calls == ["incremental"] * 2 and refined == [True, False] and "distortion" in said[0]
+        assert len(best.groups[0]) == 8 and not best.doubt
+
+    def test_photos_of_the_second_pass_that_are_removed_are_not_named(self, find: Callable[..., Any]) -> None:
+        best, _, said = find("global", at_once=5)
+        assert best.registered_again == [] and not said, "the second pass of this test registers nothing"
 
     def test_a_mapper_that_is_named_is_the_only_one(self, find: Callable[..., Any]) -> None:
         best, calls, _ = find("incremental", one_by_one=4)
