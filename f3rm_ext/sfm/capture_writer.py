@@ -34,17 +34,16 @@ def write_sparse(model: Any, out: Path) -> None:
     os.replace(fresh, target)
 
 
-def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], *, georeferenced: bool) -> None:
+def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], *, z_is_up: bool) -> None:
     """Writes points and transforms.json; the latter comes last, so that a capture without it is not finished.
 
     Args:
         images: folder of the photos, relative to ``out``.
         masks: mask of each photo by name, relative to ``out``; empty without masks.
-        georeferenced: whether x is east, y north and z up in the model. The capture then keeps these axes, and
-            nerfstudio does not turn the scene by what is up in the photos: in photos taken straight down, that is
-            horizontal.
+        z_is_up: whether z is up in the model. The capture then keeps its axes, and nerfstudio does not turn the scene
+            by what is up in the photos: in photos taken straight down, that is horizontal.
     """
-    applied = UNCHANGED if georeferenced else APPLIED
+    applied = UNCHANGED if z_is_up else APPLIED
     write_sparse(model, out)
     points = list(model.points3D.values())
     xyz = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3) @ applied[:, :3].T + applied[:, 3]
@@ -58,7 +57,7 @@ def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], 
         "applied_transform": applied.tolist(),
         "ply_file_path": POINTS,
     }
-    if georeferenced:
+    if z_is_up:
         content[ORIENTATION] = "none"
     write_atomic(out / TRANSFORMS, json.dumps(content, indent=1).encode())
 

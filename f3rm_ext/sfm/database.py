@@ -93,6 +93,23 @@ class FeatureDatabase:
         with contextlib.closing(database):
             yield database
 
+    def copy(self, path: Path, focal_factor: float) -> "FeatureDatabase":
+        """Returns a copy of the database, with other focal lengths.
+
+        Args:
+            path: file of the copy, which is replaced.
+        """
+        with translate_errors("copying its database", path.parent):
+            shutil.copyfile(self.path, path)
+            copy = FeatureDatabase(path, self.images, self.masks, self.feature_size, self.max_features)
+            with copy.open() as database:
+                for camera in database.read_all_cameras():
+                    params = camera.params.copy()
+                    params[camera.focal_length_idxs()] *= focal_factor
+                    camera.params = params
+                    database.update_camera(camera)
+        return copy
+
     def ids(self) -> dict[str, int]:
         """Returns the id of each photo by name."""
         with self.open() as database:

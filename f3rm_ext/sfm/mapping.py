@@ -24,6 +24,11 @@ _MOST_ERROR_M, _MOST_TURN_RAD = 10.0, 0.1
 _LEAST_ACROSS = 0.3
 """Smallest part of the photos' up, of length 1, across their way that tells what is up."""
 _LEAST_PHOTOS = 3
+_LEAST_UP = 0.55
+"""Length of the mean of the photos' upper edges below which they cancel out: that of cameras which turn by 205 degrees.
+More than half a turn is rather one around a thing, by photos on their side, than one over it."""
+_LEAST_WIDTH, _MOST_HEIGHT = 0.1, 0.1
+"""Smallest width of the cameras' positions for their length, and largest height for their width, that are a plane."""
 
 
 def distortion_folds(camera: Any) -> bool:
@@ -246,3 +251,30 @@ def _upright_turn(model: Any, middle: Float[np.ndarray, "3"], direction: Float[n
     angle = np.arctan2(direction @ np.cross(now, goal), now @ goal) if tells else 0.0
     turn = pycolmap.Rotation3d(angle * direction)
     return pycolmap.Sim3d(1.0, turn, middle - turn.matrix() @ middle)
+
+
+def level_positions(model: Any) -> bool:
+    """Turns a model so that the plane of the cameras is level where the upper edges of photos cancel out.
+
+    They do around a thing in photos that lie on their side, and in photos straight down along strips. Cameras look down
+    on average.
+
+    Args:
+        model: a ``pycolmap.Reconstruction``, changed in place.
+
+    Returns:
+        Whether it was turned, so that z is up; not where photos tell what is up, or positions are no plane.
+    """
+    if np.linalg.norm(photo_up(model)) >= _LEAST_UP:
+        return False
+    images = [model.image(number) for number in model.reg_image_ids()]
+    centres = np.array([image.projection_center() for image in images])
+    _, spread, directions = np.linalg.svd(centres - centres.mean(axis=0))
+    if spread[1] < _LEAST_WIDTH * spread[0] or spread[2] > _MOST_HEIGHT * spread[1]:
+        return False
+    views = np.array([image.cam_from_world().rotation.matrix()[2] for image in images])
+    up = directions[2] * (-1.0 if views.mean(axis=0) @ directions[2] > 0 else 1.0)
+    side = directions[0]
+    turn = colmap().Rotation3d(np.stack([side, np.cross(up, side), up]))
+    model.transform(colmap().Sim3d(1.0, turn, np.zeros(3)))
+    return True

@@ -11,7 +11,7 @@ from f3rm_ext.sfm import capture_writer, quality
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.sfm.database import FeatureDatabase, redirect_stderr
 from f3rm_ext.sfm.estimators import PredictedPoses, build_estimator, predict_poses
-from f3rm_ext.sfm.mapping import align_with_gps, refine_predicted
+from f3rm_ext.sfm.mapping import align_with_gps, level_positions, refine_predicted
 from f3rm_ext.sfm.pairs import choose_pairs
 from f3rm_ext.sfm.photos import allow_large_images
 from f3rm_ext.sfm.report import write_report
@@ -135,6 +135,7 @@ class Processing:
                 "speaks against its poses; to replace it anyway, add --start-over."
             )
         gps_error_m = align_with_gps(model, database)
+        z_is_up = gps_error_m is not None or level_positions(model)
         images, masks = "images", {}
         if config.masks is not None:
             masks = {name: f"masks/{Path(name).stem}.png" for name in work.photos}
@@ -157,11 +158,12 @@ class Processing:
             "reprojection_error_px": round(float(model.compute_mean_reprojection_error()), 3),
             "cameras": sorted({camera.model.name for camera in model.cameras.values()}),
             "gps_error_m": gps_error_m,
+            "z_is_up": z_is_up,
             "mapper": solution.mapper,
             "evidence": asdict(solution.evidence),
             "doubt": doubt,
         }
         # The capture is finished with transforms.json, so the report comes before it.
         write_report(out, model, work.photos, result, features, matches)
-        capture_writer.write_capture(model, out, images, masks, georeferenced=gps_error_m is not None)
+        capture_writer.write_capture(model, out, images, masks, z_is_up=z_is_up)
         return result

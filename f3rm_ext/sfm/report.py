@@ -49,6 +49,8 @@ def summarize(result: Mapping[str, Any]) -> list[str]:
     if result["same"]:
         duplicates = [f"{name} ({other})" for name, other in result["same"].items()]
         text.append(f"The same picture as another: {name_some(duplicates)}; it adds nothing.")
+    if result.get("z_is_up") and result["gps_error_m"] is None:
+        text.append("Photos do not agree on what is up, so the plane of the cameras is taken as level.")
     if result["gps_error_m"] is not None:
         text.append(f"GPS gives metres, north and up: cameras are {result['gps_error_m']:.1f} m off at the median.")
     return text
@@ -77,7 +79,7 @@ def write_report(
             image = Markup('<img class="thumbnail" src="{}" alt="">').format(uri)
         rows.append([image, name, photo["source"], *counts, pose, "; ".join(flags)])
     header = ["", "photo", "file", "features", "matched photos", "blur", "pose", ""]
-    axes = scene_axes(model, georeferenced=result["gps_error_m"] is not None)
+    axes = scene_axes(model, z_is_up=result["z_is_up"])
     page = render_page(
         "sfm.html",
         title=f"Camera poses of {out.resolve().name}",
@@ -114,14 +116,14 @@ def _matrix(names: list[str], num_matches: Mapping[tuple[str, str], int]) -> Mar
     return svg_chart(draw, "Matches of each pair of photos", width_px=_VIEW_PX, height_px=_VIEW_PX)
 
 
-def scene_axes(model: Any, *, georeferenced: bool) -> Float[np.ndarray, "3 3"]:
+def scene_axes(model: Any, *, z_is_up: bool) -> Float[np.ndarray, "3 3"]:
     """Returns right, forward and up of the scene, one per row.
 
     Args:
-        georeferenced: whether they are east, north and up, the axes of the model. Otherwise up is where the cameras'
-            upper edges point on average, and forward where the first camera looks.
+        z_is_up: whether they are the axes of the model. Otherwise up is where the cameras' upper edges point on
+            average, and forward where the first camera looks.
     """
-    if georeferenced:
+    if z_is_up:
         return np.eye(3)
     up = photo_up(model)
     up /= max(np.linalg.norm(up), 1e-9)

@@ -24,6 +24,9 @@ LEAST_SHARED_POINTS = 20
 photo that matches another one, and those with fewer points are often wrong."""
 LEAST_PHOTO_FIT = 0.9
 """Smallest share of the matches of such a photo that fits its pose."""
+FOCAL_FACTORS = (1.0, 1.8, 0.6)
+"""Factors on the focal lengths with which the global mapper begins, until it is enough: it does not get over ones that
+are wrong by half, as where EXIF tells none of a telephoto lens, or that before photos were cropped."""
 _ENOUGH = 0.95
 """Share of the photos with features with which the incremental mapper's solution is taken without trying the other."""
 
@@ -86,23 +89,37 @@ class Solver:
             mapper: ``auto`` tries the global mapper where the incremental one leaves photos without a pose, or its
                 poses are doubtful.
         """
-        best = self._solve_at_once() if mapper == "global" else self._solve_one_by_one()
-        able = sum(number >= FEW_FEATURES for number in self.features.values())
-        is_enough = best is not None and not best.doubt and len(best.groups[0]) >= _ENOUGH * able
-        if mapper == "auto" and not is_enough:
-            other = self._solve_at_once()
-            # Without a first solution, a doubtful one is rather chance.
-            beats = other is not None and (not other.doubt if best is None else other.beats(best))
-            if other is not None and beats and not any(map(distortion_folds, other.model.cameras.values())):
-                before = f"{len(best.groups[0])}{', which are doubtful' if best.doubt else ''}" if best else "none"
-                self.say(
-                    f"Solving for all cameras at once gave poses to {len(other.groups[0])} photos (one by one: "
-                    f"{before})."
-                )
-                best = other
+        first = best = None if mapper == "global" else self._solve_one_by_one()
+        if mapper != "incremental" and not self._is_enough(best):
+            for number, factor in enumerate(FOCAL_FACTORS):
+                self.show(AT_ONCE, number, len(FOCAL_FACTORS))
+                other = self._solve_at_once(factor)
+                if other is not None and self._is_better(other, best, mapper):
+                    best = other
+                if self._is_enough(best):
+                    break
+            self.show(AT_ONCE, len(FOCAL_FACTORS), len(FOCAL_FACTORS))
+        if best is not None and mapper == "auto" and best is not first:
+            before = f"{len(first.groups[0])}{', which are doubtful' if first.doubt else ''}" if first else "none"
+            self.say(
+                f"Solving for all cameras at once gave poses to {len(best.groups[0])} photos (one by one: {before})."
+            )
         if best is not None and best.registered_again:
             self.say(f"A second pass found poses of {name_some(best.registered_again)}.")
         return best
+
+    def _is_enough(self, solution: Solution | None) -> bool:
+        """Returns whether nothing else needs to be tried."""
+        able = sum(number >= FEW_FEATURES for number in self.features.values())
+        return solution is not None and not solution.doubt and len(solution.groups[0]) >= _ENOUGH * able
+
+    def _is_better(self, solution: Solution, best: Solution | None, mapper: str) -> bool:
+        """Returns whether a solution of the global mapper is to be taken in place of the best one so far."""
+        if mapper == "auto" and any(map(distortion_folds, solution.model.cameras.values())):
+            return False
+        if best is None:  # a doubtful solution where the other mapper found none is rather chance
+            return mapper == "global" or not solution.doubt
+        return solution.beats(best)
 
     def _solve_one_by_one(self) -> Solution | None:
         """Adds one camera after the other."""
@@ -115,11 +132,13 @@ class Solver:
             return None
         return judge(models, "incremental", self.database, self._register_missing(models[0], refine))
 
-    def _solve_at_once(self) -> Solution | None:
+    def _solve_at_once(self, focal_factor: float) -> Solution | None:
         """Solves for all cameras at once, and removes photos with weak poses."""
-        self.show(AT_ONCE, 0, 1)
-        models = solve(self.database, self.folder, "global", partial(self.show, SOLVING))
-        self.show(AT_ONCE, 1, 1)
+        copy = self.database.copy(self.folder.with_suffix(".db"), focal_factor)
+        try:
+            models = solve(copy, self.folder, "global", partial(self.show, SOLVING))
+        finally:
+            copy.path.unlink()
         if not models:
             return None
         model = models[0]

@@ -55,7 +55,7 @@ def serve(capture: Path, port: int) -> Any:
     if not 1 <= port <= 65535:
         raise ConfigError(f"--port is {port}: give a number from 1 to 65535, or leave it out for 7008.")
     model = read_model(capture)
-    turn = scene_axes(model, georeferenced=read_transforms(capture)[0].get(ORIENTATION) == "none")  # up becomes z
+    turn = scene_axes(model, z_is_up=read_transforms(capture)[0].get(ORIENTATION) == "none")  # up becomes z
     centres = {number: turn @ model.image(number).projection_center() for number in model.reg_image_ids()}
     points = list(model.points3D.values())
     xyz = np.array([point.xyz for point in points]).reshape(-1, 3)

@@ -21,6 +21,7 @@ from f3rm_ext.sfm.mapping import (
     align_with_gps,
     distortion_folds,
     image_names,
+    level_positions,
     refine_predicted,
     solve,
 )
@@ -111,7 +112,7 @@ def test_points_project_where_they_were_seen(make_scene: MakeUp, tmp_path: Path,
     scene = make_scene(camera_model_id=getattr(pycolmap.CameraModelId, model_name), camera_params=params)
     model, out = scene.truth, tmp_path
     scene.write_images()
-    write_capture(model, out, "images", {}, georeferenced=False)
+    write_capture(model, out, "images", {}, z_is_up=False)
     parser = CaptureDataParserConfig(data=out, load_3D_points=True, eval_mode="all").setup()
     outputs = parser.get_dataparser_outputs("train")
     points = outputs.metadata[XYZ].double().numpy()
@@ -136,7 +137,7 @@ def test_points_project_where_they_were_seen(make_scene: MakeUp, tmp_path: Path,
 
 def test_colmaps_files_are_read_by_nerfstudio(make_scene: MakeUp, tmp_path: Path) -> None:
     scene = make_scene()
-    write_capture(scene.truth, tmp_path, "images", {}, georeferenced=False)
+    write_capture(scene.truth, tmp_path, "images", {}, z_is_up=False)
     images = colmap_parsing_utils.read_images_binary(tmp_path / SPARSE / "images.bin")
     cameras = colmap_parsing_utils.read_cameras_binary(tmp_path / SPARSE / "cameras.bin")
     points = colmap_parsing_utils.read_points3D_binary(tmp_path / SPARSE / "points3D.bin")
@@ -147,7 +148,7 @@ def test_masks_and_several_cameras_are_written_for_every_frame(make_scene: MakeU
     scene = make_scene()
     model = scene.truth
     masks = {image.name: f"masks/{i}.png" for i, image in model.images.items()}
-    write_capture(model, tmp_path, "images", masks, georeferenced=True)
+    write_capture(model, tmp_path, "images", masks, z_is_up=True)
     meta = json.loads((tmp_path / "transforms.json").read_text())
     assert meta["fl_x"] > 0 and all("fl_x" not in frame for frame in meta["frames"])
     assert {frame["file_path"].removeprefix("images/"): frame["mask_path"] for frame in meta["frames"]} == masks
@@ -157,7 +158,7 @@ def test_masks_and_several_cameras_are_written_for_every_frame(make_scene: MakeU
 def test_masks_are_undistorted_with_their_photos(make_scene: MakeUp, tmp_path: Path) -> None:
     scene = make_scene()
     names, camera = scene.write_images(), next(iter(scene.truth.cameras.values()))
-    write_capture(scene.truth, tmp_path, "images", {}, georeferenced=True)
+    write_capture(scene.truth, tmp_path, "images", {}, z_is_up=True)
     (tmp_path / "masks").mkdir()
     columns = np.where(np.arange(camera.width) < camera.width / 2, 255, 0).astype(np.uint8)
     Image.fromarray(np.tile(columns, (camera.height, 1))).save(tmp_path / "masks/one.png")
@@ -220,6 +221,38 @@ def test_photos_along_a_straight_way_stay_upright(make_scene: MakeUp, down_deg: 
     assert up == pytest.approx([0, 0, 1] if down_deg == 0 else [1, 0, 0], abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("roll_deg", "height", "turned"), [(90, 0.0, True), (-90, 0.1, True), (0, 0.0, False), (90, 2.0, False)]
+)
+def test_the_plane_of_cameras_is_level_where_photos_lie_on_their_side(
+    make_scene: MakeUp, roll_deg: float, height: float, turned: bool
+) -> None:
+    """Cameras in a circle that look at its middle, a little down, at two heights."""
+    model = pycolmap.Reconstruction(make_scene().truth)
+    images = list(model.images.values())
+    for place, image in enumerate(images):
+        around = Rotation.from_euler("z", 2 * np.pi * place / len(images))
+        inward = np.array([[0.0, 1, 0], [0, 0, -1], [-1, 0, 0]])  # right, down and forward of a camera at x = 1
+        view = Rotation.from_euler("zx", [roll_deg, 0], degrees=True).as_matrix()
+        view = view @ Rotation.from_euler("x", 10, degrees=True).as_matrix() @ inward @ around.inv().as_matrix()
+        centre = around.apply([1.0, 0, 0]) + [0, 0, height * (place % 2)]
+        pose = pycolmap.Rigid3d(pycolmap.Rotation3d(view), -view @ centre)
+        model.frame(image.frame_id).set_cam_from_world(image.camera_id, pose)
+    looks_down = np.mean([image.cam_from_world().rotation.matrix()[2, 2] for image in images])
+    assert looks_down == pytest.approx(-np.sin(np.deg2rad(10)))
+    model.transform(pycolmap.Sim3d(0.2, pycolmap.Rotation3d(np.array([1.0, 0.7, -0.4])), np.array([3.0, 1, 2])))
+    before = {number: image.cam_from_world().matrix() for number, image in model.images.items()}
+    assert level_positions(model) == turned
+    if turned:
+        centres = np.array([image.projection_center() for image in images])
+        assert np.ptp(centres[:, 2]) == pytest.approx(0.2 * height, abs=1e-6)
+        assert np.mean([image.cam_from_world().rotation.matrix()[2, 2] for image in images]) == pytest.approx(
+            looks_down
+        )
+    else:
+        assert all((image.cam_from_world().matrix() == before[number]).all() for number, image in model.images.items())
+
+
 def test_the_report_is_one_page_that_names_every_photo(make_scene: MakeUp, tmp_path: Path) -> None:
     scene = make_scene()
     names = scene.write_images()
@@ -227,7 +260,7 @@ def test_the_report_is_one_page_that_names_every_photo(make_scene: MakeUp, tmp_p
     result = {
         "photos": 8, "registered": 7, "points": 200, "track_length": 3.0, "reprojection_error_px": 0.5,
         "without_pose": {names[0]: "no matches: <nothing>"}, "blurred": [names[1]], "same": {}, "gps_error_m": None,
-        "doubt": "they turn <on the spot>",
+        "z_is_up": False, "doubt": "they turn <on the spot>",
     }  # fmt: skip
     matches = {(names[1], names[2]): 30}
     write_report(tmp_path, scene.truth, photos, result, dict.fromkeys(names, 100), matches)
@@ -262,20 +295,20 @@ def test_views_of_a_capture_are_upright_even_if_the_first_camera_looks_straight_
         images = [SimpleNamespace(rotation=SimpleNamespace(matrix=turn.inv().as_matrix)) for turn in turns]
         poses = [SimpleNamespace(cam_from_world=lambda image=image: image) for image in images]
         model = SimpleNamespace(image=poses.__getitem__, reg_image_ids=lambda: range(6))
-        axes = scene_axes(model, georeferenced=False)
+        axes = scene_axes(model, z_is_up=False)
         np.testing.assert_allclose(axes @ axes.T, np.eye(3), atol=1e-9)
         np.testing.assert_allclose(axes[2], world.apply([0, -1, 0]), atol=1e-9)
         assert np.linalg.det(axes) == pytest.approx(1)
         assert pitch == -90 or world.apply([0, 0, 1]) @ axes[1] > 0.9, "forward is where the first camera looks"
-        np.testing.assert_array_equal(scene_axes(model, georeferenced=True), np.eye(3))
+        np.testing.assert_array_equal(scene_axes(model, z_is_up=True), np.eye(3))
 
 
-@pytest.mark.parametrize("georeferenced", [True, False])
-def test_up_is_that_of_gps_where_there_is_one(make_scene: MakeUp, tmp_path: Path, georeferenced: bool) -> None:
+@pytest.mark.parametrize("z_is_up", [True, False])
+def test_up_is_that_of_gps_where_there_is_one(make_scene: MakeUp, tmp_path: Path, z_is_up: bool) -> None:
     scene = make_scene()
     scene.write_images()
-    write_capture(scene.truth, tmp_path, "images", {}, georeferenced=georeferenced)
+    write_capture(scene.truth, tmp_path, "images", {}, z_is_up=z_is_up)
     outputs = CaptureDataParserConfig(data=tmp_path, eval_mode="all").setup().get_dataparser_outputs("train")
     frame = CaptureFrame.from_outputs(outputs, tmp_path)
     up = frame.directions_to_capture(np.array([0.0, 0.0, 1.0]))
-    assert np.allclose(up, [0, 0, 1]) == georeferenced
+    assert np.allclose(up, [0, 0, 1]) == z_is_up

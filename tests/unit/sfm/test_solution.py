@@ -130,7 +130,9 @@ class TestSolver:
             stages: list[tuple[str, int, int]] = []
             solver = Solver(scene.database, tmp_path / "work", True, lambda *step: stages.append(step), said.append)
             best = solver.find(mapper)
-            assert [step[1:] for step in stages if step[0] == AT_ONCE] == [(0, 1), (1, 1)] * calls.count("global")
+            attempts = calls.count("global")
+            steps = [(number, 3) for number in [*range(attempts), *[3] * bool(attempts)]]
+            assert [step[1:] for step in stages if step[0] == AT_ONCE] == steps
             return best, calls, said
 
         return run
@@ -147,7 +149,7 @@ class TestSolver:
 
     def test_the_first_solution_stays_where_the_other_has_no_more_photos(self, find: Callable[..., Any]) -> None:
         best, calls, said = find("auto", one_by_one=5, at_once=5)
-        assert calls == ["incremental", "global"] and best.mapper == "incremental"
+        assert calls == ["incremental", "global", "global", "global"] and best.mapper == "incremental"
         assert len(said) == 1 and "second pass" in said[0]
 
     def test_trusted_poses_are_better_than_none_and_doubtful_ones_are_not(self, find: Callable[..., Any]) -> None:
@@ -191,8 +193,24 @@ class TestSolver:
         best, calls, _ = find("incremental", one_by_one=4)
         assert calls == ["incremental"] and len(best.groups[0]) == 4
         best, calls, _ = find("global", at_once=4)
-        assert calls == ["global"] and len(best.groups[0]) == 4
+        assert calls == ["global"] * 3 and len(best.groups[0]) == 4
         assert find("global", at_once=1)[0] is None
+
+
+def test_other_focal_lengths_are_tried_until_one_is_enough(
+    make_scene: MakeUp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, begins = make_scene(), []
+
+    def solve(database: Any, *_: Any) -> list[Any]:
+        with database.open() as opened:
+            begins.append(opened.read_all_cameras()[0].mean_focal_length() / 1280)
+        return [pycolmap.Reconstruction(scene.truth)] if begins[-1] == 1.8 else []
+
+    monkeypatch.setattr(solution, "solve", solve)
+    best = Solver(scene.database, tmp_path / "work", True, lambda *_: None, lambda _: None).find("global")
+    assert begins == [1.0, 1.8] and best is not None and len(best.groups[0]) == 8
+    assert scene.database.ids() and not list(tmp_path.glob("work*")), "the copies are gone"
 
 
 def test_wrong_poses_are_doubted(make_scene: MakeUp) -> None:
