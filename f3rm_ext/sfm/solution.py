@@ -28,7 +28,7 @@ FOCAL_FACTORS = (1.0, 1.8, 0.6)
 """Factors on the focal lengths with which the global mapper begins, until it is enough: it does not get over ones that
 are wrong by half, as where EXIF tells none of a telephoto lens, or that before photos were cropped."""
 _ENOUGH = 0.95
-"""Share of the photos with features with which the incremental mapper's solution is taken without trying the other."""
+"""Share of the photos with features with which a solution is taken without trying others."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Solver:
 
     Args:
         folder: temporary folder of COLMAP.
-        estimate_lens: whether lens distortion may be left out where photos do not determine it.
+        choose_lens: whether lens distortion may be left out where photos do not determine it.
         show: called with the progress of each stage.
         say: called with each sentence that the user should read.
     """
@@ -73,14 +73,17 @@ class Solver:
         self,
         database: FeatureDatabase,
         folder: Path,
-        estimate_lens: bool,
+        choose_lens: bool,
         show: StageProgress,
         say: Callable[[str], None],
     ) -> None:
         self.database, self.folder, self.show, self.say = database, folder, show, say
-        self.estimate_lens = estimate_lens
+        self.choose_lens = choose_lens
         self.features = database.num_features()
+        self.copy = folder.with_suffix(".db")
+        """The database with other focal lengths; a killed call leaves it."""
         shutil.rmtree(folder, ignore_errors=True)
+        self.copy.unlink(missing_ok=True)
 
     def find(self, mapper: Literal["auto", "incremental", "global"]) -> Solution | None:
         """Returns the best solution; None if no two photos fit together.
@@ -125,7 +128,7 @@ class Solver:
         """Adds one camera after the other."""
         count, refine = partial(self.show, SOLVING), True
         models = solve(self.database, self.folder, "incremental", count)
-        if self.estimate_lens and models and any(map(distortion_folds, models[0].cameras.values())):
+        if self.choose_lens and models and any(map(distortion_folds, models[0].cameras.values())):
             self.say("These photos do not determine the lens distortion, so it is left out.")
             models, refine = solve(self.database, self.folder, "incremental", count, refine_distortion=False), False
         if not models or models[0].num_reg_images() < 2:
@@ -134,11 +137,11 @@ class Solver:
 
     def _solve_at_once(self, focal_factor: float) -> Solution | None:
         """Solves for all cameras at once, and removes photos with weak poses."""
-        copy = self.database.copy(self.folder.with_suffix(".db"), focal_factor)
         try:
-            models = solve(copy, self.folder, "global", partial(self.show, SOLVING))
+            begin = self.database.copy(self.copy, focal_factor)
+            models = solve(begin, self.folder, "global", partial(self.show, SOLVING))
         finally:
-            copy.path.unlink()
+            self.copy.unlink(missing_ok=True)
         if not models:
             return None
         model = models[0]

@@ -263,7 +263,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         distances_px = turn_errors(first, second, _FOCALS) * focal_px
         turned += (distances_px < _TURN_ERROR * max(cameras[a].width, cameras[a].height)).sum(axis=1)
     shares = np.array([fits.mean() for fits in pairs.fits.values()])
-    fit, total = (sum(count(fits) for fits in pairs.fits.values()) for count in (np.count_nonzero, len))
+    fit, total = (sum(int(count(fits)) for fits in pairs.fits.values()) for count in (np.count_nonzero, len))
     ambiguous = [
         name
         for name, ratio in ambiguities(model, points, pairs.pixels, pairs.matches).items()

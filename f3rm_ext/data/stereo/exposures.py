@@ -113,7 +113,7 @@ def light_of(picture: ImagePixels) -> Float[np.ndarray, "pixels 3"]:
 def look_up(stereo: PhotoStereo, maps: DepthMaps) -> Lights:
     """Returns what photos show of the places of some pixels of each of them."""
     lights = [light_of(stereo.photo(index)) for index in range(len(stereo))]
-    parts = [np.zeros((len(stereo), 0, 3))]
+    parts: list[np.ndarray] = [np.zeros((len(stereo), 0, 3))]
     for index in range(len(stereo)):
         points, pixels = some_points(maps, index)
         part = np.zeros((len(stereo), len(points), 3))
