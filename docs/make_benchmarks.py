@@ -310,12 +310,13 @@ def _step_operators(report: Report) -> str:
 
 def _poses(report: Report) -> str:
     """Poses beside the given ones."""
-    head = ["photos", "mapper", "with a pose", "RRA@5", "RTA@5", "AUC@30", "centres", "reprojection px", "s"]
+    head = ["photos", "mapper", "with a pose", "RRA@5", "RTA@5", "AUC@30", "centres", "reprojection px", "verdict",
+            "s"]  # fmt: skip
     rows = [
         [name, row["mapper"], f"{row['registered']} of {row['photos']}",
          *(f"{value:.3f}" for value in (row["rra"]["5"], row["rta"]["5"], row["auc_30"])),
          f"{row['center_error']:.2%} ({row['center_worst']:.2%})", f"{row['reprojection_error_px']:.2f}",
-         f"{row['seconds']:.0f}" + " (matches kept)" * row["features_reused"]]
+         row["verdict"], f"{row['seconds']:.0f}"]
         for name, some in report["captures"].items() for row in some
     ]  # fmt: skip
     return table(head, rows)

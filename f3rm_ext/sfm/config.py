@@ -32,9 +32,9 @@ class ProcessConfig:
     """Pairs of photos to match: all pairs, neighbours in time, or the most similar photos by a vocabulary of their own
     features. auto is sequential for a video, exhaustive for up to 200 photos, and vocabulary for more."""
     mapper: Literal["auto", "incremental", "global"] = "auto"
-    """COLMAP's mapper. incremental adds one camera after the other; global solves for all at once, which is faster and
-    less reliable. auto tries global, too, where incremental leaves photos without a pose or its poses are doubtful, and
-    takes the better solution."""
+    """COLMAP's mapper. incremental adds one camera after the other; global solves for all at once, which is less
+    reliable. auto tries global, too, where incremental leaves photos without a pose or its poses are doubtful, and takes
+    the better solution."""
     camera_model: CameraModelName = "auto"
     """Lens model. auto is opencv for cameras with 20 or more photos, and simple-radial for others."""
     cameras: Literal["auto", "one", "per-photo"] = "auto"
