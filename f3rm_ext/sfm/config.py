@@ -33,8 +33,8 @@ class ProcessConfig:
     features. auto is sequential for a video, exhaustive for up to 200 photos, and vocabulary for more."""
     mapper: Literal["auto", "incremental", "global"] = "auto"
     """COLMAP's mapper. incremental adds one camera after the other; global solves for all at once, which is less
-    reliable. auto tries global, too, where incremental leaves photos without a pose or its poses are doubtful, and takes
-    the better solution."""
+    reliable. auto tries global, too, where incremental leaves photos without a pose or its poses are doubtful, and
+    takes the better solution."""
     camera_model: CameraModelName = "auto"
     """Lens model. auto is opencv for cameras with 20 or more photos, and simple-radial for others."""
     cameras: Literal["auto", "one", "per-photo"] = "auto"
