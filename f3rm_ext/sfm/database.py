@@ -104,10 +104,7 @@ class FeatureDatabase:
             copy = FeatureDatabase(path, self.images, self.masks, self.feature_size, self.max_features)
             with copy.open() as database:
                 for camera in database.read_all_cameras():
-                    params = camera.params.copy()
-                    params[camera.focal_length_idxs()] *= focal_factor
-                    camera.params = params
-                    database.update_camera(camera)
+                    _update_focal_length(database, camera, focal_factor * camera.mean_focal_length())
         return copy
 
     def ids(self) -> dict[str, int]:
@@ -236,7 +233,13 @@ def _set_focal_lengths(path: Path, focal_px: Mapping[str, float]) -> None:
                 of_camera[image.camera_id].append(focal_px[image.name])
         for camera_id, values in of_camera.items():
             camera = database.read_camera(camera_id)
-            params = camera.params.copy()
-            params[camera.focal_length_idxs()] = float(np.median(values))
-            camera.params, camera.has_prior_focal_length = params, True
-            database.update_camera(camera)
+            camera.has_prior_focal_length = True
+            _update_focal_length(database, camera, float(np.median(values)))
+
+
+def _update_focal_length(database: Any, camera: Any, focal_px: float) -> None:
+    """Writes a camera with another focal length, the same in both directions."""
+    params = camera.params.copy()
+    params[camera.focal_length_idxs()] = focal_px
+    camera.params = params
+    database.update_camera(camera)

@@ -1,7 +1,7 @@
 """The best solution for the cameras: by which mapper, of which photos, and whether its poses can be trusted."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,22 @@ from f3rm_ext.sfm.database import FeatureDatabase, translate_errors
 from f3rm_ext.sfm.mapping import Mapper, adjust, distortion_folds, image_names, separate_cameras, solve
 from f3rm_ext.sfm.quality import FEW_FEATURES
 from f3rm_ext.sfm.second_pass import register_missing
-from f3rm_ext.sfm.verdict import LEAST_MATCHES_FIT, Evidence, PairFits, PointVisibility, collect_evidence, find_doubt
+from f3rm_ext.sfm.verdict import (
+    LEAST_MATCHES_FIT,
+    LEAST_PHOTO_FIT,
+    Evidence,
+    PairFits,
+    PointVisibility,
+    collect_evidence,
+    find_doubt,
+)
 from f3rm_ext.utils.console import StageProgress
 
+Origin = Mapper | Literal["predicted"]
 SOLVING, AT_ONCE, AGAIN = "Solving for cameras", "Solving for all cameras at once", "Trying photos again"
 LEAST_SHARED_POINTS = 20
 """Smallest number of points that a photo of the global mapper sees together with two others. That mapper places every
 photo that matches another one, and those with fewer points are often wrong."""
-LEAST_PHOTO_FIT = 0.9
-"""Smallest share of the matches of such a photo that fits its pose."""
 FOCAL_FACTORS = (1.0, 1.8, 0.6)
 """Factors on the focal lengths with which the global mapper begins, until it is enough: it does not get over ones that
 are wrong by half, as where EXIF tells none of a telephoto lens, or that before photos were cropped."""
@@ -39,13 +46,18 @@ class Solution:
     """``pycolmap.Reconstruction`` of the largest group of photos that fit together."""
     groups: list[set[str]]
     """Names of the photos of each group, the model's first."""
-    mapper: Mapper | Literal["predicted"]
-    """Where the poses come from."""
+    mapper: Origin
+    """COLMAP's mapper that found the poses, or ``predicted`` for those of a front end."""
     evidence: Evidence
     doubt: str
     """Reason why poses are probably wrong; empty if they seem right."""
     registered_again: list[str]
     """Photos that got their pose in the second pass."""
+
+    @property
+    def num_photos(self) -> int:
+        """Number of photos with a pose."""
+        return len(self.groups[0])
 
     def beats(self, other: "Solution") -> bool:
         """Returns whether this solution is to be taken in place of another one.
@@ -56,7 +68,7 @@ class Solution:
         if self.doubt and other.doubt:
             ours, theirs = (some.evidence.matches_fit * some.evidence.matches for some in (self, other))
             return ours > theirs
-        return not self.doubt and (bool(other.doubt) or len(self.groups[0]) > len(other.groups[0]))
+        return not self.doubt and (bool(other.doubt) or self.num_photos > other.num_photos)
 
 
 class Solver:
@@ -103,10 +115,8 @@ class Solver:
                     break
             self.show(AT_ONCE, len(FOCAL_FACTORS), len(FOCAL_FACTORS))
         if best is not None and mapper == "auto" and best is not first:
-            before = f"{len(first.groups[0])}{', which are doubtful' if first.doubt else ''}" if first else "none"
-            self.say(
-                f"Solving for all cameras at once gave poses to {len(best.groups[0])} photos (one by one: {before})."
-            )
+            before = f"{first.num_photos}{', which are doubtful' if first.doubt else ''}" if first else "none"
+            self.say(f"Solving for all cameras at once gave poses to {best.num_photos} photos (one by one: {before}).")
         if best is not None and best.registered_again:
             self.say(f"A second pass found poses of {name_some(best.registered_again)}.")
         return best
@@ -114,11 +124,11 @@ class Solver:
     def _is_enough(self, solution: Solution | None) -> bool:
         """Returns whether nothing else needs to be tried."""
         able = sum(number >= FEW_FEATURES for number in self.features.values())
-        return solution is not None and not solution.doubt and len(solution.groups[0]) >= _ENOUGH * able
+        return solution is not None and not solution.doubt and solution.num_photos >= _ENOUGH * able
 
     def _is_better(self, solution: Solution, best: Solution | None, mapper: str) -> bool:
         """Returns whether a solution of the global mapper is to be taken in place of the best one so far."""
-        if mapper == "auto" and any(map(distortion_folds, solution.model.cameras.values())):
+        if mapper == "auto" and _lens_folds(solution.model):
             return False
         if best is None:  # a doubtful solution where the other mapper found none is rather chance
             return mapper == "global" or not solution.doubt
@@ -128,7 +138,7 @@ class Solver:
         """Adds one camera after the other."""
         count, refine = partial(self.show, SOLVING), True
         models = solve(self.database, self.folder, "incremental", count)
-        if self.choose_lens and models and any(map(distortion_folds, models[0].cameras.values())):
+        if self.choose_lens and models and _lens_folds(models[0]):
             self.say("These photos do not determine the lens distortion, so it is left out.")
             models, refine = solve(self.database, self.folder, "incremental", count, refine_distortion=False), False
         if not models or models[0].num_reg_images() < 2:
@@ -151,14 +161,8 @@ class Solver:
             contradicted = remove_weak_photos(model, self.database)
         if model.num_reg_images() < 2:
             return None
-        solution = judge(models, "global", self.database, [name for name in again if name in image_names(model)])
-        if contradicted and not solution.doubt:
-            doubt = (
-                f"more than {1 - LEAST_PHOTO_FIT:.0%} of the matches of {name_some(contradicted)} contradict their "
-                "poses: take photos between these and the others, or leave them out"
-            )
-            return replace(solution, doubt=doubt)
-        return solution
+        again = [name for name in again if name in image_names(model)]
+        return judge(models, "global", self.database, again, contradicted)
 
     def _register_missing(self, model: Any, refine_distortion: bool = True) -> list[str]:
         """Tries photos without a pose once more. Returns the names of those that got one."""
@@ -166,18 +170,28 @@ class Solver:
         return register_missing(model, self.database, missing, partial(self.show, AGAIN), refine_distortion)
 
 
+def _lens_folds(model: Any) -> bool:
+    """Returns whether the distortion of a camera of a model cannot be undone."""
+    return any(map(distortion_folds, model.cameras.values()))
+
+
 def judge(
-    models: list[Any], mapper: Mapper | Literal["predicted"], database: FeatureDatabase, registered_again: list[str]
+    models: list[Any],
+    mapper: Origin,
+    database: FeatureDatabase,
+    registered_again: list[str],
+    contradicted: Sequence[str] = (),
 ) -> Solution:
     """Returns a solution with the evidence for and against its poses.
 
     Args:
         models: ``pycolmap.Reconstruction`` objects, the one with most photos first.
+        contradicted: what :func:`remove_weak_photos` returned.
     """
     model = models[0]
     groups = [image_names(some) for some in models]
     groups = [*groups[:1], *(rest for group in groups[1:] if (rest := group - groups[0]))]
-    evidence, separate = collect_evidence(model, database), None
+    evidence, separate = replace(collect_evidence(model, database), contradicted=list(contradicted)), None
     if evidence.matches_fit < LEAST_MATCHES_FIT and model.num_cameras() < model.num_reg_images():
         separate = collect_evidence(separate_cameras(model), database)
     return Solution(model, groups, mapper, evidence, find_doubt(evidence, separate), registered_again)

@@ -19,6 +19,8 @@ from f3rm_ext.sfm.second_pass import POSE_ERROR_PX, estimate_pose
 
 LEAST_MATCHES_FIT = 0.92
 """Smallest share of the matches that fit right poses. Few pairs as a whole may be chance: 15 matches do."""
+LEAST_PHOTO_FIT = 0.9
+"""Smallest share of a photo's matches that fit its pose where all cameras are solved for at once."""
 MOST_AMBIGUITY, MOST_AMBIGUOUS = 0.5, 0.05
 """Largest ambiguity of a right pose, and largest share of photos that have more."""
 _SECOND_SHARE, _CORRESPONDENCES = 0.1, 3000
@@ -65,6 +67,8 @@ class Evidence:
     """Share of photos that these are."""
     matches: int = 0
     """Verified matches of the pairs."""
+    contradicted: list[str] = field(default_factory=list)
+    """Names of the photos of a solution for all cameras at once of whose matches too few fit (``LEAST_PHOTO_FIT``)."""
 
 
 def epipolar_fit(
@@ -327,5 +331,10 @@ def find_doubt(evidence: Evidence, separate: Evidence | None = None) -> str:
         return (
             f"half of the photos see at most {evidence.points_per_photo:.0f} points that two others see as well, which "
             "happens by chance: take photos of things with more texture, nearer to each other"
+        )
+    if evidence.contradicted:
+        return (
+            f"more than {1 - LEAST_PHOTO_FIT:.0%} of the matches of {name_some(evidence.contradicted)} contradict "
+            "their poses: take photos between these and the others, or leave them out"
         )
     return ""

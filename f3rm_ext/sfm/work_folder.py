@@ -23,7 +23,7 @@ COMMAND = "sfm process"
 
 
 class _Focal(TypedDict, total=False):
-    """What is known of some photos only."""
+    """Focal length of a photo that is smaller than its EXIF says, px; other photos have none here."""
 
     focal_px: Annotated[float, Meta(gt=0)]
 

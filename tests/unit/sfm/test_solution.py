@@ -66,7 +66,7 @@ def turn_on_the_spot(model: Any, number: int) -> None:
 
 
 def test_a_contradicted_photo_is_removed_unless_it_has_many_of_the_matches(make_scene: MakeUp) -> None:
-    """One of eight photos has a quarter of all matches; once its matches with five photos are forgotten, few."""
+    """One of eight photos has a quarter of all matches; once those with six photos are forgotten, few."""
     scene = make_scene()
     first, *rest = sorted(scene.truth.reg_image_ids())
     model = pycolmap.Reconstruction(scene.truth)
