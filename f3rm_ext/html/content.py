@@ -16,7 +16,7 @@ _PACKAGES = ("f3rm-ext", "nerfstudio", "torch", "numpy", "numba")
 
 
 def capture_name(folder: Path) -> str:
-    """Returns the name of a capture or of a folder of photos.
+    """Returns the name of a capture, of a folder of photos, or of a video.
 
     >>> tuple(capture_name(Path(path)) for path in ("/data/fox", "/data/fox/images", "/data/fox/transforms.json"))
     ('fox', 'fox', 'fox')
@@ -25,7 +25,7 @@ def capture_name(folder: Path) -> str:
     if folder.suffix == ".json":
         folder = folder.parent
     named = folder.parent.name if folder.name.lower() in _PHOTO_FOLDERS else ""
-    return named or folder.name
+    return named or (folder.stem if folder.is_file() else folder.name)
 
 
 @dataclass

@@ -19,10 +19,11 @@ class ProcessConfig:
     output: Annotated[Path, tyro.conf.arg(aliases=["--out"])]
     """Folder for the capture: a new one, or one from an earlier call of this command. It may lie in that of the
     photos."""
-    images: Path | None = None
-    """Folder of photos, searched with its subfolders."""
+    images: Annotated[Path | None, tyro.conf.arg(aliases=["--data"])] = None
+    """Folder of photos, searched with its subfolders; or a video."""
     video: Path | None = None
-    """Video to use instead of photos; the sharpest frames at even intervals are taken."""
+    """Video to use instead of photos. The sharpest frames at even intervals are taken, without those between which the
+    camera hardly moves."""
     masks: Path | None = None
     """Folder of masks named like the photos. Black pixels are ignored, here and in training."""
     method: str = "auto"
@@ -41,7 +42,7 @@ class ProcessConfig:
     """Photos that share a camera: all (one), none (per-photo), or those with the same size, camera and focal length in
     EXIF (auto)."""
     num_frames: Annotated[int, Range(2, 10_000)] = 150
-    """Number of frames to take from a video, 2 to 10 000."""
+    """Maximum number of frames to take from a video, 2 to 10 000."""
     max_size: Annotated[int, Range(0, 65_536)] = 0
     """Longest side of the capture's images, in px, 0 to 65 536; larger photos are reduced. 0 keeps their size."""
     feature_size: Annotated[int, Range(64, 65_536)] = 2000
@@ -53,6 +54,10 @@ class ProcessConfig:
     start_over: bool = False
     """Discard the results of earlier calls. An existing capture stays until the new one is complete, and is
     then replaced even if the new poses are doubtful."""
+
+    def __post_init__(self) -> None:
+        if self.images is not None and self.images.is_file() and self.video is None:
+            self.images, self.video = None, self.images
 
     def check(self) -> None:
         """Checks the options that need no file."""

@@ -65,7 +65,7 @@ class Processing:
             if cause:
                 self.say(f"Starting over, because {cause}.")
             if config.video is not None:
-                sources = write_frames(work, config.video, config, self.show)
+                sources = write_frames(work, config.video, config, self.show, self.say)
             copy_photos(work, sources, config.max_size, self.show, self.say)
             key = {**{name: values[name] for name in _RESULT_OPTIONS}, "photos": sorted(work.photos)}
             result = work.find_result(key)

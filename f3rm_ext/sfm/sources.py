@@ -55,13 +55,18 @@ def find_sources(config: ProcessConfig, say: Callable[[str], None]) -> dict[str,
     return dict(zip(capture_names(paths, config.images), sources, strict=True))
 
 
-def write_frames(work: WorkFolder, path: Path, config: ProcessConfig, show: StageProgress) -> dict[str, Source]:
-    """Writes the sharpest frames of a video, unless an earlier call did. Returns them by name without suffix."""
+def write_frames(
+    work: WorkFolder, path: Path, config: ProcessConfig, show: StageProgress, say: Callable[[str], None]
+) -> dict[str, Source]:
+    """Writes the sharpest frames of a video, unless an earlier call did. Returns them by name without suffix.
+
+    Of frames between which the camera hardly moves only the first stays.
+    """
     origin = {"stamp": file_stamp(path), "num_frames": config.num_frames, "max_size": config.max_size}
     known = work.state.get("video", {})
     frames = [work.images / name for name in known.get("frames", ())]
     if known.get("wanted") != origin or not all(frame.is_file() for frame in frames):
-        frames = []
+        frames, small = [], []
         for image in video.sharpest_frames(path, config.num_frames, partial(show, FRAMES)):
             if config.max_size:
                 image.thumbnail((config.max_size, config.max_size), Image.Resampling.LANCZOS)
@@ -69,7 +74,15 @@ def write_frames(work: WorkFolder, path: Path, config: ProcessConfig, show: Stag
             image.save(stream, "JPEG", quality=_FRAME_QUALITY, subsampling=0)
             frames.append(work.images / f"frame_{len(frames) + 1:05d}.jpg")
             work.write(frames[-1], stream.getvalue())
+            image.thumbnail((video.SMALL_PX, video.SMALL_PX))
+            small.append(np.asarray(image.convert("L")))
         require_images(len(frames), path)
+        moving = [frames[position] for position in video.select_moving(small)]
+        if len(moving) < len(frames):
+            say(f"{len(moving)} of {len(frames)} frames are used: the camera hardly moves between the others.")
+        for frame in set(frames) - set(moving):
+            frame.unlink()
+        frames = moving
         work.save(video={"wanted": origin, "frames": [frame.name for frame in frames]})
     return {frame.stem: Source(frame) for frame in frames}
 

@@ -38,6 +38,8 @@ MOST_TURN_FIT = 0.8
 """Largest share of matches that a turn on the spot may explain."""
 _FOCALS, _TURN_ERROR = np.geomspace(0.5, 2, 13), 0.005
 """Focal lengths to try, in those of the model, and largest distance that a turn explains, in longest sides."""
+_LEAST_MOVED = 0.05
+"""Share of the matches that move below which a camera stands still."""
 _EPIPOLAR_PX = 4.0
 """Largest distance of a match from its epipolar lines; COLMAP verifies pairs with the same."""
 _LEAST_MATCHES = 15
@@ -55,7 +57,9 @@ class Evidence:
     matches_fit: float
     """Share of all their matches that fit: near their epipolar lines, and in front of both cameras."""
     turn_fit: float
-    """Share of the matches that a turn of the camera on the spot explains as well, with the best focal length."""
+    """Share of the matches that a turn of the camera on the spot explains as well, with the best focal length. Matches
+    that stay where they are, as those of frames that follow each other, fit any motion: only others count, if there are
+    enough of them."""
     blind: float
     """Share of the photos that should see points of another one, from nearly the same side, and see none of them. Only
     photos that were compared with each other count."""
@@ -255,17 +259,6 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
                 expected = points.expected_points(a, cameras[b], photos[b].cam_from_world())
                 if len(expected) >= _LEAST_EXPECTED:
                     blind.append(bool(np.isin(expected, points.rows_by_photo[b]).mean() < _FEW))
-    turned = np.zeros(len(_FOCALS))
-    for (a, b), matches in pairs.matches.items():
-        # Without the model's distortion, which is made up as well then.
-        focal_px = (cameras[a].mean_focal_length() + cameras[b].mean_focal_length()) / 2
-        first, second = (
-            (pairs.pixels[number][rows] - [cameras[number].principal_point_x, cameras[number].principal_point_y])
-            / focal_px
-            for number, rows in zip((a, b), matches.T, strict=True)
-        )
-        distances_px = turn_errors(first, second, _FOCALS) * focal_px
-        turned += (distances_px < _TURN_ERROR * max(cameras[a].width, cameras[a].height)).sum(axis=1)
     shares = np.array([fits.mean() for fits in pairs.fits.values()])
     fit, total = (sum(int(count(fits)) for fits in pairs.fits.values()) for count in (np.count_nonzero, len))
     ambiguous = [
@@ -277,7 +270,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         pairs=len(shares),
         pairs_fit=float(np.mean(shares > 0.5)) if len(shares) else 0.0,
         matches_fit=fit / max(total, 1),
-        turn_fit=float(turned.max()) / max(total, 1),
+        turn_fit=fit_turns(pairs, cameras),
         blind=float(np.mean(blind)) if blind else 0.0,
         points_per_photo=float(
             np.median([np.count_nonzero(points.views[rows] > 2) for rows in points.rows_by_photo.values()])
@@ -286,6 +279,29 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         ambiguous_share=len(ambiguous) / max(1, len(photos)),
         matches=total,
     )
+
+
+def fit_turns(pairs: PairFits, cameras: Mapping[int, Any]) -> float:
+    """Returns :attr:`Evidence.turn_fit` of the cameras of a model, by photo."""
+    turned, moved_turned = np.zeros((2, len(_FOCALS)))
+    total = total_moved = 0
+    for (a, b), matches in pairs.matches.items():
+        # Without the model's distortion, which is made up as well then.
+        focal_px = (cameras[a].mean_focal_length() + cameras[b].mean_focal_length()) / 2
+        error_px = _TURN_ERROR * max(cameras[a].width, cameras[a].height)
+        places_px = [pairs.pixels[number][rows] for number, rows in zip((a, b), matches.T, strict=True)]
+        first, second = (
+            (places - [cameras[number].principal_point_x, cameras[number].principal_point_y]) / focal_px
+            for number, places in zip((a, b), places_px, strict=True)
+        )
+        fits = turn_errors(first, second, _FOCALS) * focal_px < error_px
+        moved = np.linalg.norm(places_px[0] - places_px[1], axis=1) > 2 * error_px
+        turned += fits.sum(axis=1)
+        moved_turned += fits[:, moved].sum(axis=1)
+        total, total_moved = total + len(moved), total_moved + int(moved.sum())
+    if total_moved < _LEAST_MOVED * total:
+        return float(turned.max()) / max(total, 1)
+    return float(moved_turned.max()) / max(total_moved, 1)
 
 
 def find_doubt(evidence: Evidence, separate: Evidence | None = None) -> str:

@@ -1,6 +1,6 @@
-"""Frames of a video: at even distances, and the sharpest of each stretch."""
+"""Frames of a video: the sharpest of each stretch, without those between which the camera hardly moves."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,16 @@ from PIL import Image
 
 from f3rm_ext.errors import CaptureError, reason_of
 
-_SHARPNESS_PX = 320
+SMALL_PX = 320
+"""Longest side of the pictures in which sharpness and motion are measured."""
+_STEP = 0.015
+"""Motion between two frames that both add something, as a share of the picture's longer side."""
+_LEAST_PX = 12
+"""Shortest side that the search for motion takes."""
+_FEW_FRAMES = 30
+"""Number of frames below which smaller steps do."""
+_SMALLEST_STEP = 1e-3
+"""Motion that noise and compression make between frames of a camera that stands still."""
 
 
 def measure_sharpness(grey: UInt8[np.ndarray, "h w"]) -> float:
@@ -56,7 +65,7 @@ def sharpest_frames(
                     yield _turn_upright(best)
                     best, best_sharpness = None, -1.0
                 stretch = max(current, stretch)
-                scale = max(1.0, max(frame.width, frame.height) / _SHARPNESS_PX)
+                scale = max(1.0, max(frame.width, frame.height) / SMALL_PX)
                 small = frame.reformat(int(frame.width / scale), int(frame.height / scale), format="gray")
                 sharpness = measure_sharpness(small.to_ndarray())
                 if sharpness > best_sharpness:
@@ -70,6 +79,43 @@ def sharpest_frames(
             raise CaptureError(f"The video {path} cannot be read ({reason}): convert it to MP4 (H.264).") from error
     if best is not None:
         yield _turn_upright(best)
+
+
+def measure_motion(before: UInt8[np.ndarray, "h w"], after: UInt8[np.ndarray, "h w"]) -> float:
+    """Returns how far a picture's parts move from one frame to another, as a share of its longer side.
+
+    It is the distance that a tenth of the pixels exceeds, by dense inverse search (Kroeger et al., ECCV 2016): a thing
+    before a plain wall counts, a passer-by in the distance does not.
+    """
+    import cv2
+
+    if before.shape != after.shape or min(before.shape) < _LEAST_PX:  # a phone that was turned; a strip
+        return 1.0
+    search = cv2.DISOpticalFlow.create(cv2.DISOPTICAL_FLOW_PRESET_ULTRAFAST)
+    still = np.zeros((*before.shape, 2), np.float32)
+    flow = search.calc(np.ascontiguousarray(before), np.ascontiguousarray(after), still)
+    return float(np.percentile(np.linalg.norm(flow, axis=-1), 90)) / max(before.shape)
+
+
+def select_moving(pictures: Sequence[UInt8[np.ndarray, "h w"]]) -> list[int]:
+    """Returns the positions of the frames between which the camera moves enough for each to add something.
+
+    Frames that show nearly the same give neither depth nor views, and cost as much as others. If the whole video moves
+    little, the steps become smaller, until there are 30 frames or only noise is left.
+
+    Args:
+        pictures: frames in the order of time, with a longest side of about 320 px.
+    """
+    step = _STEP
+    while len(pictures) > _FEW_FRAMES and step > _SMALLEST_STEP:
+        positions = [0]
+        for number, picture in enumerate(pictures[1:], 1):
+            if measure_motion(pictures[positions[-1]], picture) >= step:
+                positions.append(number)
+        if len(positions) >= _FEW_FRAMES:
+            return positions
+        step /= 1.5
+    return list(range(len(pictures)))
 
 
 def _duration(container: Any, stream: Any) -> Fraction | None:

@@ -10,6 +10,7 @@ from PIL import Image
 from f3rm_ext import compat
 from f3rm_ext.capture.checks import read_transforms
 from f3rm_ext.sfm.photos import find_photos
+from f3rm_ext.sfm.video import sharpest_frames
 from f3rm_ext.utils.pictures import UNREADABLE
 from f3rm_ext.workflow.options import ChainOptions
 
@@ -17,6 +18,8 @@ ON_GPU: dict[str, Any] = {"coarse_method": "sugar-ext", "vertices": 200_000}
 LONG_SIDE_PX, LARGE_PX = 400, 500
 """Photos with a longest side above the second are reduced to about the first. Nearer to it, resampling would cost more
 detail than it saves time."""
+_EVERY_FRAME = 10_000
+"""Number of stretches of a video of which the first ends after few frames."""
 _MOST_PX = 1600
 """Of larger images nerfstudio loads reduced copies from images_2, images_4 ... if these folders exist."""
 ON_CPU: dict[str, Any] = {"coarse_method": "sugar-ext-lite", "vertices": 30_000, "refinement_time": "short"}
@@ -89,7 +92,9 @@ def describe_defaults(given: ChainOptions, complete: ChainOptions) -> str | None
 
 
 def _longest_photo_px(images: Path) -> float:
-    """The longest side of the first photo in a folder; 0 if there is none that can be read."""
+    """The longest side of a video, or of the first photo in a folder; 0 if there is none that can be read."""
+    if images.is_file():
+        return float(max(next(sharpest_frames(images, _EVERY_FRAME)).size))
     for path in find_photos(images):
         try:
             with Image.open(path) as photo:

@@ -215,7 +215,7 @@ def identify(data: Path) -> dict[str, Any]:
 
 
 def identify_photos(images: Path) -> dict[str, Any]:
-    """Returns what identifies photos without poses: their folder. Photos may be added to it and removed."""
+    """Returns what identifies photos without poses: their folder, or video. Photos may be added and removed."""
     path = str(images.resolve())
     return {"path": path, "digest": hash_bytes(path.encode())}
 

@@ -46,7 +46,7 @@ class DemoOptions:
     data: Path | None = None
     """Capture: a folder with transforms.json or COLMAP's sparse/0. By default the demo makes a synthetic room."""
     images: Path | None = None
-    """Folder of photos without poses, in place of --data: `f3rm-ext sfm process` finds the poses first."""
+    """Folder of photos without poses, or a video, in place of --data: `f3rm-ext sfm process` finds the poses first."""
     out: Annotated[Path, tyro.conf.arg(aliases=["--output"])] = Path("demo")
     """Folder for all files of the demo."""
     method: Literal["auto", "f3rm-ext-lite", "sugar-ext-lite"] = "auto"
@@ -67,8 +67,8 @@ class DemoOptions:
     def __post_init__(self) -> None:
         if self.images is not None and self.data is not None:
             raise ConfigError("--images (photos without poses) and --data (a capture with poses) exclude each other.")
-        if self.images is not None and not self.images.is_dir():
-            raise ConfigError(f"There is no folder {self.images}: check the path given with --images.")
+        if self.images is not None and not self.images.exists():
+            raise ConfigError(f"{self.images} does not exist: check the path given with --images.")
         check_ranges(self)
 
 
@@ -79,7 +79,7 @@ class ChainOptions:
     data: Path | None = None
     """The capture: a folder with transforms.json or COLMAP's sparse/0, or such a JSON file."""
     images: Path | None = None
-    """Folder of photos without poses, in place of --data: `f3rm-ext sfm process` finds the poses first."""
+    """Folder of photos without poses, or a video, in place of --data: `f3rm-ext sfm process` finds the poses first."""
     output: Annotated[Path, tyro.conf.arg(aliases=["--out"])]
     """Folder for everything that is made."""
     dense_points: DenseMode | None = None
@@ -138,7 +138,7 @@ class ChainOptions:
     def __post_init__(self) -> None:
         if (self.data is None) == (self.images is None):
             given = "Both --data and --images are" if self.images else "Neither --data nor --images is"
-            raise ConfigError(f"{given} given: --data takes a capture with poses, --images a folder of photos without.")
+            raise ConfigError(f"{given} given: --data takes a capture with poses, --images photos or a video without.")
         if self.images is None and "sfm" in (self.from_stage, self.until_stage):
             raise ConfigError("The stage sfm finds the poses of photos: give them with --images instead of --data.")
         if self.images is not None and self.skip_coarse:

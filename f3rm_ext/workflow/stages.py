@@ -90,8 +90,8 @@ class Stage:
 
 
 def pose_stage(images: Path, capture: Path, options: StageOptions, start_over: bool = False) -> Stage:
-    """Returns the stage that makes a capture of photos without poses."""
-    inputs = {"photos": _hash_files(find_photos(images), images)}
+    """Returns the stage that makes a capture of photos without poses, or of a video."""
+    inputs = {"photos": hash_path(images) if images.is_file() else _hash_files(find_photos(images), images)}
     if "masks" in options:
         inputs["masks"] = hash_path(Path(" ".join(options["masks"])))
     words = ("--images", str(images.absolute()), "--output", str(capture), *(("--start-over",) if start_over else ()))

@@ -1,5 +1,6 @@
 """Whether poses are wrong is seen from matches, without the true poses."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from f3rm_ext.sfm.mapping import separate_cameras
-from f3rm_ext.sfm.verdict import Evidence, collect_evidence, epipolar_fit, find_doubt, turn_errors
+from f3rm_ext.sfm.verdict import Evidence, PairFits, collect_evidence, epipolar_fit, find_doubt, fit_turns, turn_errors
 
 pycolmap = pytest.importorskip("pycolmap")
 TOLERANCE = 1e-6
@@ -149,6 +150,23 @@ def test_a_turn_on_the_spot_is_told_whatever_focal_length_the_solver_finds() -> 
         errors = np.median(turn_errors(first / focal, second / focal, 1 / focals), axis=1)
         assert errors.argmin() == focals.tolist().index(focal) and errors.min() < 1e-9
     assert np.median(turn_errors(first, moved, focals), axis=1).min() > 0.02
+
+
+@pytest.mark.parametrize(("change", "most"), [("sideways", 0.4), ("turn", 1.0), ("none", 1.0), ("a few wrong", 1.0)])
+def test_matches_that_stay_where_they_are_do_not_tell_a_turn(change: str, most: float) -> None:
+    """Three frames show the same, as those of a slow video do; a fourth moved, or turned."""
+    first, moved, pose = two_views(np.random.default_rng(3))
+    homogeneous = np.c_[first, np.ones(len(first))] @ pose[:, :3].T
+    last = {"sideways": moved, "turn": homogeneous[:, :2] / homogeneous[:, 2:]}.get(change, first).copy()
+    if change == "a few wrong":
+        last[: len(last) // 20] += 0.02
+    camera = pycolmap.Camera.create_from_model_id(1, pycolmap.CameraModelId.SIMPLE_PINHOLE, 500, 800, 600)
+    rows = np.arange(len(first)).repeat(2).reshape(-1, 2)
+    pairs = PairFits.__new__(PairFits)
+    pairs.pixels = {number: places * 500 + [400, 300] for number, places in enumerate([first, first, first, last])}
+    pairs.matches = {(a, b): rows for a, b in itertools.combinations(range(4), 2)}
+    fit = fit_turns(pairs, dict.fromkeys(range(4), camera))
+    assert most - 0.4 <= fit <= most
 
 
 @pytest.mark.parametrize(

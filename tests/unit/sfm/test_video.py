@@ -1,4 +1,4 @@
-"""Frames of a video: as many as wanted, evenly spread, the sharpest of each stretch."""
+"""Frames of a video: as many as wanted, evenly spread, the sharpest of each stretch, none that show the same."""
 
 import struct
 from fractions import Fraction
@@ -6,10 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.ndimage import gaussian_filter, laplace
+from scipy.ndimage import gaussian_filter, laplace, shift
 
 from f3rm_ext.errors import CaptureError
-from f3rm_ext.sfm.video import measure_sharpness, sharpest_frames
+from f3rm_ext.sfm.config import ProcessConfig
+from f3rm_ext.sfm.sources import write_frames
+from f3rm_ext.sfm.video import measure_motion, measure_sharpness, select_moving, sharpest_frames
+from f3rm_ext.sfm.work_folder import WorkFolder
 
 av = pytest.importorskip("av")
 FRAMES, SHARP = 40, 3
@@ -98,3 +101,68 @@ def test_frames_at_a_varying_rate_are_spread_over_time(tmp_path: Path, suffix: s
         container.mux(stream.encode())
     found = [times_ms[shown(image)] for image in sharpest_frames(path, 8)]
     assert len(found) == 8 and max(np.diff(found)) < 2000 and sum(time_ms < 1000 for time_ms in found) <= 2
+
+
+WALL = gaussian_filter(np.random.default_rng(1).uniform(0, 255, (180, 1600)), 2)
+WALL = ((WALL - WALL.min()) / np.ptp(WALL) * 255).astype(np.uint8)
+
+
+def frames_at(places_px: list[float]) -> list[np.ndarray]:
+    """What a camera of 320 x 180 px sees that moves along a wall."""
+    return [shift(WALL, (0, -place), order=1, mode="nearest")[:, :320] for place in places_px]
+
+
+def test_motion_is_a_share_of_the_longer_side() -> None:
+    before, after = frames_at([100, 108])
+    assert measure_motion(before, after) == pytest.approx(8 / 320, rel=0.1)
+    assert measure_motion(before, before) < 1e-3
+
+
+def test_a_thing_that_moves_before_a_plain_wall_counts() -> None:
+    before, after = np.full((180, 320), 90, np.uint8), np.full((180, 320), 90, np.uint8)
+    before[40:140, 100:190], after[40:140, 108:198] = WALL[40:140, 100:190], WALL[40:140, 100:190]
+    assert measure_motion(before, after) > 6 / 320
+
+
+def test_frames_of_a_camera_that_moves_stay() -> None:
+    assert select_moving(frames_at([6.0 * number for number in range(40)])) == list(range(40))
+
+
+def test_frames_while_a_camera_stands_still_are_left_out() -> None:
+    walk = [6.0 * number for number in range(40)]
+    positions = select_moving(frames_at([*walk[:20], *[walk[19]] * 30, *walk[20:]]))
+    assert positions == [*range(20), *range(50, 70)]
+
+
+def test_a_slow_camera_gives_about_thirty_frames_evenly_spread() -> None:
+    positions = select_moving(frames_at([0.6 * number for number in range(150)]))
+    assert 30 <= len(positions) <= 45 and max(np.diff(positions)) <= 6 and positions[-1] > 140
+
+
+@pytest.mark.parametrize("places_px", [[0.0] * 50, [0.6 * number for number in range(30)]], ids=["still", "few"])
+def test_all_frames_stay_if_the_rest_is_too_few(places_px: list[float]) -> None:
+    """Poses of the first fail with a reason of their own."""
+    assert len(select_moving(frames_at(places_px))) == len(places_px)
+
+
+def test_only_frames_that_are_used_are_written(tmp_path: Path) -> None:
+    path, said = tmp_path / "slow.mp4", []
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 320, 180, "yuv420p", 8_000_000
+        for levels in frames_at([1.0 * number for number in range(90)]):
+            rgb = np.ascontiguousarray(levels[..., None].repeat(3, axis=2))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(rgb, format="rgb24")))
+        container.mux(stream.encode())
+    config = ProcessConfig(output=tmp_path / "out", images=path)
+    assert config.video == path and config.images is None
+
+    def write(work: WorkFolder) -> list[str]:
+        sources = write_frames(work, path, config, lambda *counts: None, said.append)
+        assert sorted(source.path for source in sources.values()) == sorted(work.images.iterdir())
+        return sorted(sources)
+
+    work = WorkFolder(tmp_path / "out")
+    names = write(work)
+    assert 30 <= len(names) < 60 and len(said) == 1 and f"{len(names)} of 90" in said[0]
+    assert write(work) == names and len(said) == 1

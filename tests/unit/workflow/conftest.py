@@ -23,9 +23,10 @@ _OF_TWO = ("export", "eval", "scene", "features", "splats")
 def make_capture(folder: Path, photos: Path) -> None:
     """Writes what `f3rm-ext sfm process` would, as far as workflows look at it."""
     folder.mkdir(exist_ok=True)
-    names = sorted(path.name for path in photos.iterdir() if path.is_file())
-    for name in names:
-        (folder / name).write_bytes((photos / name).read_bytes())
+    files = [photos] if photos.is_file() else [path for path in photos.iterdir() if path.is_file()]
+    names = sorted(path.name for path in files)
+    for path in files:
+        (folder / path.name).write_bytes(path.read_bytes())
     (folder / "transforms.json").write_text(json.dumps({"frames": [{"file_path": name} for name in names]}))
     (folder / "sparse_pc.ply").write_bytes(b"points")
 

@@ -44,6 +44,20 @@ def test_photos_without_poses_are_reduced_by_their_own_size(run_chain: RunChain,
     assert all("--resolution-scale 0.5" in command for command in commands(player, "ns-train"))
 
 
+def test_a_video_is_reduced_by_the_size_of_its_frames(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    av = pytest.importorskip("av")
+    path = tmp_path / "clip.mp4"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 800, 80, "yuv420p"
+        for _ in range(3):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((80, 800, 3), np.uint8), format="rgb24")))
+        container.mux(stream.encode())
+    run_chain(data=None, images=path)
+    assert all("--resolution-scale 0.5" in command for command in commands(player, "ns-train"))
+    assert f"--images {path}" in commands(player, "f3rm-ext")[0]
+
+
 def test_what_is_given_wins(run_chain: RunChain, player: Any, capture: Path) -> None:
     (capture / "transforms.json").write_text(json.dumps({"frames": [], "w": 1600, "h": 1200}))
     run_chain(
