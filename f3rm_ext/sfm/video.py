@@ -13,12 +13,13 @@ from f3rm_ext.errors import CaptureError, reason_of
 
 SMALL_PX = 320
 """Longest side of the pictures in which sharpness and motion are measured."""
-_STEP = 0.015
+_STEP = 0.005
 """Motion between two frames that both add something, as a share of the picture's longer side."""
 _LEAST_PX = 12
 """Shortest side that the search for motion takes."""
-_FEW_FRAMES = 30
-"""Number of frames below which smaller steps do."""
+_FEW_FRAMES = 75
+"""Number of frames below which smaller steps do. Splats of a slow video of 150 frames lose 0.3 dB with 75 of them, and
+2.5 dB with 37."""
 _SMALLEST_STEP = 1e-3
 """Motion that noise and compression make between frames of a camera that stands still."""
 
@@ -101,7 +102,7 @@ def select_moving(pictures: Sequence[UInt8[np.ndarray, "h w"]]) -> list[int]:
     """Returns the positions of the frames between which the camera moves enough for each to add something.
 
     Frames that show nearly the same give neither depth nor views, and cost as much as others. If the whole video moves
-    little, the steps become smaller, until there are 30 frames or only noise is left.
+    little, the steps become smaller, until there are 75 frames or only noise is left.
 
     Args:
         pictures: frames in the order of time, with a longest side of about 320 px.
@@ -114,7 +115,7 @@ def select_moving(pictures: Sequence[UInt8[np.ndarray, "h w"]]) -> list[int]:
                 positions.append(number)
         if len(positions) >= _FEW_FRAMES:
             return positions
-        step /= 1.5
+        step *= 0.8
     return list(range(len(pictures)))
 
 
