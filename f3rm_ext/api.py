@@ -253,7 +253,7 @@ def estimate_poses(
     It can be stopped at any time; called again, it resumes.
 
     Args:
-        images: Folder of photos.
+        images: Folder of photos, or a video.
         output: Folder for the capture: a new one, or one that was begun before.
         on_progress: Called with each stage and how far it is.
         options: Fields of :class:`~f3rm_ext.sfm.config.ProcessConfig`, such as ``matching="sequential"``.
