@@ -66,7 +66,7 @@ class ProcessConfig:
                 f"{'Both' if self.images else 'Neither'} of --images and --video are given: give one of them."
             )
         if self.masks is not None and self.video is not None:
-            raise ConfigError("--masks only works with --images: use photos, or leave --masks out.")
+            raise ConfigError("--masks only works with photos, not with a video: leave --masks out.")
         check_ranges(self)
         source = self.images or self.video
         assert source is not None

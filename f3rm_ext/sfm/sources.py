@@ -77,12 +77,12 @@ def write_frames(
             image.thumbnail((video.SMALL_PX, video.SMALL_PX))
             small.append(np.asarray(image.convert("L")))
         require_images(len(frames), path)
-        moving = [frames[position] for position in video.select_moving(small)]
-        if len(moving) < len(frames):
-            say(f"{len(moving)} of {len(frames)} frames are used: the camera hardly moves between the others.")
-        for frame in set(frames) - set(moving):
+        selection = [frames[position] for position in video.select_frames(small)]
+        if len(selection) < len(frames):
+            say(f"{len(selection)} of {len(frames)} frames are used: the camera hardly moves between the others.")
+        for frame in set(frames) - set(selection):
             frame.unlink()
-        frames = moving
+        frames = selection
         work.save(video={"wanted": origin, "frames": [frame.name for frame in frames]})
     return {frame.stem: Source(frame) for frame in frames}
 

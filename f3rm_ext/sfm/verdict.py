@@ -38,7 +38,7 @@ MOST_TURN_FIT = 0.8
 """Largest share of matches that a turn on the spot may explain."""
 _FOCALS, _TURN_ERROR = np.geomspace(0.5, 2, 13), 0.005
 """Focal lengths to try, in those of the model, and largest distance that a turn explains, in longest sides."""
-_LEAST_MOVED = 0.05
+_LEAST_MOTION = 0.05
 """Share of the matches that move below which a camera stands still."""
 _EPIPOLAR_PX = 4.0
 """Largest distance of a match from its epipolar lines; COLMAP verifies pairs with the same."""
@@ -283,8 +283,8 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
 
 def fit_turns(pairs: PairFits, cameras: Mapping[int, Any]) -> float:
     """Returns :attr:`Evidence.turn_fit` of the cameras of a model, by photo."""
-    turned, moved_turned = np.zeros((2, len(_FOCALS)))
-    total = total_moved = 0
+    all_fits, moving_fits = np.zeros((2, len(_FOCALS)))
+    num_matches = num_moving = 0
     for (a, b), matches in pairs.matches.items():
         # Without the model's distortion, which is made up as well then.
         focal_px = (cameras[a].mean_focal_length() + cameras[b].mean_focal_length()) / 2
@@ -295,13 +295,13 @@ def fit_turns(pairs: PairFits, cameras: Mapping[int, Any]) -> float:
             for number, places in zip((a, b), places_px, strict=True)
         )
         fits = turn_errors(first, second, _FOCALS) * focal_px < error_px
-        moved = np.linalg.norm(places_px[0] - places_px[1], axis=1) > 2 * error_px
-        turned += fits.sum(axis=1)
-        moved_turned += fits[:, moved].sum(axis=1)
-        total, total_moved = total + len(moved), total_moved + int(moved.sum())
-    if total_moved < _LEAST_MOVED * total:
-        return float(turned.max()) / max(total, 1)
-    return float(moved_turned.max()) / max(total_moved, 1)
+        moves = np.linalg.norm(places_px[0] - places_px[1], axis=1) > 2 * error_px
+        all_fits += fits.sum(axis=1)
+        moving_fits += fits[:, moves].sum(axis=1)
+        num_matches, num_moving = num_matches + len(moves), num_moving + int(moves.sum())
+    if num_moving < _LEAST_MOTION * num_matches:
+        return float(all_fits.max()) / max(num_matches, 1)
+    return float(moving_fits.max()) / max(num_moving, 1)
 
 
 def find_doubt(evidence: Evidence, separate: Evidence | None = None) -> str:

@@ -98,11 +98,12 @@ def measure_motion(before: UInt8[np.ndarray, "h w"], after: UInt8[np.ndarray, "h
     return float(np.percentile(np.linalg.norm(flow, axis=-1), 90)) / max(before.shape)
 
 
-def select_moving(pictures: Sequence[UInt8[np.ndarray, "h w"]]) -> list[int]:
+def select_frames(pictures: Sequence[UInt8[np.ndarray, "h w"]]) -> list[int]:
     """Returns the positions of the frames between which the camera moves enough for each to add something.
 
-    Frames that show nearly the same give neither depth nor views, and cost as much as others. If the whole video moves
-    little, the steps become smaller, until there are 75 frames or only noise is left.
+    Frames that show nearly the same add little, and take most of the time: a point that many frames see ties all their
+    cameras together. If the whole video moves little, the steps become smaller, until there are 75 frames or only noise
+    is left.
 
     Args:
         pictures: frames in the order of time, with a longest side of about 320 px.

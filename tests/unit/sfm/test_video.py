@@ -11,7 +11,7 @@ from scipy.ndimage import gaussian_filter, laplace, shift
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.sfm.sources import write_frames
-from f3rm_ext.sfm.video import measure_motion, measure_sharpness, select_moving, sharpest_frames
+from f3rm_ext.sfm.video import measure_motion, measure_sharpness, select_frames, sharpest_frames
 from f3rm_ext.sfm.work_folder import WorkFolder
 
 av = pytest.importorskip("av")
@@ -125,24 +125,24 @@ def test_a_thing_that_moves_before_a_plain_wall_counts() -> None:
 
 
 def test_frames_of_a_camera_that_moves_stay() -> None:
-    assert select_moving(frames_at([3.0 * number for number in range(90)])) == list(range(90))
+    assert select_frames(frames_at([3.0 * number for number in range(90)])) == list(range(90))
 
 
 def test_frames_while_a_camera_stands_still_are_left_out() -> None:
     walk = [3.0 * number for number in range(90)]
-    positions = select_moving(frames_at([*walk[:40], *[walk[39]] * 30, *walk[40:]]))
+    positions = select_frames(frames_at([*walk[:40], *[walk[39]] * 30, *walk[40:]]))
     assert positions == [*range(40), *range(70, 120)]
 
 
 def test_a_slow_camera_gives_enough_frames_evenly_spread() -> None:
-    positions = select_moving(frames_at([0.6 * number for number in range(150)]))
+    positions = select_frames(frames_at([0.6 * number for number in range(150)]))
     assert 75 <= len(positions) <= 100 and max(np.diff(positions)) <= 3 and positions[-1] > 145
 
 
 @pytest.mark.parametrize("places_px", [[0.0] * 100, [0.6 * number for number in range(75)]], ids=["still", "few"])
 def test_all_frames_stay_if_the_rest_is_too_few(places_px: list[float]) -> None:
     """Poses of the first fail with a reason of their own."""
-    assert len(select_moving(frames_at(places_px))) == len(places_px)
+    assert len(select_frames(frames_at(places_px))) == len(places_px)
 
 
 def test_only_frames_that_are_used_are_written(tmp_path: Path) -> None:
