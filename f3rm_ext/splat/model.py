@@ -27,7 +27,7 @@ from f3rm_ext.query.render import match_pixels
 from f3rm_ext.splat.densify import Change, Densifier, RunOptimizers, make_densifier
 from f3rm_ext.splat.gaussian_model import PREFIX, GaussianModel
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.initialization import initial_gaussians, initial_points
+from f3rm_ext.splat.initialization import initial_gaussians, initial_points, median_depth
 from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.options import SplatOptions
@@ -38,6 +38,10 @@ from f3rm_ext.splat.rendering import SplatScene, render, render_nearby
 from f3rm_ext.splat.selection import PackedMasks, choose_gaussians
 from f3rm_ext.splat.sharding import collect, count_of_all, deal_out, own_slice, require_one_size
 from f3rm_ext.viewer.picking import not_training
+
+_DEPTH_SHARE = 0.5
+"""Share of the points' depth that is the least size of a scene. Cameras that look one way from nearly one place lie in
+a small part of it, and without it most of what they see is too large for the thresholds of densification."""
 
 
 @dataclass
@@ -63,6 +67,8 @@ class SplatModel(GaussianModel):
     """Which training views are near each other; for planar alone."""
     train_photo: Callable[[int], dict[str, Any] | None] | None = None
     """Gives the photo of a training view, if it is in memory."""
+    point_depth = 0.0
+    """Median depth of the initial points before the cameras, scene units; 0 if they are at random places."""
     _total = 0
     _rasterization: Rasterization | None = None
 
@@ -85,6 +91,8 @@ class SplatModel(GaussianModel):
             metadata.get(DENSE, 0),
         )
         self._start_notice, self._starts_at_random = points.described, points.random
+        if views is not None and not points.random:
+            self.point_depth = median_depth(points.means, views)
         gaussians = initial_gaussians(points.means, points.rgb, config.sh_degree, 0.1 * self.extent, generator)
         return (gaussians[own_slice()] if self.sharded else gaussians).tensors()
 
@@ -178,8 +186,9 @@ class SplatModel(GaussianModel):
         self.regularizer = make_regularizer(schedule.surface(options))
         self.nearby = NeighbourViews(cameras, self.extent, self.device) if options.mode == "planar" else None
         self.train_photo = getattr(manager, "train_photo", None)
+        size = max(self.extent, _DEPTH_SHARE * self.point_depth)
         self.densifier = make_densifier(
-            schedule.densify(self.config.densify), self.extent, schedule.last_growth(), self.sharded
+            schedule.densify(self.config.densify), size, schedule.last_growth(), self.sharded
         )
         self._restore_training()
         self._total = self.count_gaussians()

@@ -19,6 +19,8 @@ GEOMETRY = ("means", "scales", "quats", "opacities")
 SUMS = ("grad2d", "count")
 STATISTICS = (*SUMS, "radii")
 KEPT = "kept"
+_SCALE = "scene_scale"
+"""Name of gsplat's for the size of which thresholds are fractions. It is saved, as it follows from the first points."""
 LEAST_RESET, MOST_RESET = 0.01, 0.99
 """Range of the opacity to which all are lowered: no rasteriser draws less than 1/255, so that nothing would recover."""
 _NEVER = 1 << 62
@@ -203,10 +205,11 @@ class DefaultDensifier(Densifier):
 
     def state_dict(self) -> dict[str, Any]:
         kept = {name: value for name in STATISTICS if (value := self.statistics.get(name)) is not None}
-        return {**super().state_dict(), **kept}
+        return {**super().state_dict(), **kept, _SCALE: self.statistics[_SCALE]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        self.statistics[_SCALE] = state.get(_SCALE, self.statistics[_SCALE])
         for name in STATISTICS:
             if name in self.statistics:
                 self.statistics[name] = state.get(name)

@@ -175,7 +175,8 @@ def test_absolute_gradients_are_used_where_asked_for(make_world: Make, make_seen
 
 
 def test_a_resumed_run_goes_the_same_way(make_world: Make, make_seen: Make, tmp_path: Any) -> None:
-    """Statistics gathered before, and random numbers of splits after, are those of a run that was not interrupted."""
+    """Statistics gathered before, the unit of sizes, and random numbers of splits after, are those of a run that was
+    not interrupted."""
     options = DensifyOptions(seed=3, stop_scale2d=10_000)
     whole = make_world([LARGE] * 5, [0.5] * 5)
     densifier = make_densifier(options, 1.0)
@@ -183,7 +184,7 @@ def test_a_resumed_run_goes_the_same_way(make_world: Make, make_seen: Make, tmp_
         densifier.step_post_backward(step, make_seen([6e-4, 0, 6e-4, 0, 0]), whole.params, whole.optimizers)
     torch.save(densifier.state_dict(), tmp_path / "state")
     part = copy.deepcopy(whole)
-    resumed = make_densifier(DensifyOptions(seed=99, stop_scale2d=10_000), 1.0)
+    resumed = make_densifier(DensifyOptions(seed=99, stop_scale2d=10_000), 9.0)
     resumed.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
     for world, one in ((whole, densifier), (part, resumed)):
         torch.manual_seed(id(one))  # what others draw does not matter
