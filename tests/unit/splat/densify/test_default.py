@@ -209,7 +209,7 @@ def test_statistics_go_when_growth_is_over(make_world: Make, make_seen: Make) ->
     densifier.step_post_backward(5, make_seen([LOW, LOW]), world.params, world.optimizers)
     assert "grad2d" in densifier.state_dict()
     densifier.step_post_backward(10, make_seen([LOW, LOW]), world.params, world.optimizers)
-    assert set(densifier.state_dict()) == {"generator"}
+    assert set(densifier.state_dict()) == {"generator", "scene_scale"}
 
 
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"max_gaussians": -1}, {"prune_opacity": 1.0}, {"start": -5}])
