@@ -9,6 +9,8 @@ from torch import Tensor
 
 from f3rm_ext.data.uploads import upload
 
+_SAMPLE_POINTS, _SAMPLE_CAMERAS = 10_000, 100
+
 
 class PinholeCameras(NamedTuple):
     """Pinhole cameras in OpenCV axes."""
@@ -95,3 +97,18 @@ class PinholeCameras(NamedTuple):
         """
         apart = self.positions - self.positions.mean(dim=0)
         return max(1.1 * float(apart.norm(dim=1).max()), 1e-3)
+
+    def point_depth(self, points: Float[Tensor, "points 3"]) -> float:
+        """Returns the median depth of points before a camera, in the median of the cameras, scene units.
+
+        Of many points and cameras, some are looked at.
+
+        Args:
+            points: centres, scene frame.
+        """
+        points = points[:: max(1, len(points) // _SAMPLE_POINTS)]
+        every = slice(None, None, max(1, len(self.positions) // _SAMPLE_CAMERAS))
+        forward, positions = self.forward[every].to(points), self.positions[every].to(points)
+        depths = points @ forward.T - (positions * forward).sum(dim=1)
+        median = torch.where(depths > 0, depths, torch.nan).nanmedian(dim=0).values.nanmedian()
+        return float(median.nan_to_num())

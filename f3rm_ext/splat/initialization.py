@@ -20,22 +20,7 @@ NEAREST, FARTHEST = 0.3, 10.0
 """Range of depths on rays, in units of the distance from the scene's centre to the farthest camera."""
 FEWEST_POINTS = 100
 """A capture with fewer points starts from random points too."""
-_SAMPLE_POINTS, _SAMPLE_VIEWS = 10_000, 100
 _ROUNDS = 20
-
-
-def median_depth(points: Float[Tensor, "points 3"], views: PinholeCameras) -> float:
-    """Returns the median depth of points before a camera, in the median of the cameras, scene units.
-
-    Args:
-        points: centres, scene frame; of many, some are looked at.
-    """
-    points = points[:: max(1, len(points) // _SAMPLE_POINTS)]
-    every = slice(None, None, max(1, len(views.positions) // _SAMPLE_VIEWS))
-    forward, positions = views.forward[every].to(points), views.positions[every].to(points)
-    depths = points @ forward.T - (positions * forward).sum(dim=1)
-    median = torch.where(depths > 0, depths, math.nan).nanmedian(dim=0).values.nanmedian()
-    return float(median.nan_to_num())
 
 
 class InitialPoints(NamedTuple):

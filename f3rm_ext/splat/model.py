@@ -27,7 +27,7 @@ from f3rm_ext.query.render import match_pixels
 from f3rm_ext.splat.densify import Change, Densifier, RunOptimizers, make_densifier
 from f3rm_ext.splat.gaussian_model import PREFIX, GaussianModel
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.initialization import initial_gaussians, initial_points, median_depth
+from f3rm_ext.splat.initialization import initial_gaussians, initial_points
 from f3rm_ext.splat.memory.conversion import ConversionLoss, convert_harmonics
 from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.options import SplatOptions
@@ -93,7 +93,7 @@ class SplatModel(GaussianModel):
         )
         self._start_notice, self._starts_at_random = points.described, points.random
         if views is not None and not points.random:
-            self.point_depth = median_depth(points.means, views)
+            self.point_depth = views.point_depth(points.means)
         gaussians = initial_gaussians(points.means, points.rgb, config.sh_degree, 0.1 * self.extent, generator)
         return (gaussians[own_slice()] if self.sharded else gaussians).tensors()
 
