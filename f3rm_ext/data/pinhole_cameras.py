@@ -89,26 +89,24 @@ class PinholeCameras(NamedTuple):
         """Returns the distance of the farthest camera from :meth:`focus`, scene units, at least 1e-3."""
         return float((self.positions - self.focus()).norm(dim=1).max().clamp_min(1e-3))
 
-    def extent(self) -> float:
+    def extent(self, points: Float[Tensor, "points 3"] | None = None) -> float:
         """Returns the extent of the scene, scene units: 1.1 times the largest distance of a camera from their mean.
 
         This is 3DGS's unit of length for learning rates and thresholds. It is at least 1e-3, for captures from a
         single position.
-        """
-        apart = self.positions - self.positions.mean(dim=0)
-        return max(1.1 * float(apart.norm(dim=1).max()), 1e-3)
-
-    def point_depth(self, points: Float[Tensor, "points 3"]) -> float:
-        """Returns the median depth of points before a camera, in the median of the cameras, scene units.
-
-        Of many points and cameras, some are looked at.
 
         Args:
-            points: centres, scene frame.
+            points: of the scene, in its frame. Half their median depth is the least extent: cameras that look one way
+                from nearly one place lie in a small part of the scene.
         """
+        apart = self.positions - self.positions.mean(dim=0)
+        extent = max(1.1 * float(apart.norm(dim=1).max()), 1e-3)
+        if points is None or not len(points):
+            return extent
+        # Some of many points and cameras suffice.
         points = points[:: max(1, len(points) // _SAMPLE_POINTS)]
         every = slice(None, None, max(1, len(self.positions) // _SAMPLE_CAMERAS))
         forward, positions = self.forward[every].to(points), self.positions[every].to(points)
         depths = points @ forward.T - (positions * forward).sum(dim=1)
-        median = torch.where(depths > 0, depths, torch.nan).nanmedian(dim=0).values.nanmedian()
-        return float(median.nan_to_num())
+        depth = torch.where(depths > 0, depths, torch.nan).nanmedian(dim=0).values.nanmedian()
+        return max(extent, 0.5 * float(depth.nan_to_num()))

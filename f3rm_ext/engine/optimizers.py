@@ -1,5 +1,7 @@
 """Adam in one fused kernel, on CUDA and on the CPU, and a decay that fits the length of the run."""
 
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +58,22 @@ def fit_optimizers(groups: dict[str, Any], config: Any) -> None:
     model = getattr(config.pipeline, "model", None)
     if isinstance(model, FitsOptimizers):
         model.fit_optimizers(groups)
+
+
+def scale_rates(groups: Mapping[str, Any], factors: Mapping[str, float]) -> dict[str, Any]:
+    """Returns configurations of optimisers and schedulers with other learning rates.
+
+    Args:
+        groups: of each parameter group, ``optimizer`` and ``scheduler``.
+        factors: of the learning rates, by parameter group; 1 where missing.
+    """
+    groups = deepcopy(dict(groups))
+    for name in groups.keys() & factors.keys():
+        groups[name]["optimizer"].lr *= factors[name]
+        if isinstance(groups[name]["scheduler"], ExponentialDecaySchedulerConfig):
+            scheduler = groups[name]["scheduler"]
+            scheduler.lr_final = scheduler.lr_final and scheduler.lr_final * factors[name]
+    return groups
 
 
 def schedule_length(config: Any) -> int:

@@ -1,8 +1,8 @@
 """What the parts of a run may implement for the trainer and the pipeline, which do without what a part lacks.
 
 Options of a model:      :class:`FitsTrainer`, :class:`FitsOptimizers`, :class:`ChecksExport`.
-Model:                   :class:`ShardsParameters`, :class:`GathersStatistics`, :class:`CountsLossTerms`, and torch's
-                         ``get_extra_state``.
+Model:                   :class:`ShardsParameters`, :class:`GathersStatistics`, :class:`CountsLossTerms`,
+                         :class:`ScalesRates`, and torch's ``get_extra_state``.
 Datamanager:             :class:`HasCycle`.
 Model and datamanager:   :class:`SavesMemory`, :class:`HasChoices`.
 Optimiser:               :class:`GathersGradients`.
@@ -36,6 +36,14 @@ class FitsOptimizers(Protocol):
 
     def fit_optimizers(self, optimizers: dict[str, Any], /) -> None:
         """Adapts the optimisers' configurations, by parameter group, in place."""
+
+
+@runtime_checkable
+class ScalesRates(Protocol):
+    """A model whose learning rates depend on the scene."""
+
+    rate_factors: Mapping[str, float]
+    """Factors of the configured learning rates, by parameter group."""
 
 
 @runtime_checkable

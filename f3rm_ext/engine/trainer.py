@@ -23,10 +23,10 @@ from f3rm_ext.engine import checkpoint, launch
 from f3rm_ext.engine.arguments import find_option
 from f3rm_ext.engine.config_file import read_config
 from f3rm_ext.engine.ns_export import export_command
-from f3rm_ext.engine.optimizers import fit_optimizers
+from f3rm_ext.engine.optimizers import fit_optimizers, scale_rates
 from f3rm_ext.engine.options import LocalViewerConfig, OwnModelConfig
 from f3rm_ext.engine.profiled import ProfiledTrainer
-from f3rm_ext.engine.protocols import ChecksExport, FitsTrainer, HasChoices
+from f3rm_ext.engine.protocols import ChecksExport, FitsTrainer, HasChoices, ScalesRates
 from f3rm_ext.engine.ranks import CHECK_EVERY, is_first
 from f3rm_ext.engine.resumable import ResumableTrainer
 from f3rm_ext.engine.synchronization import SynchronizedOptimizers, named_parameters
@@ -315,14 +315,13 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
             write_atomic(path, text.encode(errors="backslashreplace"))
 
     def setup_optimizers(self) -> Optimizers:
-        """Builds the optimizers, after decays over the whole run got its length."""
+        """Builds the optimizers, after decays over the whole run got its length and the model its learning rates."""
         fit_optimizers(self.config.optimizers, self.config)
+        model, groups = self.pipeline.model, self.pipeline.get_param_groups()
+        configs = scale_rates(self.config.optimizers, model.rate_factors if isinstance(model, ScalesRates) else {})
         if self.ranks is None:
-            return super().setup_optimizers()
-        groups = self.pipeline.get_param_groups()
-        return SynchronizedOptimizers(
-            self.config.optimizers.copy(), groups, self.ranks, lambda: self._stop_signal or 0, self._sharded
-        )
+            return Optimizers(configs, groups)
+        return SynchronizedOptimizers(configs, groups, self.ranks, lambda: self._stop_signal or 0, self._sharded)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 

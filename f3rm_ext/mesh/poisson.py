@@ -1,6 +1,7 @@
 """Screened Poisson reconstruction (Kazhdan and Hoppe 2013) of points with normals, by Open3D."""
 
 import numpy as np
+import torch
 import trimesh
 
 from f3rm_ext.errors import MeshError
@@ -18,7 +19,7 @@ OUTLIER_NEIGHBOURS, OUTLIER_RATIO = 20, 20.0
 FEWEST_POINTS = 100
 """Fewer points make no surface."""
 BACKGROUND = 4.0
-"""Half the side of the box of the background, in extents of the cameras; that of the foreground has 1."""
+"""Half the side of the box of the background, in extents of the scene; that of the foreground has 1."""
 
 
 def level_set_mesh(
@@ -41,7 +42,8 @@ def level_set_mesh(
             "--pipeline.model.regularization."
         )
     cameras = stored.cameras.positions.double().numpy()
-    distances = np.abs(cloud.positions - cameras.mean(axis=0)).max(axis=1, initial=0) / stored.cameras.extent()
+    extent = stored.cameras.extent(torch.from_numpy(cloud.positions))
+    distances = np.abs(cloud.positions - cameras.mean(axis=0)).max(axis=1, initial=0) / extent
     foreground = distances <= 1
     boxes = [foreground, ~foreground & (distances <= BACKGROUND)]
     parts: list[trimesh.Trimesh] = []

@@ -42,6 +42,8 @@ from f3rm_ext.viewer.panel import QueryPanel
 
 PREFIX = "gauss_params."
 """Prefix of the parameters in checkpoints, as in splatfacto."""
+_POSITIONS = ("means", "vertices", "free_means")
+"""Parameter groups of positions."""
 
 
 class GaussianModel(QueryableSplats):
@@ -54,6 +56,11 @@ class GaussianModel(QueryableSplats):
     """Standard deviations of the 3D filter, (gaussians,), scene units; 0 where not computed yet."""
     background: Tensor
     """Colour behind the Gaussians outside training, (3,)."""
+    extent = 1.0
+    """Extent of the scene, scene units; see :meth:`~f3rm_ext.data.pinhole_cameras.PinholeCameras.extent`."""
+    rate_factors: Mapping[str, float] = {}
+    """Factors of the learning rates of positions, which are those of scenes that are no larger than the extent of their
+    cameras; see :class:`~f3rm_ext.engine.protocols.ScalesRates`."""
     schedule: Schedule
     """Schedule of the run; set when training starts."""
     loaded = False
@@ -88,7 +95,10 @@ class GaussianModel(QueryableSplats):
         metadata = self.kwargs.get("metadata") or {}
         cameras: Cameras | None = metadata.get("cameras")
         views = None if cameras is None else PinholeCameras.of(cameras)
-        self.extent = 1.0 if views is None else views.extent()
+        if views is not None:
+            points = self.kwargs.get("seed_points")
+            self.extent = views.extent(None if points is None else points[0])
+            self.rate_factors = dict.fromkeys(_POSITIONS, self.extent / views.extent())
         first = self._initial_parameters(views)
         self.gauss_params = nn.ParameterDict({name: nn.Parameter(value.contiguous()) for name, value in first.items()})
         self.gauss_params["features_rest"].data = self.gauss_params["features_rest"].data.to(config.memory.sh_dtype)
@@ -161,7 +171,6 @@ class GaussianModel(QueryableSplats):
         config, optimizers, trainer = self.config, attributes.optimizers, attributes.trainer.config
         manager: Any = attributes.pipeline.datamanager
         views = PinholeCameras.of(manager.train_dataset.cameras).to(self.device)
-        self.extent = views.extent()
         self.schedule = config.schedule(schedule_length(trainer))
         if not self.loaded:
             CONSOLE.log(self._start(manager, views), markup=False)

@@ -39,11 +39,6 @@ from f3rm_ext.splat.selection import PackedMasks, choose_gaussians
 from f3rm_ext.splat.sharding import collect, count_of_all, deal_out, own_slice, require_one_size
 from f3rm_ext.viewer.picking import not_training
 
-_DEPTH_SHARE = 0.5
-"""Share of the points' depth that is the least size of a scene. Cameras that look one way from nearly one place lie in
-a small part of it, and without it most of what they see is too large for the thresholds of densification: 25 photos of
-a flower reach 27.2 dB in place of 23.5."""
-
 
 @dataclass
 class SplatModelConfig(SplatOptions):
@@ -68,8 +63,6 @@ class SplatModel(GaussianModel):
     """Which training views are near each other; for planar alone."""
     train_photo: Callable[[int], dict[str, Any] | None] | None = None
     """Gives the photo of a training view, if it is in memory."""
-    point_depth = 0.0
-    """Median depth of the initial points before the cameras, scene units; 0 if they are at random places."""
     _total = 0
     _rasterization: Rasterization | None = None
 
@@ -92,8 +85,6 @@ class SplatModel(GaussianModel):
             metadata.get(DENSE, 0),
         )
         self._start_notice, self._starts_at_random = points.described, points.random
-        if views is not None and not points.random:
-            self.point_depth = views.point_depth(points.means)
         gaussians = initial_gaussians(points.means, points.rgb, config.sh_degree, 0.1 * self.extent, generator)
         return (gaussians[own_slice()] if self.sharded else gaussians).tensors()
 
@@ -185,11 +176,10 @@ class SplatModel(GaussianModel):
                 manager.begin_small(attributes.trainer.config.max_num_iterations)
         options, schedule = self.config.regularization_options, self.schedule
         self.regularizer = make_regularizer(schedule.surface(options))
-        self.nearby = NeighbourViews(cameras, self.extent, self.device) if options.mode == "planar" else None
+        self.nearby = NeighbourViews(cameras, cameras.extent(), self.device) if options.mode == "planar" else None
         self.train_photo = getattr(manager, "train_photo", None)
-        size = max(self.extent, _DEPTH_SHARE * self.point_depth)
         self.densifier = make_densifier(
-            schedule.densify(self.config.densify), size, schedule.last_growth(), self.sharded
+            schedule.densify(self.config.densify), self.extent, schedule.last_growth(), self.sharded
         )
         self._restore_training()
         self._total = self.count_gaussians()

@@ -75,6 +75,17 @@ class TestResume:
         assert second.keys() == {5, 6, 7, 8, 9, 10}
         assert all(loss != whole.pipeline.losses[step] for step, loss in second.items())
 
+    def test_learning_rates_are_in_units_of_the_scene(
+        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where the model knows them; config.yml keeps what was asked for, so that they are not scaled twice."""
+        monkeypatch.setattr(toy.ToyModel, "rate_factors", {"fields": 3.0, "others": 5.0}, raising=False)
+        larger = toy.run(toy.make_config(tmp_path, LAST + 1, save_only_latest_checkpoint=False))
+        resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=larger.checkpoint_dir, load_step=4))
+        rates = [run.optimizers.optimizers["fields"].param_groups[0]["lr"] for run in (whole, larger, resumed)]
+        assert rates[1] == pytest.approx(3 * rates[0]) and rates[2] == pytest.approx(3 * rates[0])
+        assert larger.config.optimizers["fields"]["optimizer"].lr == whole.config.optimizers["fields"]["optimizer"].lr
+
     def test_stops_at_max_num_iterations(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
         resumed = toy.run(toy.make_config(tmp_path, 15, load_dir=whole.checkpoint_dir))
         assert list(resumed.pipeline.losses) == [11, 12, 13, 14]

@@ -453,13 +453,15 @@ def test_half_of_the_first_gaussians_are_at_points_of_stereo_where_not_all_have_
 def test_far_points_before_cameras_that_look_one_way_make_the_scene_large(
     train: Train, ring_cameras: Callable[..., Any], depth: float, count: int, size: float
 ) -> None:
-    """Otherwise densification removes most of what they see as too large. Random points say nothing."""
-    cameras = ring_cameras(4, 0.01)
+    """Otherwise densification removes most of what they see as too large, and positions hardly move. Random points say
+    nothing."""
+    cameras = ring_cameras(4, 2.0)
     cameras.camera_to_worlds[:, :, :3] = cameras.camera_to_worlds[0, :, :3]
     points = 0.01 * torch.randn(count, 3) - depth * cameras.camera_to_worlds[0, :, 2]
     model = make_bare(seed_points=(points, torch.zeros(count, 3)), metadata={"cameras": cameras})
     densifier: Any = train(model).model.densifier
-    assert densifier.statistics["scene_scale"] == pytest.approx(size, rel=0.05)
+    assert densifier.statistics["scene_scale"] == model.extent == pytest.approx(size, rel=0.05)
+    assert model.rate_factors["means"] == pytest.approx(size / 2.2, rel=0.05)
 
 
 def test_without_cameras_and_points_gaussians_start_anywhere() -> None:
