@@ -23,6 +23,7 @@ def _model(name: str) -> F3rmModelConfig:
         return F3rmModelConfig(
             grid=GridOptions(num_levels=8, features_per_level=4, max_res=1024, log2_hashmap_size=17),
             init_density="auto",
+            contraction_radius="auto",
             num_samples=24,
             proposals=(ProposalOptions(num_samples=64, grid=GridOptions(5, 2, 16, 256, 17)),),
             proposal_warmup=1000,
@@ -36,6 +37,7 @@ def _model(name: str) -> F3rmModelConfig:
     if name == "f3rm-ext-big":
         return F3rmModelConfig(
             exposure="auto",
+            contraction_radius="auto",
             grid=GridOptions(max_res=4096, log2_hashmap_size=21),
             hidden_dim=128,
             color_hidden_dim=128,
@@ -47,7 +49,7 @@ def _model(name: str) -> F3rmModelConfig:
             feature_grid=GridOptions(num_levels=16, features_per_level=8, max_res=512),
             feature_hidden_dim=128,
         )
-    return F3rmModelConfig(exposure="auto")
+    return F3rmModelConfig(exposure="auto", contraction_radius="auto")
 
 
 def _datamanager(name: str) -> F3rmDataManagerConfig:

@@ -13,11 +13,13 @@ from nerfstudio.data.pixel_samplers import PixelSamplerConfig
 from nerfstudio.utils.rich_utils import CONSOLE
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
+from f3rm_ext.capture.points import RGB, XYZ
 from f3rm_ext.data.cycling_config import CyclingConfig, flag
 from f3rm_ext.data.eval_dataloaders import EvalLoader
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.photo_dataset import PhotoDataset
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
 from f3rm_ext.data.stereo.surfaces import measure_ray_depths
@@ -131,7 +133,9 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         """
         self.take_place(local_rank)
         if hasattr(config.dataparser, "load_3D_points"):
-            config.dataparser.load_3D_points = False  # type: ignore[attr-defined]  # no field looks at them
+            # Fields look at no points, but in training at how far they are.
+            read = test_mode == "val" and isinstance(config.dataparser, CaptureDataParserConfig)
+            config.dataparser.load_3D_points = read  # type: ignore[attr-defined]
         self.eval_dataloader = EvalLoader(None, "cpu", lambda: None, required=test_mode == "test")
         self.fixed_indices_eval_dataloader = self.eval_dataloader
         super().__init__(
@@ -147,11 +151,14 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         """
         self.check_train_outputs(self.train_dataparser_outputs)
         self.image_scale = self.resolve_scale()
+        points = [self.train_dataparser_outputs.metadata.pop(key, None) for key in (XYZ, RGB)]
         dataset = super().create_train_dataset()
         self.note_masked_pixels(dataset)
         self.note_colors(dataset, dataset)
         if self.test_mode == "val":
             dataset.metadata["camera_reach"] = float(dataset.cameras.camera_to_worlds[:, :3, 3].abs().max())
+            views = PinholeCameras.of(dataset.cameras)
+            dataset.metadata["reach_factor"] = views.extent(points[0]) / views.extent()
             dataset.metadata["measure_ray_depths"] = functools.partial(
                 measure_ray_depths, self.train_dataparser_outputs
             )

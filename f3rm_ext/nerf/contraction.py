@@ -1,25 +1,27 @@
-"""Maps from the scene frame to the unit cube that the hash grids cover."""
+"""Maps from the scene frame to the unit cube that the hash grids cover, and the spacing of samples that fits them."""
 
+import torch
 from jaxtyping import Float
+from nerfstudio.model_components.ray_samplers import SpacedSampler
 from torch import Tensor
 
 
-def contract_to_unit_cube(positions: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 3"]:
-    """Maps all of space into [0, 1]³: identity inside the ±1 box, contraction outside, then (x + 2) / 4.
+def contract_to_unit_cube(positions: Float[Tensor, "*batch 3"], radius: float = 1.0) -> Float[Tensor, "*batch 3"]:
+    """Maps all of space into [0, 1]³: identity inside the ±radius box, contraction outside, then (x + 2) / 4.
 
     The contraction is that of mip-NeRF 360 (Barron et al. 2022, eq. 10) in the maximum norm: x ↦ (2 − 1/‖x‖) x/‖x‖
-    for ‖x‖ > 1.
+    for ‖x‖ > 1, where x is in units of the radius.
 
     Args:
         positions: scene frame; cameras lie within about ±1.
+        radius: half the side of the box, scene units.
 
     >>> import torch
     >>> contract_to_unit_cube(torch.tensor([[1.0, 0.0, -1.0], [2.0, 0.0, 0.0], [1e6, 0.0, 0.0]])).tolist()
     [[0.75, 0.5, 0.25], [0.875, 0.5, 0.5], [0.9999997615814209, 0.5, 0.5]]
     """
-    norm = positions.abs().amax(dim=-1, keepdim=True).clamp(min=1.0)
-    inverse = norm.reciprocal()
-    return positions * ((2.0 - inverse) * inverse * 0.25) + 0.5
+    inverse = positions.abs().amax(dim=-1, keepdim=True).clamp(min=radius).reciprocal()
+    return positions * ((2.0 - radius * inverse) * inverse * 0.25) + 0.5
 
 
 def box_to_unit_cube(
@@ -43,3 +45,18 @@ def box_to_unit_cube(
     unit = (positions - aabb[0]) / (aabb[1] - aabb[0])
     inside = ((unit >= 0.0) & (unit <= 1.0)).all(dim=-1, keepdim=True)
     return unit.clamp(0.0, 1.0), inside.to(positions.dtype)
+
+
+def piecewise_sampler(radius: float) -> SpacedSampler:
+    """Returns nerfacto's first sampler: half of the samples are at equal distances up to the radius, the others beyond
+    it at equal steps of disparity.
+
+    Args:
+        radius: scene units.
+    """
+    return SpacedSampler(
+        num_samples=None,
+        spacing_fn=lambda x: torch.where(x < radius, x / (2 * radius), 1 - radius / (2 * x)),
+        spacing_fn_inv=lambda x: torch.where(x < 0.5, 2 * radius * x, radius / (2 - 2 * x)),
+        single_jitter=True,
+    )

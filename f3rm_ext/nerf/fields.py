@@ -29,9 +29,10 @@ def choose_init_density(background: str, metadata: Mapping[str, Any]) -> float:
 
     Args:
         metadata: of the training photos, in training with ``camera_reach``, the largest coordinate of a camera, scene
-            units.
+            units, and ``reach_factor``, how much larger the scene is.
     """
-    return 0.01 if background in ("black", "white") else 1 / max(metadata.get("camera_reach", 1.0), 1e-3)
+    reach = metadata.get("camera_reach", 1.0) * metadata.get("reach_factor", 1.0)
+    return 0.01 if background in ("black", "white") else 1 / max(reach, 1e-3)
 
 
 @dataclass
@@ -59,21 +60,22 @@ class UnitCube(nn.Module):
 
     Args:
         contract: whether space outside the box is contracted into the cube; otherwise it is empty.
+        radius: half the side of the box that is not contracted, scene units.
     """
 
     aabb: Tensor
 
-    def __init__(self, aabb: Float[Tensor, "2 3"], contract: bool) -> None:
+    def __init__(self, aabb: Float[Tensor, "2 3"], contract: bool, radius: float = 1.0) -> None:
         super().__init__()
         self.register_buffer("aabb", aabb, persistent=False)
-        self.contract = contract
+        self.contract, self.radius = contract, radius
 
     def forward(
         self, positions: Float[Tensor, "*batch 3"]
     ) -> tuple[Float[Tensor, "*batch 3"], Float[Tensor, "*batch 1"] | None]:
         """Returns positions in [0, 1]³ and, for bounded scenes, 1 for positions inside the box and 0 outside."""
         if self.contract:
-            return contract_to_unit_cube(positions), None
+            return contract_to_unit_cube(positions, self.radius), None
         return box_to_unit_cube(positions, self.aabb)
 
 

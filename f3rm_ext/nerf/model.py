@@ -35,6 +35,7 @@ from f3rm_ext.model_components.exposure import ExposureOption, choices, judge, m
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.model_components.visualization import comparison_images, feature_images
+from f3rm_ext.nerf.contraction import piecewise_sampler
 from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
 from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, choose_init_density, render_normals
@@ -78,12 +79,15 @@ class F3rmModelConfig(OwnModelConfig):
     near_plane: Positive = 0.05
     """Distance at which rays start, > 0, in scene units (cameras lie within about ±1)."""
     far_plane: Positive = 1000.0
-    """Distance at which rays end, > near-plane, in scene units; space beyond the ±1 box is contracted."""
+    """Distance at which rays end, > near-plane, in scene units; space beyond contraction-radius is contracted."""
     background_color: Background | Literal["auto"] = "auto"
     """Colour behind the scene. auto is random for partly transparent images, black or white where a quarter of the
     photos is, else that of the last sample of each ray."""
     contract_scene: bool = True
     """Contract space outside the scene box (for unbounded captures) instead of leaving it empty."""
+    contraction_radius: Positive | Literal["auto"] = 1.0
+    """Largest coordinate that is not contracted, scene units, > 0; samples along rays spread out beyond it. auto is 1,
+    about that of the farthest camera, or more where cameras look one way at points that are far away."""
 
     grid: GridOptions = field(default_factory=GridOptions)
     """Hash grid for density and colour."""
@@ -214,7 +218,10 @@ class F3rmModel(QueryableField):
         init_density = config.init_density
         if init_density == "auto":
             init_density = self.choices["init_density"] = choose_init_density(background, metadata)
-        cube = UnitCube(self.scene_box.aabb, contract=config.contract_scene)
+        radius = config.contraction_radius
+        if radius == "auto":
+            radius = self.choices["contraction_radius"] = metadata.get("reach_factor", 1.0)
+        cube = UnitCube(self.scene_box.aabb, config.contract_scene, radius)
         self.field = SceneField(
             cube,
             config.grid,
@@ -253,6 +260,7 @@ class F3rmModel(QueryableField):
             num_nerf_samples_per_ray=config.num_samples,
             num_proposal_network_iterations=len(config.proposals),
             single_jitter=True,
+            initial_sampler=piecewise_sampler(radius),
             update_sched=self._proposal_update_interval,
         )
         self.collider = NearFarCollider(near_plane=config.near_plane, far_plane=config.far_plane)

@@ -10,7 +10,6 @@ import torch
 from nerfstudio.data.dataparsers.colmap_dataparser import ColmapDataParserConfig
 from nerfstudio.data.dataparsers.nerfstudio_dataparser import Nerfstudio, NerfstudioDataParserConfig
 
-from f3rm_ext.capture import dataparser
 from f3rm_ext.capture import points as module
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
@@ -269,12 +268,25 @@ def test_splats_read_points_unless_told_otherwise(capture, monkeypatch) -> None:
     assert XYZ in manager_of(capture, dataparser=theirs).train_dataset.metadata
 
 
-@pytest.mark.parametrize("parser", [CaptureDataParserConfig, NerfstudioDataParserConfig])
-def test_fields_read_none(capture, watch_calls, parser) -> None:
-    reads = watch_calls(dataparser, "read_capture_points")
-    capture.meta["ply_file_path"] = "not there.ply"
-    capture.save()
+@pytest.mark.parametrize(
+    ("parser", "mode", "factor"),
+    [
+        (CaptureDataParserConfig, "val", 5),
+        (CaptureDataParserConfig, "test", None),
+        (NerfstudioDataParserConfig, "val", 1),
+    ],
+)
+def test_fields_read_how_far_they_are(capture, parser, mode, factor) -> None:
+    """Cameras one beside the other look at points whose depth is ten times their extent."""
+    for index, frame in enumerate(capture.meta["frames"]):
+        pose = np.eye(4)
+        pose[0, 3] = index
+        frame["transform_matrix"] = pose.tolist()
+    extent = 1.1 * (len(capture.meta["frames"]) - 1) / 2
+    write_points(capture, np.array([[0, 0, -10 * extent]]) + np.zeros((5, 1)))
+    options = {"load_3D_points": True, "eval_mode": "all"}
     config = F3rmDataManagerConfig(
-        data=capture.folder, dataparser=parser(load_3D_points=True), features=FeatureOptions(extractors=())
+        data=capture.folder, dataparser=parser(**options), features=FeatureOptions(extractors=())
     )
-    assert XYZ not in config.setup(device="cpu").train_dataset.metadata and not reads
+    metadata = config.setup(device="cpu", test_mode=mode).train_dataset.metadata
+    assert XYZ not in metadata and metadata.get("reach_factor") == (factor and pytest.approx(factor))

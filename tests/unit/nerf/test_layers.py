@@ -6,8 +6,9 @@ import pytest
 import torch
 from nerfstudio.field_components.spatial_distortions import SceneContraction
 from nerfstudio.model_components.losses import lossfun_distortion
+from nerfstudio.model_components.ray_samplers import UniformLinDispPiecewiseSampler
 
-from f3rm_ext.nerf.contraction import contract_to_unit_cube
+from f3rm_ext.nerf.contraction import contract_to_unit_cube, piecewise_sampler
 from f3rm_ext.nerf.losses import cosine, depth_loss, distortion_loss, feature_loss, heaviest_samples
 from f3rm_ext.nerf.mlp import Mlp, RaySplitMlp
 
@@ -30,6 +31,16 @@ def test_contraction_is_that_of_mip_nerf_360() -> None:
     positions = torch.randn(500, 3) * torch.logspace(-2, 3, 500)[:, None]
     expected = (SceneContraction(order=float("inf"))(positions) + 2) / 4
     torch.testing.assert_close(contract_to_unit_cube(positions), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(contract_to_unit_cube(5 * positions, radius=5.0), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_half_of_the_first_samples_are_within_the_radius() -> None:
+    ours, theirs = piecewise_sampler(1.0), UniformLinDispPiecewiseSampler()
+    distances = torch.logspace(-2, 3, 50)
+    assert torch.equal(ours.spacing_fn(distances), theirs.spacing_fn(distances))
+    far = piecewise_sampler(5.0)
+    torch.testing.assert_close(far.spacing_fn(5 * distances), theirs.spacing_fn(distances))
+    torch.testing.assert_close(far.spacing_fn_inv(far.spacing_fn(distances)), distances, rtol=1e-4, atol=0)
 
 
 def test_contraction_stays_in_the_cube_at_any_distance() -> None:

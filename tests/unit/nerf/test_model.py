@@ -128,6 +128,11 @@ def test_background_and_initial_density_go_with_the_photos(make_model: MakeModel
     assert model.choices == {"background_color": background, "init_density": density}
     assert model.renderer_rgb.background_color == background
     assert {field.init_density for field in (model.field, *model.proposal_networks)} == {density}
+    metadata |= {"reach_factor": 5.0}
+    larger = make_model(init_density="auto", contraction_radius="auto", metadata=metadata)
+    assert larger.choices["contraction_radius"] == larger.field.cube.radius == 5
+    assert larger.choices["init_density"] == (density if density == 0.01 else density / 5)
+    assert larger.proposal_sampler.initial_sampler.spacing_fn(torch.tensor(5.0)) == 0.5
     unknown = make_model(init_density="auto").choices
     assert unknown == {"background_color": "last_sample", "init_density": 1}, "outside of training"
 
