@@ -204,9 +204,9 @@ def train(config: Any, mark: Callable[[str], Any]) -> dict[str, Any]:
         pipeline.get_eval_image_metrics_and_images(step=first + STEPS)
     manager, window = pipeline.datamanager, 0
     if hasattr(manager, "train_pixel_sampler"):
-        window = manager.train_pixel_sampler._feed.window.nbytes
+        window = manager.train_pixel_sampler._window.nbytes
     else:
-        window = manager.train_stream._feed.window.nbytes
+        window = manager.train_stream._window.nbytes
     cameras = manager.train_dataset.cameras
     found = {"window": window, "train": len(manager.train_dataset), "eval": len(manager.eval_dataset)}
     found |= {"width_px": int(cameras.width[0]), "height_px": int(cameras.height[0])}

@@ -16,23 +16,19 @@ class Coverage:
     """Per image: the windows it was in, the steps it was in memory, and the rays drawn from it.
 
     With several processes, windows and steps count all of them (every process knows them); rays count this process.
+
+    Args:
+        whole_images: whether training uses whole images, so that an image counts as seen once it was used, not once it
+            is in memory.
     """
 
     def __init__(
         self, pixels: Int64[np.ndarray, "cams"], num_processes: int = 1, *, whole_images: bool = False
     ) -> None:
-        """Starts at zero.
-
-        Args:
-            whole_images: whether training uses whole images, so that an image counts as seen once it was used, not
-                once it is in memory.
-        """
         self.whole_images = whole_images
         self.pixels = pixels
         self.num_processes = num_processes
-        self.appearances = np.zeros_like(pixels)
-        self.steps = np.zeros_like(pixels)
-        self.rays = np.zeros_like(pixels)
+        self.appearances, self.steps, self.rays = (np.zeros_like(pixels) for _ in range(3))
 
     def add_windows(self, windows: Sequence[Sequence[int]]) -> None:
         """Counts new windows, one per process."""
@@ -76,10 +72,9 @@ class Coverage:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continues counting where :meth:`state` was taken. A state of another number of images is ignored."""
-        loaded = {name: np.asarray(state[name], dtype=np.int64) for name in ("appearances", "steps", "rays")}
+        loaded = {name: np.asarray(state[name], dtype=np.int64).copy() for name in ("appearances", "steps", "rays")}
         if all(values.shape == self.pixels.shape for values in loaded.values()):
-            for name, values in loaded.items():
-                setattr(self, name, values.copy())
+            vars(self).update(loaded)
 
     def write(self, path: Path, *, step: int, names: Sequence[str]) -> None:
         """Writes all counts as JSON, atomically."""

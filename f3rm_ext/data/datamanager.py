@@ -167,9 +167,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
     def create_eval_dataset(self) -> PhotoDataset | None:  # type: ignore[override]
         """The evaluation images, or None if the capture has none."""
         outputs = self.eval_outputs()
-        if outputs is None:
-            return None
-        return self.dataset_type(dataparser_outputs=outputs, scale_factor=self.image_scale)
+        return None if outputs is None else self.dataset_type(outputs, self.image_scale)
 
     def setup_train(self) -> None:
         """Prepares the image cycle and, in training, the features. Loads no image."""
@@ -237,15 +235,13 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
 
     def get_train_rays_per_batch(self) -> int:
         """Number of rays per training step of this process."""
-        if self.train_pixel_sampler is not None:
-            return self.train_pixel_sampler.num_rays_per_batch
-        return self.config.train_num_rays_per_batch
+        stream = self.train_pixel_sampler
+        return self.config.train_num_rays_per_batch if stream is None else stream.num_rays_per_batch
 
     def get_eval_rays_per_batch(self) -> int:
         """Number of rays per evaluation step of this process."""
-        if self.eval_pixel_sampler is not None:
-            return self.eval_pixel_sampler.num_rays_per_batch
-        return self.config.eval_num_rays_per_batch
+        stream = self.eval_pixel_sampler
+        return self.config.eval_num_rays_per_batch if stream is None else stream.num_rays_per_batch
 
     def streams(self) -> dict[str, WindowStream]:
         """The streams that are set up, by split."""

@@ -28,7 +28,14 @@ NOTHING_KEPT = (
 
 
 class EvalLoader:
-    """Gives all images in order, or one by index, as nerfstudio's evaluation loaders do."""
+    """Gives all images in order, or one by index, as nerfstudio's evaluation loaders do. Loads nothing beforehand.
+
+    Args:
+        dataset: the images; None for an empty loader.
+        device: device of the batches; ``image`` stays on the CPU, as in nerfstudio.
+        source: returns the source of feature maps, or None; called when the first maps are needed.
+        required: whether iterating over no images is an error.
+    """
 
     def __init__(
         self,
@@ -38,14 +45,6 @@ class EvalLoader:
         *,
         required: bool = False,
     ) -> None:
-        """Loads nothing yet.
-
-        Args:
-            dataset: the images; None for an empty loader.
-            device: device of the batches; ``image`` stays on the CPU, as in nerfstudio.
-            source: returns the source of feature maps, or None; called when the first maps are needed.
-            required: whether iterating over no images is an error.
-        """
         self.required = required
         self.input_dataset: InputDataset | None = dataset
         self.device = device

@@ -19,7 +19,14 @@ class ImageCycle:
 
     Several processes deal the same sequence, and each takes every ``shards``-th window of it. Appearances are balanced
     over all processes together, and no two processes hold the same image at a time if there are enough images.
-    Everything follows from ``seed``; the global random state is neither used nor changed.
+    Everything follows from ``seed``; the global random state is neither used nor changed. The first :meth:`step` deals
+    the first window.
+
+    Args:
+        num_images: images in the data set, N ≥ 1.
+        window: images per window k ≥ 1; None or more than N takes all images.
+        repeat: number of steps R that a window is used for; None keeps it for ever.
+        start: images of the first window, and steps for which it is used, where they are fewer.
     """
 
     def __init__(
@@ -33,14 +40,6 @@ class ImageCycle:
         shards: int = 1,
         shard: int = 0,
     ) -> None:
-        """Starts a cycle. The first :meth:`step` deals the first window.
-
-        Args:
-            num_images: images in the data set, N ≥ 1.
-            window: images per window k ≥ 1; None or more than N takes all images.
-            repeat: number of steps R that a window is used for; None keeps it for ever.
-            start: images of the first window, and steps for which it is used, where they are fewer.
-        """
         if num_images < 1:
             raise ValueError("A cycle needs at least one image.")
         self.num_images = num_images
@@ -169,14 +168,12 @@ class ImageCycle:
 class ImageTurns:
     """Draws images of windows in turns: each is used once before any is used again, in a new random order every turn.
 
-    The images used least go first, in case the window ends within a turn. Everything follows from the seed of the cycle
-    and the number of images drawn.
+    The images used least go first, in case the window ends within a turn. Everything follows from the seed of the
+    cycle, the split, which distinguishes the streams of a run, and the number of images drawn.
     """
 
     def __init__(self, cycle: ImageCycle, split: str) -> None:
-        """Draws nothing yet; ``split`` distinguishes the streams of a run."""
-        self.cycle = cycle
-        self.split = split
+        self.cycle, self.split = cycle, split
         self.drawn = 0
         """Number of images drawn by this process."""
         self.uses = np.zeros(cycle.num_images, dtype=np.int64)

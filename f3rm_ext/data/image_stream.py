@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import UInt8
 from nerfstudio.cameras.cameras import Cameras
 
 from f3rm_ext.data.image_cycle import ImageCycle, ImageTurns
@@ -79,21 +79,6 @@ class PictureWindow:
         return small
 
 
-def load_pictures(
-    dataset: PinholeDataset, images: tuple[int, ...], stopped: Callable[[], bool], masked: MaskedPixels = "ignore"
-) -> PictureWindow:
-    """Reads the images of a window.
-
-    Raises:
-        LoadCancelled: ``stopped`` returned True.
-        CaptureError: an image cannot be read, or all images are masked out entirely.
-    """
-    pictures = list(read_each(images, lambda image: PackedPicture.pack(dataset.picture(image, masked)), stopped))
-    if all(picture.mask is not None and not picture.mask.any() for picture in pictures):
-        raise no_valid_pixel()
-    return PictureWindow(images, dict(zip(images, pictures, strict=True)))
-
-
 def picture_batch(picture: ImagePixels, image_idx: int, device: torch.device | str) -> dict[str, Any]:
     """Turns an image into the batch of the model.
 
@@ -114,17 +99,14 @@ class PictureUploads:
     """Copies the images of a window to a device when they are used; keeps the copies while they fit there.
 
     Bytes are copied, and stay bytes. Copies of one resolution are kept at a time.
+
+    Args:
+        read: returns an image of the present window on the CPU, given its index and number of halvings. Called on a
+            thread of its own.
     """
 
     def __init__(self, device: torch.device, placement: Placement, read: Callable[[int, int], ImagePixels]) -> None:
-        """Copies nothing yet.
-
-        Args:
-            read: returns an image of the present window on the CPU, given its index and number of halvings. Called on
-                a thread of its own.
-        """
-        self._placement = placement
-        self._read = read
+        self._placement, self._read = placement, read
         self._uploader = Uploader(device)
         self._arriving: Prefetcher[Upload] = Prefetcher(self._send, "f3rm-ext-picture")
         self._kept: dict[int, ImagePixels] = {}
@@ -185,9 +167,7 @@ def _receive(upload: Upload) -> ImagePixels:
 class ImageStream(WindowStream[PictureWindow]):
     """Endless images from one data set. Loads nothing before the first image.
 
-    The images of a window take turns: each is used once before any is used again, in a new random order for every turn.
-    The images used least go first, in case the window ends within a turn. Everything follows from the seed of the cycle
-    and the batch number.
+    The images of a window take turns, see :class:`~f3rm_ext.data.image_cycle.ImageTurns`.
 
     With a placement, the next image is copied to the device in the background, or is kept there, and nothing in
     :meth:`next` waits for the device.
@@ -202,7 +182,6 @@ class ImageStream(WindowStream[PictureWindow]):
         masked: MaskedPixels = "ignore",
         placement: Placement | None = None,
     ) -> None:
-        """See the base."""
         cameras = dataset.cameras
         super().__init__(
             cameras, cycle, split="train", device=device, masked=masked, placement=placement, whole_images=True
@@ -215,16 +194,6 @@ class ImageStream(WindowStream[PictureWindow]):
         self._uploads = None if placement is None else PictureUploads(self.device, placement, self._small)
         self._halvings = 0
 
-    @property
-    def batches(self) -> int:
-        """Number of images drawn."""
-        return self._turns.drawn
-
-    @property
-    def uses(self) -> Int64[np.ndarray, "cams"]:
-        """Number of times that each image was used: by all processes if each holds all images, else by this one."""
-        return self._turns.uses
-
     def next(self, halvings: int = 0) -> tuple[Cameras, dict[str, Any]]:
         """Returns the next camera (shape 1, on the CPU) and its batch (see :func:`picture_batch`) on the device.
 
@@ -235,7 +204,7 @@ class ImageStream(WindowStream[PictureWindow]):
             CaptureError: an image of the window cannot be read.
         """
         window = self._step()
-        if self._feed.begins:
+        if self._begins:
             self._turns.begin_window()
         image_idx = self._turns.draw(window.images)
         self._steps += 1
@@ -263,18 +232,16 @@ class ImageStream(WindowStream[PictureWindow]):
 
         This does not count as a use of the image.
         """
-        window = self._feed.window
+        window = self._window
         if window is None or image_idx not in window.pictures:
             return None
         source = window.picture if self._uploads is None else self._uploads.present
         return picture_batch(source(image_idx, self._halvings), image_idx, self.device)
 
     def state(self) -> dict[str, Any]:
-        """See the base; also the turns."""
         return {**super().state(), **self._turns.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> bool:
-        """See the base."""
         if not super().load_state(state):
             return False
         # Where the window is of another size now, its first step begins another turn.
@@ -288,12 +255,18 @@ class ImageStream(WindowStream[PictureWindow]):
 
     def _small(self, image_idx: int, halvings: int) -> ImagePixels:
         """An image of the present window."""
-        assert self._feed.window is not None
-        return self._feed.window.picture(image_idx, halvings)
+        assert self._window is not None
+        return self._window.picture(image_idx, halvings)
 
     def _forget(self) -> None:
         if self._uploads is not None:
             self._uploads.close()
 
     def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> PictureWindow:
-        return load_pictures(self.dataset, images, stopped, self.masked)
+        def read(image: int) -> PackedPicture:
+            return PackedPicture.pack(self.dataset.picture(image, self.masked))
+
+        pictures = list(read_each(images, read, stopped))
+        if all(picture.mask is not None and not picture.mask.any() for picture in pictures):
+            raise no_valid_pixel()
+        return PictureWindow(images, dict(zip(images, pictures, strict=True)))

@@ -15,15 +15,14 @@ from f3rm_ext.capture.images import ends_whole, read_mask
 
 
 class PhotoDataset(InputDataset):
-    """nerfstudio's data set; pixels are the same, unless drafts are enough."""
+    """nerfstudio's data set; pixels are the same, unless drafts are enough. Opens no image beforehand.
+
+    Args:
+        draft: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, which is faster, and averages as downscaling does,
+            but not exactly. Then ``scale_factor`` is 1 / draft.
+    """
 
     def __init__(self, dataparser_outputs: DataparserOutputs, scale_factor: float = 1.0, *, draft: int = 1) -> None:
-        """Opens no image.
-
-        Args:
-            draft: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, which is faster, and averages as downscaling
-                does, but not exactly. Then ``scale_factor`` is 1 / draft.
-        """
         super().__init__(dataparser_outputs, scale_factor)
         self.draft = draft
         # nerfstudio changes the list it finds, which belongs to the class.
@@ -69,18 +68,13 @@ def _decode_jpeg(path: Path, draft: int) -> UInt8[np.ndarray, "h w 3"] | None:
     """
     import cv2
 
-    flags = {
-        1: cv2.IMREAD_COLOR,
-        2: cv2.IMREAD_REDUCED_COLOR_2,
-        4: cv2.IMREAD_REDUCED_COLOR_4,
-        8: cv2.IMREAD_REDUCED_COLOR_8,
-    }
+    size = cv2.IMREAD_COLOR if draft == 1 else getattr(cv2, f"IMREAD_REDUCED_COLOR_{draft}")
     with Image.open(path) as photo:
         if photo.format != "JPEG" or photo.mode != "RGB" or not ends_whole(path, "JPEG"):
             return None
         width, height = photo.size
     # From bytes, since OpenCV cannot open every path on Windows.
-    image = cv2.imdecode(np.fromfile(path, np.uint8), flags[draft] | cv2.IMREAD_IGNORE_ORIENTATION)
+    image = cv2.imdecode(np.fromfile(path, np.uint8), size | cv2.IMREAD_IGNORE_ORIENTATION)
     if image is None:
         return None
     # A last row or column of less than a whole block is left out, as nerfstudio's cameras do.

@@ -24,17 +24,16 @@ class PinholeDataset(PhotoDataset):
 
     The cameras are known without opening an image. ``image`` has three channels, as the viewer and the renderer need
     it; :meth:`picture` keeps alpha.
+
+    Args:
+        scale_factor: of the images, (0, 1].
+        draft: photos are read at 1 / draft of their size, see :class:`PhotoDataset`.
+
+    Raises:
+        CaptureError: the images of a camera cannot be undistorted.
     """
 
     def __init__(self, dataparser_outputs: DataparserOutputs, scale_factor: float = 1.0, *, draft: int = 1) -> None:
-        """Computes the cameras of images scaled by a factor in (0, 1]; opens no image.
-
-        Args:
-            draft: photos are read at 1 / draft of their size, see :class:`PhotoDataset`.
-
-        Raises:
-            CaptureError: the images of a camera cannot be undistorted.
-        """
         super().__init__(dataparser_outputs)
         self.scale_factor = scale_factor
         self.alpha_color = dataparser_outputs.alpha_color
@@ -52,18 +51,17 @@ class PinholeDataset(PhotoDataset):
         cameras = self.photos.cameras
         names = self.image_filenames
         self.lenses = [DistortedCamera.of(cameras, i, names[i]) for i in range(len(cameras))]
-        views = []
+        self.views: list[PinholeIntrinsics] = []
+        """The pinhole camera of each image, at full size."""
         for lens, name in zip(self.lenses, names, strict=True):
             try:
-                views.append(largest_pinhole(lens))
+                self.views.append(largest_pinhole(lens))
             except ValueError as error:
                 raise CaptureError(
                     f"The lens distortion of {name} cannot be undone, it folds the image over near its rim: "
                     "correct k1 to k4, p1 and p2 in transforms.json, or undistort the images beforehand."
                 ) from error
-        self.views = views
-        """The pinhole camera of each image, at full size."""
-        self.cameras = _scale_cameras(cameras, views, scale_factor)
+        self.cameras = _scale_cameras(cameras, self.views, scale_factor)
 
     def at_scale(self, scale_factor: float) -> "PinholeDataset":
         """Returns the data set with its images scaled by another factor in (0, 1]; the rest is shared."""

@@ -28,7 +28,7 @@ _PLACES = torch.from_numpy(np.argsort(1 - _MEMBERS, axis=1, kind="stable"))
 
 def batch_seed(*parts: int | str) -> int:
     """A 63-bit seed from the parts that identify a batch, such as (seed, split, rank, batch number)."""
-    text = "/".join(str(part) for part in parts)
+    text = "/".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
@@ -75,7 +75,6 @@ class PixelSetBuilder:
     """Packs a set part by part, so that no part has to be in memory with the others as a byte per pixel."""
 
     def __init__(self) -> None:
-        """Begins with no pixels."""
         self._bits: list[UInt8[np.ndarray, "blocks 64"]] = []
         self._counts: list[Int64[np.ndarray, "blocks"]] = []
         self._rest = np.zeros(0, bool)

@@ -5,22 +5,16 @@ memory, gathers what belongs to them. The second half runs on the training devic
 bytes of pixels, and unconverted features of patches.
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from jaxtyping import Int64
-from nerfstudio.data.datasets.base_dataset import InputDataset
 from torch import Tensor
 
-from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
-from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, PixelDraw, batch_seed, to_colors
-from f3rm_ext.data.prefetch import read_each
+from f3rm_ext.data.pixel_sampler import PackedPixels, PixelDraw, to_colors
 from f3rm_ext.data.uploads import Upload, Uploader
-from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps, interpolate
-from f3rm_ext.features.source import FeatureSource
 
 
 @dataclass(frozen=True)
@@ -65,48 +59,6 @@ class LoadedWindow:
         if self.arriving is not None:
             self.arriving.receive()
         return replace(self, arriving=None)
-
-
-def load_window(
-    dataset: InputDataset,
-    source: FeatureSource | None,
-    images: tuple[int, ...],
-    stopped: Callable[[], bool],
-    masked: MaskedPixels = "ignore",
-    *,
-    stride: int = 1,
-    seed: str = "",
-) -> LoadedWindow:
-    """Reads the images and features of a window.
-
-    Args:
-        stride: distance of the rows and columns of pixels that are kept, px.
-        seed: decides with which of them each image begins.
-
-    Raises:
-        LoadCancelled: ``stopped`` returned True.
-        UserError: an image or a feature shard cannot be read.
-    """
-    maps: list[dict[str, FeatureMap]] = []
-
-    def read(image: int) -> tuple[ImagePixels, dict[str, FeatureMap]]:
-        picture = read_pixels(dataset, image, masked)
-        if stride > 1:
-            picture = picture.thin(stride, batch_seed(seed, image))
-        return picture, {} if source is None else source.load(image)
-
-    def pictures() -> Iterator[ImagePixels]:
-        for picture, of_image in read_each(images, read, stopped):
-            maps.append(of_image)
-            yield picture
-
-    sizes = (dataset.cameras.height[list(images)], dataset.cameras.width[list(images)])
-    rows, columns = ((size + stride - 1) // stride for size in sizes)
-    pixels = PackedPixels.pack(images, pictures(), stride=stride, most=int((rows * columns).sum()))
-    features: dict[str, PackedMaps] = {}
-    if source is not None:
-        features = {name: PackedMaps.pack([one[name] for one in maps]) for name in maps[0]}
-    return LoadedWindow(pixels=pixels, features=features)
 
 
 @dataclass(frozen=True)

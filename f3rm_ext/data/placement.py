@@ -1,7 +1,5 @@
 """Decides whether training images live on the training device, by the memory that is free there."""
 
-from collections.abc import Callable
-
 import torch
 from nerfstudio.utils.rich_utils import CONSOLE
 
@@ -35,7 +33,10 @@ def free_memory(device: torch.device) -> int:
 class Placement:
     """Where the training images of a run are: on the training device while they fit, otherwise in main memory.
 
-    Batches are the same in both places.
+    Batches are the same in both places. Nothing is decided before the model is on the device.
+
+    Args:
+        off: option for the log that keeps images in main memory.
     """
 
     def __init__(
@@ -45,17 +46,14 @@ class Placement:
         wanted: bool,
         off: str,
         what: str = "Training images",
-        free: Callable[[torch.device], int] | None = None,
         log: bool = True,
     ) -> None:
-        """Decides nothing yet, since the model is not on the device. The log names the option ``off``."""
         self.device = device
         self.wanted = wanted
         self.on_device: bool | None = None
         """Whether they are there; None before :meth:`decide`."""
         self._off = off
         self._what = what
-        self._free = free or free_memory
         self._log = log
 
     def decide(self, needed_bytes: int) -> bool:
@@ -66,7 +64,7 @@ class Placement:
                 self.on_device = False
                 self._say(f"{needed} in main memory (--{self._off}), copied to the GPU batch by batch.")
             else:
-                free = self._free(self.device)
+                free = free_memory(self.device)
                 self.on_device = fits(needed_bytes, free)
                 if self.on_device:
                     self._say(f"{needed} on the GPU, within {SHARE:.0%} of its {readable(free)} of free memory.")
@@ -79,7 +77,7 @@ class Placement:
 
     def has_room(self, needed_bytes: int) -> bool:
         """Returns whether the next window fits on the device now, beside the present one."""
-        return bool(self.on_device) and fits(needed_bytes, self._free(self.device))
+        return bool(self.on_device) and fits(needed_bytes, free_memory(self.device))
 
     def give_up(self) -> None:
         """Keeps images in main memory from here on, because memory ran out while they were copied to the device."""

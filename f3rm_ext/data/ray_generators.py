@@ -74,13 +74,13 @@ def shares_intrinsics(cameras: Cameras) -> bool:
 
 
 class TableRayGenerator:
-    """nerfstudio's rays, with the lens distortion of every pixel undone once.
+    """nerfstudio's rays, with the lens distortion of every pixel undone once, for cameras that share their intrinsics.
 
-    Not a torch module, because the datamanager must have no buffers.
+    The table takes 8 bytes per pixel on the device of the cameras. Not a torch module, because the datamanager must
+    have no buffers.
     """
 
     def __init__(self, cameras: Cameras) -> None:
-        """Makes the table, 8 bytes per pixel on the device of the cameras, which must share their intrinsics."""
         self.cameras = cameras
         # One row and column more, because a pixel's area is measured to its neighbours below and to the right.
         height, width = int(cameras.height[0]) + 1, int(cameras.width[0]) + 1
@@ -109,15 +109,13 @@ class LensRayGenerator:
     """nerfstudio's rays of perspective cameras with several sets of intrinsics, without a wait for the device.
 
     Not a torch module, because the datamanager must have no buffers.
+
+    Args:
+        cameras: cameras for which :func:`is_plain` is true.
+        device: where rays are wanted; the cameras' own by default.
     """
 
     def __init__(self, cameras: Cameras, device: torch.device | str | None = None) -> None:
-        """Looks for distortion, and copies what the rays depend on.
-
-        Args:
-            cameras: cameras for which :func:`is_plain` is true.
-            device: where rays are wanted; the cameras' own by default.
-        """
         device = cameras.device if device is None else device
         distortion = cameras.distortion_params
         if distortion is not None and not bool((distortion != 0).any()):

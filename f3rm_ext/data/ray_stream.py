@@ -1,7 +1,7 @@
 """Batches of pixels and features from a cycling window of images."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,13 +9,15 @@ from nerfstudio.data.datasets.base_dataset import InputDataset
 from torch import Tensor
 
 from f3rm_ext.data.image_cycle import ImageCycle
-from f3rm_ext.data.image_reader import MaskedPixels
-from f3rm_ext.data.pixel_sampler import PixelDraw, batch_seed
-from f3rm_ext.data.pixel_window import Draft, LoadedWindow, draft_batch, finish_batch, load_window
+from f3rm_ext.data.image_reader import MaskedPixels, read_pixels
+from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, PixelDraw, batch_seed
+from f3rm_ext.data.pixel_window import Draft, LoadedWindow, draft_batch, finish_batch
 from f3rm_ext.data.placement import Placement
-from f3rm_ext.data.prefetch import Prefetcher
+from f3rm_ext.data.prefetch import Prefetcher, read_each
 from f3rm_ext.data.uploads import Uploader
 from f3rm_ext.data.window_stream import WindowStream
+from f3rm_ext.features.base import FeatureMap
+from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.memory.shortage import is_out_of_memory
 
@@ -29,6 +31,13 @@ class PixelStream(WindowStream[LoadedWindow]):
     With a placement, the host's part of each batch is made one batch ahead in a background thread, and nothing in
     :meth:`next` waits for the device. The next window is copied there in the background too, if it fits beside the
     present one. Without a placement, batches are made on the CPU when they are due.
+
+    Args:
+        feature_ray_fraction: fraction of each batch's rays that get features, (0, 1].
+        stride: distance of the rows and columns of pixels that are kept of each image, px.
+        divided_rays: rays of the batch that all processes share; None if each draws a batch of its own. Where all of
+            them hold all images, every process draws this batch and takes each n-th ray of it, so that any number of
+            processes trains on the same rays.
     """
 
     def __init__(
@@ -46,15 +55,6 @@ class PixelStream(WindowStream[LoadedWindow]):
         divided_rays: int | None = None,
         stride: int = 1,
     ) -> None:
-        """Loads nothing yet.
-
-        Args:
-            feature_ray_fraction: fraction of each batch's rays that get features, (0, 1].
-            stride: distance of the rows and columns of pixels that are kept of each image, px.
-            divided_rays: rays of the batch that all processes share; None if each draws a batch of its own. Where all
-                of them hold all images, every process draws this batch and takes each n-th ray of it, so that any
-                number of processes trains on the same rays.
-        """
         super().__init__(dataset.cameras, cycle, split=split, device=device, masked=masked, placement=placement)
         self.dataset = dataset
         self.num_rays_per_batch = num_rays
@@ -85,7 +85,7 @@ class PixelStream(WindowStream[LoadedWindow]):
             UserError: an image or a feature shard of the window cannot be read.
         """
         window = self._step()
-        if self._window_rays is None or self._feed.begins:
+        if self._window_rays is None or self._begins:
             self._window_rays = torch.zeros(len(window.images), dtype=torch.int64)
         key = (self.batches, self.num_rays_per_batch)
         draft = self._draft(key, lambda: False) if self.placement is None else self._drafts.take(key)
@@ -100,11 +100,9 @@ class PixelStream(WindowStream[LoadedWindow]):
         return batch
 
     def state(self) -> dict[str, Any]:
-        """See the base; also the number of batches."""
         return {**super().state(), "batches": self.batches}
 
     def load_state(self, state: Mapping[str, Any]) -> bool:
-        """See the base."""
         if not super().load_state(state):
             return False
         self.batches = int(state["batches"])
@@ -122,7 +120,7 @@ class PixelStream(WindowStream[LoadedWindow]):
 
     def _draft(self, key: tuple[int, ...], stopped: Callable[[], bool]) -> Draft:
         """The host's part of a batch, given its number and number of rays."""
-        window, (number, rays) = self._feed.window, key
+        window, (number, rays) = self._window, key
         assert window is not None
         drawn, featured = self._draw(window, number, rays)
         return draft_batch(window, drawn, featured, self._uploader)
@@ -143,7 +141,7 @@ class PixelStream(WindowStream[LoadedWindow]):
             return window
 
     def _flush(self) -> None:
-        window = self._feed.window
+        window = self._window
         if window is not None and self._window_rays is not None and self._steps:
             self._coverage.add_rays(window.images, self._window_rays.numpy())
             self._window_rays.zero_()
@@ -154,8 +152,7 @@ class PixelStream(WindowStream[LoadedWindow]):
         self._window_rays = None
 
     def _load(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> LoadedWindow:
-        seed = f"{self.cycle.seed}/{self.split}/pixels"
-        window = load_window(self.dataset, self.source, images, stopped, self.masked, stride=self.stride, seed=seed)
+        window = self._read(images, stopped)
         if self.placement is None or not self.placement.has_room(window.nbytes):
             return window
         try:
@@ -164,3 +161,25 @@ class PixelStream(WindowStream[LoadedWindow]):
             if not is_out_of_memory(error):
                 raise
             return window  # it is copied when the present one is gone
+
+    def _read(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> LoadedWindow:
+        """Reads the pixels of a window that are kept, and the features."""
+        maps: list[dict[str, FeatureMap]] = []
+
+        def read(image: int) -> tuple[ImagePixels, dict[str, FeatureMap]]:
+            picture = read_pixels(self.dataset, image, self.masked)
+            if self.stride > 1:
+                picture = picture.thin(self.stride, batch_seed(self.cycle.seed, self.split, "pixels", image))
+            return picture, {} if self.source is None else self.source.load(image)
+
+        def pictures() -> Iterator[ImagePixels]:
+            for picture, of_image in read_each(images, read, stopped):
+                maps.append(of_image)
+                yield picture
+
+        cameras = self.dataset.cameras
+        sizes = (cameras.height[list(images)], cameras.width[list(images)])
+        rows, columns = ((size + self.stride - 1) // self.stride for size in sizes)
+        pixels = PackedPixels.pack(images, pictures(), stride=self.stride, most=int((rows * columns).sum()))
+        features = {name: PackedMaps.pack([one[name] for one in maps]) for name in maps[0]}
+        return LoadedWindow(pixels, features)

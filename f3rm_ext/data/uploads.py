@@ -42,7 +42,6 @@ class Uploader:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Starts nothing yet."""
         self.device = device
         self._stream: Any = None
 

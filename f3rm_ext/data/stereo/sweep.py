@@ -71,16 +71,9 @@ class Sweep(NamedTuple):
         return slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 0)
 
 
-class Homographies(NamedTuple):
-    """Where the pixels of a photo lie in others if they are on a plane: ``still + nearness · moving``, with OpenCV's
-    pixel centres at whole numbers."""
-
-    still: Float32[np.ndarray, "photos 3 3"]
-    """Homography of the plane at infinity."""
-    moving: Float32[np.ndarray, "photos 3 3"]
-    """Term to add per nearness."""
-
-
+Homographies = tuple[Float32[np.ndarray, "photos 3 3"], Float32[np.ndarray, "photos 3 3"]]
+"""Where the pixels of a photo lie in others if they are on a plane, with OpenCV's pixel centres at whole numbers: the
+homographies of the plane at infinity, and what is added to them per nearness."""
 Fit = tuple[Float32[np.ndarray, "h w"], Float32[np.ndarray, "h w"]]
 """Score of the best plane, −1 where there is none, and its place along the planes, refined between them."""
 
@@ -187,7 +180,7 @@ def homographies(
         move = viewmats[other] @ np.linalg.inv(viewmats[index])
         still.append(K @ move[:3, :3] @ back)
         moving.append(K @ np.outer(move[:3, 3], normal) @ back)
-    return Homographies(np.array(still, np.float32), np.array(moving, np.float32))
+    return np.array(still, np.float32), np.array(moving, np.float32)
 
 
 def best_plane(

@@ -213,11 +213,12 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_device(monkeypatch: pytest.MonkeyPatch, set_gpu_memory: Callable[..., None]) -> None:
     """Takes the CPU for a GPU with one GiB of free memory."""
+    set_gpu_memory(1 << 30, 1 << 30)
 
     def placement(self: Any, option: str, *, off: str, **options: Any) -> Placement:
-        return Placement(torch.device("cpu"), off=f"{flag(option)} {off}", free=lambda device: 1 << 30, **options)
+        return Placement(torch.device("cpu"), off=f"{flag(option)} {off}", **options)
 
     monkeypatch.setattr(CyclingDataManager, "make_placement", placement)
 

@@ -15,9 +15,11 @@ from nerfstudio.engine.callbacks import TrainingCallbackLocation
 from nerfstudio.utils import writer
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
-from f3rm_ext.data import cycling_config, image_stream, ray_stream
+from f3rm_ext.data import cycling_config
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig, LiftedFeatureOptions
+from f3rm_ext.data.image_stream import ImageStream
+from f3rm_ext.data.ray_stream import PixelStream
 from f3rm_ext.errors import CaptureError, ConfigError, WeightsNotFoundError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.memory.options import QualityImpact
@@ -48,7 +50,7 @@ def features(kind):
 
 
 def test_nothing_is_loaded_before_the_first_step(build, kind, watch_calls):
-    loads = watch_calls(*((ray_stream, "load_window") if kind == "rays" else (image_stream, "load_pictures")))
+    loads = watch_calls(PixelStream if kind == "rays" else ImageStream, "_load")
     for mode in ("val", "test", "inference"):
         build(mode=mode)
     assert not loads

@@ -64,7 +64,7 @@ def test_it_takes_the_place_of_nerfstudios(build, capsys):
     assert isinstance(manager, DataManager) and isinstance(manager.config, FullImageDatamanagerConfig)
     for step in range(12):
         manager.next_train(step)
-    assert manager.train_count == 12 and manager.train_stream.uses.tolist() == [2] * 6
+    assert manager.train_count == 12 and manager.train_stream._turns.uses.tolist() == [2] * 6
     assert manager.get_train_rays_per_batch() == 192 == manager.get_eval_rays_per_batch()
     for device, lower in (("cpu", ["train-num-images-to-sample-from"]), ("cuda", [])):
         manager.device = device

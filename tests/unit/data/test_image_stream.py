@@ -65,12 +65,12 @@ def test_use_is_exact_where_turns_fit(make_stream, window, repeat):
     stream = make_stream(window=window, repeat=repeat)
     for step in range(1, 200):
         stream.next()
-        assert stream.uses.sum() == step
+        assert stream._turns.uses.sum() == step
         if window == 8:
-            assert stream.uses.max() - stream.uses.min() <= 1
+            assert stream._turns.uses.max() - stream._turns.uses.min() <= 1
         elif step % repeat == 0:
             appearances = np.array(stream.cycle.appearances())
-            assert (stream.uses == appearances * (repeat // window)).all()
+            assert (stream._turns.uses == appearances * (repeat // window)).all()
 
 
 def test_where_turns_are_cut_off_the_least_used_go_first(make_stream):
@@ -81,7 +81,7 @@ def test_where_turns_are_cut_off_the_least_used_go_first(make_stream):
         assert sorted(used.values()) == [2, 2, 3]
     appearances = np.array(stream.cycle.appearances())
     assert len(set(appearances)) == 1, "24 windows of 3 are 9 epochs of 8"
-    assert stream.uses.max() - stream.uses.min() <= 2
+    assert stream._turns.uses.max() - stream._turns.uses.min() <= 2
 
 
 def test_resume_with_another_window_begins_a_new_turn(make_stream):
@@ -121,7 +121,7 @@ def test_smaller_copies_are_made_once_and_of_one_resolution_at_a_time(make_strea
     take(stream, 24, halvings=1)
     assert len(made) == 8
     take(stream, 8, halvings=2)
-    window = stream._feed.window
+    window = stream._window
     assert len(made) == 16 and len(window._small) == 8
     take(stream, 1)
     assert not window._small
@@ -131,7 +131,7 @@ def test_photos_of_the_window_are_at_hand_beside_that_of_the_step(make_stream, d
     stream = make_stream(window=3, repeat=6)
     assert stream.photo(0) is None, "nothing is loaded before the first step"
     _, batch = stream.next(halvings=1)
-    present = sorted(stream._feed.window.images)
+    present = sorted(stream._window.images)
     for image_idx in range(len(dataset)):
         photo = stream.photo(image_idx)
         assert (photo is not None) == (image_idx in present)
@@ -141,7 +141,7 @@ def test_photos_of_the_window_are_at_hand_beside_that_of_the_step(make_stream, d
             assert photo["image_idx"] == image_idx and photo["image"].shape[:2] == half
     again = stream.photo(batch["image_idx"])
     assert torch.equal(again["image"], batch["image"])
-    assert stream.uses.sum() == 1, "looking is not using"
+    assert stream._turns.uses.sum() == 1, "looking is not using"
     stream.close()
 
 
@@ -162,8 +162,8 @@ def test_only_the_pictures_of_the_window_are_in_memory(make_stream, dataset, mon
         stream.next(1)
         gc.collect()
         assert sum(reference() is not None for reference in alive) <= 4
-        assert len(stream._feed.window.pictures) == 2
-        assert all(picture.pixels.dtype == torch.uint8 for picture in stream._feed.window.pictures.values())
+        assert len(stream._window.pictures) == 2
+        assert all(picture.pixels.dtype == torch.uint8 for picture in stream._window.pictures.values())
     assert len(alive) >= 24
     stream.close()
     gc.collect()
@@ -177,8 +177,8 @@ def test_coverage_counts_windows_steps_and_pixels(make_stream):
         coverage = stream.coverage
         assert coverage.appearances.tolist() == stream.cycle.appearances()
         assert coverage.steps.sum() == 3 * step
-        assert (coverage.rays == stream.uses * 7 * 9).all()
-        assert coverage.summary()["images_seen"] == (stream.uses > 0).sum(), "in memory is not seen"
+        assert (coverage.rays == stream._turns.uses * 7 * 9).all()
+        assert coverage.summary()["images_seen"] == (stream._turns.uses > 0).sum(), "in memory is not seen"
 
 
 def test_masks_that_leave_nothing_are_refused(make_outputs):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from nerfstudio.data.datasets.base_dataset import InputDataset
 
-from f3rm_ext.data import ray_stream as stream_module
 from f3rm_ext.data.image_cycle import ImageCycle
 from f3rm_ext.data.ray_stream import PixelStream
 from f3rm_ext.errors import CaptureError
@@ -77,8 +76,8 @@ def test_an_old_window_is_let_go_of(make_stream):
     pixels = []
     for _ in range(12):
         stream.next()
-        if not pixels or pixels[-1]() is not stream._feed.window.pixels:
-            pixels.append(weakref.ref(stream._feed.window.pixels))
+        if not pixels or pixels[-1]() is not stream._window.pixels:
+            pixels.append(weakref.ref(stream._window.pixels))
         gc.collect()
         assert sum(reference() is not None for reference in pixels) == 1
     assert len(pixels) == 6
@@ -89,18 +88,18 @@ def test_an_old_window_is_let_go_of(make_stream):
 
 def test_the_next_window_is_loaded_while_the_present_one_is_in_use(make_stream, monkeypatch):
     """The second load is held back; steps of the first window go on, and its end waits for the load."""
-    real = stream_module.load_window
+    real = PixelStream._read
     loads: list[tuple[int, ...]] = []
     second_started, let_second_go = threading.Event(), threading.Event()
 
-    def load(dataset, source, images, stopped, masked, **kept):
+    def read(self, images, stopped):
         loads.append(images)
         if len(loads) == 2:
             second_started.set()
             assert let_second_go.wait(TIMEOUT_S)
-        return real(dataset, source, images, stopped, masked, **kept)
+        return real(self, images, stopped)
 
-    monkeypatch.setattr(stream_module, "load_window", load)
+    monkeypatch.setattr(PixelStream, "_read", read)
     stream = make_stream(window=3, repeat=4)
     for _ in range(4):
         stream.next()

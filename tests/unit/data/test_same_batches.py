@@ -25,8 +25,14 @@ WINDOWS = [(None, None), (3, 4), (1, 1), (5, 3)]
 PLACES = ["main memory", "device"]
 
 
-def place(where: str) -> Placement:
-    return Placement(CPU, wanted=where == "device", off="off", free=lambda device: 1 << 40, log=False)
+@pytest.fixture(autouse=True)
+def much_memory(set_gpu_memory) -> None:
+    """A GPU that holds everything."""
+    set_gpu_memory(1 << 40, 1 << 40)
+
+
+def place(where: str | None) -> Placement | None:
+    return None if where is None else Placement(CPU, wanted=where == "device", off="off", log=False)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -63,7 +69,7 @@ def make_rays(capture, fake_source, keep) -> Callable[..., PixelStream]:
             source=fake_source(dataset),
             feature_ray_fraction=0.3,
             masked=capture["masked"],
-            placement=None if where is None else place(where),
+            placement=place(where),
         )
         return keep(stream)
 
@@ -77,8 +83,7 @@ def make_pictures(capture, keep) -> Callable[..., ImageStream]:
 
     def make(window: int | None, repeat: int | None, where: str | None = None, *, seed: int = 3) -> ImageStream:
         cycle = ImageCycle(8, window, repeat, seed=seed)
-        placement = None if where is None else place(where)
-        return keep(ImageStream(dataset, cycle, masked=capture["masked"], placement=placement))
+        return keep(ImageStream(dataset, cycle, masked=capture["masked"], placement=place(where)))
 
     return make
 
@@ -112,7 +117,7 @@ def test_pictures(make_pictures, window, repeat, where):
     for halvings in [2] * 10 + [1] * 3 + [0] * 12:
         assert same(picture(today, halvings), picture(other, halvings))
         assert today.pixels_per_batch == other.pixels_per_batch
-        assert set(other._uploads._kept) <= set(other._feed.window.images), "nothing of an old window is kept"
+        assert set(other._uploads._kept) <= set(other._window.images), "nothing of an old window is kept"
     assert other.on_device is (where == "device") and same_coverage(today, other)
     assert same(today.state(), other.state())
 
@@ -179,7 +184,7 @@ class TestAhead:
         expected = []
         for _ in range(12):
             stream.next()
-            expected.append(stream._feed.window.images)
+            expected.append(stream._window.images)
         assert [call.args[0].images for call in drafts] == expected
 
     def test_another_number_of_rays(self, make_rays):
@@ -275,7 +280,7 @@ class TestAhead:
         for step in range(12):
             assert same(today.next(), other.next())
             if step % 4 == 0:
-                windows.append(other._feed.window.images)
+                windows.append(other._window.images)
         other.close()
         first, second, third = windows
         if room:
