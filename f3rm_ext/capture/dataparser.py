@@ -60,7 +60,6 @@ class CaptureDataParser(Nerfstudio):
     config: CaptureDataParserConfig
 
     def __init__(self, config: CaptureDataParserConfig) -> None:
-        """Reads nothing yet."""
         super().__init__(config)
         self._checked: checks.Meta | None = None
         self._folder = Path()
@@ -132,15 +131,12 @@ class CaptureDataParser(Nerfstudio):
         return self._keep_present(meta, lambda path: self._get_fname(Path(path), folder))
 
     def _keep_present(self, meta: checks.Meta, locate: Callable[[str], Path]) -> checks.Meta:
-        kept, missing = [], []
-        for frame in meta["frames"]:
-            path = locate(frame["file_path"])
-            if path.is_file():
-                kept.append(frame)
-            else:
-                missing.append(path)
+        paths = [locate(frame["file_path"]) for frame in meta["frames"]]
+        there = {path for path in paths if path.is_file()}
+        missing = [path for path in paths if path not in there]
         if not missing:
             return meta
+        kept = [frame for frame, path in zip(meta["frames"], paths, strict=True) if path in there]
         sentence = f"{len(missing)} of {len(meta['frames'])} images of the capture are not there ({name_some(missing)})"
         if not kept and (self.config.downscale_factor or 1) > 1:
             raise CaptureError(

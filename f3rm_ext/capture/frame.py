@@ -1,8 +1,9 @@
 """Between the scene frame, in which a model works, and the capture's frame, in which its user measures."""
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
@@ -45,10 +46,10 @@ class CaptureFrame:
         """
         matrix = np.asarray(outputs.dataparser_transform, dtype=np.float64)[:3, :4]
         scale = float(outputs.dataparser_scale)
-        applied = _applied_transform(data)
-        if applied is not None:
-            matrix = matrix @ np.linalg.inv(np.vstack([applied["applied_transform"], [0.0, 0.0, 0.0, 1.0]]))
-            scale /= float(applied.get("applied_scale", 1.0))
+        with contextlib.suppress(CaptureError):  # captures of other dataparsers have no such part
+            meta, folder = read_transforms(data)
+            matrix = matrix @ np.linalg.inv(np.vstack([applied_transform(meta, folder), [0.0, 0.0, 0.0, 1.0]]))
+            scale /= float(meta.get("applied_scale", 1.0))
         return cls(rotation=matrix[:, :3], translation=matrix[:, 3], scale=scale)
 
     def to_capture(self, points: Float[np.ndarray, "*batch 3"]) -> Float[np.ndarray, "*batch 3"]:
@@ -67,12 +68,3 @@ class CaptureFrame:
         """Returns the map as JSON."""
         matrix = np.column_stack([self.rotation, self.translation])
         return {"scene_from_capture": matrix.tolist(), "scene_units_per_capture_unit": self.scale}
-
-
-def _applied_transform(data: Path) -> dict[str, Any] | None:
-    """The transform and scale that the poses of a capture already have; None for captures of other dataparsers."""
-    try:
-        meta, folder = read_transforms(data)
-    except CaptureError:
-        return None
-    return {**meta, "applied_transform": applied_transform(meta, folder)}

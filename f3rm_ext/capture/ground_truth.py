@@ -82,8 +82,8 @@ class CaptureGroundTruth:
         path = data if data.suffix == ".json" else data / "transforms.json"
         self.folder = path.parent
         meta = _read_json(path) if path.is_file() else {}
-        entries = meta.get("frames")
-        frames = [frame for frame in (entries if isinstance(entries, list) else []) if _has_file(frame)]
+        entries = meta["frames"] if isinstance(meta.get("frames"), list) else []
+        frames = [each for each in entries if isinstance(each, dict) and isinstance(each.get("file_path"), str)]
         self._depth_unit_m = meta.get("depth_unit_scale_factor")
         self._frames = {(self.folder / frame["file_path"]).resolve(): frame for frame in frames}
         # Copies of the images at other sizes, as in images_4, have the same names.
@@ -226,10 +226,8 @@ def nearest(image: np.ndarray, height_px: int, width_px: int) -> np.ndarray:
 def polygon_mask(corners: Float[np.ndarray, "corners 2"], height_px: int, width_px: int) -> Bool[np.ndarray, "h w"]:
     """Returns a mask of the pixels whose centres lie inside a polygon, by the even-odd rule.
 
-    Drawing libraries such as Pillow also fill the outline, which would add half a pixel on all sides.
-
-    Args:
-        corners: (x, y) in continuous pixel coordinates.
+    Corners are (x, y) in continuous pixel coordinates. Drawing libraries such as Pillow also fill the outline, which
+    would add half a pixel on all sides.
 
     >>> polygon_mask(np.array([[0.0, 0.0], [2.0, 0.0], [2.0, 1.0], [0.0, 1.0]]), height_px=2, width_px=3).astype(int)
     array([[1, 1, 0],
@@ -257,10 +255,6 @@ def bounding_box(mask: Bool[np.ndarray, "h w"]) -> tuple[float, float, float, fl
     """Returns the left, upper, right and lower edge, px, of the pixels that a mask keeps, at least one."""
     rows, cols = np.flatnonzero(mask.any(axis=1)), np.flatnonzero(mask.any(axis=0))
     return float(cols[0]), float(rows[0]), float(cols[-1] + 1), float(rows[-1] + 1)
-
-
-def _has_file(frame: object) -> bool:
-    return isinstance(frame, dict) and isinstance(frame.get("file_path"), str)
 
 
 def _first_value(frame: Mapping[str, Any], keys: tuple[str, ...]) -> str | None:

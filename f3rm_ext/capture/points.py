@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, UInt8
+from jaxtyping import Float, Float64, UInt8
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from nerfstudio.utils.rich_utils import CONSOLE
 from torch import Tensor
@@ -101,6 +101,11 @@ def read_point_cloud(path: Path) -> tuple[Float64[np.ndarray, "points 3"], UInt8
             colors = unit * np.nan_to_num(np.stack([rows[name] for name in names], axis=1).astype(np.float64))
             rgb[where] = colors.clip(0, 255).round()
     return xyz, rgb
+
+
+def point_columns(xyz: Float[np.ndarray, "points 3"], rgb: UInt8[np.ndarray, "points 3"]) -> dict[str, np.ndarray]:
+    """Returns positions, as float32, and colours as the columns of a PLY file."""
+    return dict(zip(("x", "y", "z", *_COLORS[0]), [*xyz.astype(np.float32).T, *rgb.T], strict=True))
 
 
 def read_colmap_points(path: Path) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:

@@ -39,14 +39,7 @@ class PhotoBackground:
 
 
 def measure_background(photos: InputDataset, masked: MaskedPixels) -> PhotoBackground:
-    """Measures the background of some photos, evenly among all.
-
-    Args:
-        masked: what is done with masked pixels.
-
-    Raises:
-        CaptureError: a photo cannot be read.
-    """
+    """Measures the background of some photos, evenly among all. Raises CaptureError if one cannot be read."""
     shares, means = [], []
     for index in pick_evenly(len(photos), _VIEWS):
         picture = read_pixels(photos, index, masked)

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from f3rm_ext.capture.colmap_model import APPLIED, UNCHANGED, colmap, make_transforms
+from f3rm_ext.capture.points import point_columns
 from f3rm_ext.sfm.database import Count, translate_errors
 from f3rm_ext.sfm.work_folder import POINTS, TRANSFORMS
 from f3rm_ext.utils.atomic_files import write_atomic
@@ -48,10 +49,8 @@ def write_capture(model: Any, out: Path, images: str, masks: Mapping[str, str], 
     points = list(model.points3D.values())
     xyz = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3) @ applied[:, :3].T + applied[:, 3]
     rgb = np.array([point.color for point in points], dtype=np.uint8).reshape(-1, 3)
-    columns = {name: column for name, column in zip("xyz", xyz.astype(np.float32).T, strict=True)}
-    columns |= {name: np.ascontiguousarray(rgb[:, i]) for i, name in enumerate(("red", "green", "blue"))}
     with replace_file(out / POINTS, option="--output") as stream:
-        write_ply(stream, columns)
+        write_ply(stream, point_columns(xyz, rgb))
     content = {
         **make_transforms(model, images, masks, applied),
         "applied_transform": applied.tolist(),

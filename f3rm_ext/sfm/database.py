@@ -94,11 +94,7 @@ class FeatureDatabase:
             yield database
 
     def copy(self, path: Path, focal_factor: float) -> "FeatureDatabase":
-        """Returns a copy of the database, with other focal lengths.
-
-        Args:
-            path: file of the copy, which is replaced.
-        """
+        """Returns a copy of the database with other focal lengths, in a file that is replaced."""
         with translate_errors("copying its database", path.parent):
             shutil.copyfile(self.path, path)
             copy = FeatureDatabase(path, self.images, self.masks, self.feature_size, self.max_features)

@@ -35,11 +35,8 @@ _LEAST_WIDTH, _MOST_HEIGHT = 0.1, 0.1
 
 
 def distortion_folds(camera: Any) -> bool:
-    """Returns whether a camera's distortion folds the image over inside of its corners, so that it cannot be undone.
-
-    Args:
-        camera: a ``pycolmap.Camera``; only radial distortion of perspective cameras is checked.
-    """
+    """Returns whether the distortion of a ``pycolmap.Camera`` folds the image over inside of its corners, so that it
+    cannot be undone; only radial distortion of perspective cameras is checked."""
     params, extra = list(camera.params), list(camera.extra_params_idxs())
     if camera.model.name not in ("SIMPLE_RADIAL", "RADIAL", "OPENCV"):
         return False
@@ -104,12 +101,8 @@ def solve(
 
 
 def adjust(model: Any, refine_distortion: bool = True) -> None:
-    """Adjusts all cameras and points of a model together, and removes points that do not fit them.
-
-    Args:
-        model: a ``pycolmap.Reconstruction``, changed in place.
-        refine_distortion: adjust lens distortion, too; otherwise the model's stays.
-    """
+    """Adjusts all cameras and points of a ``pycolmap.Reconstruction`` together, in place, and removes points that do
+    not fit them. Lens distortion stays unless it is refined."""
     pycolmap = colmap()
     options = pycolmap.BundleAdjustmentOptions(print_summary=False, refine_extra_params=refine_distortion)
     pycolmap.bundle_adjustment(model, options)
@@ -243,11 +236,7 @@ def align_with_gps(model: Any, database: FeatureDatabase) -> float | None:
 
 def _upright_turn(model: Any, middle: Float[np.ndarray, "3"], direction: Float[np.ndarray, "3"]) -> Any:
     """Returns the turn about a straight way of the cameras that makes photos upright; their positions leave it open.
-
-    Args:
-        middle: a point of the way.
-        direction: direction of the way, of length 1.
-    """
+    The way is given by a point and its direction, of length 1."""
     pycolmap = colmap()
     now, goal = (up - (up @ direction) * direction for up in (photo_up(model), np.array([0.0, 0.0, 1.0])))
     # Photos that look down and whose upper edges point along the way do not tell it either.

@@ -22,11 +22,7 @@ _WORDS, _SAMPLE = 64, 50_000
 def choose_pairs(
     matching: Literal["auto"] | Matching, database: FeatureDatabase, names: Sequence[str], is_video: bool = False
 ) -> tuple[Matching, list[Pair]]:
-    """Returns the pairs of photos to match, and the way in which they were chosen.
-
-    Args:
-        names: photos in the order of time.
-    """
+    """Returns the pairs of photos to match, which are given in the order of time, and how they were chosen."""
     if matching == "auto":
         matching = "sequential" if is_video else "exhaustive" if len(names) <= MOST_EXHAUSTIVE else "vocabulary"
     if matching == "exhaustive":
@@ -46,11 +42,7 @@ def sequential_pairs(names: Sequence[str], overlap: int = OVERLAP) -> list[Pair]
 
 
 def similar_pairs(database: FeatureDatabase, names: Sequence[str], similar: int = SIMILAR) -> list[Pair]:
-    """Returns pairs of each photo and its most similar ones, by visual words of the photos' own features.
-
-    Args:
-        similar: number of photos to match each photo with.
-    """
+    """Returns pairs of each photo and so many most similar ones, by visual words of the photos' own features."""
     ids = database.ids()
     with database.open() as opened, translate_errors("comparing photos"):
         signatures = vlad_signatures([opened.read_descriptors(ids[name]).data for name in names])

@@ -220,9 +220,6 @@ def _reduced_focal_px(details: Mapping[int, Any], size: tuple[int, int]) -> floa
     """Returns the focal length of a photo that is smaller than its EXIF says; None for others.
 
     COLMAP takes the resolution of the focal plane as it stands, which is that of the photo before it was reduced.
-
-    Args:
-        size: width and height of the photo, px.
     """
     if details.get(Base.FocalLengthIn35mmFilm):
         return None  # does not depend on the size

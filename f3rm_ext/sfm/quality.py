@@ -22,13 +22,10 @@ _DETAIL = re.compile(r" \(\d+\)|: (?:at best )?\d+ matches,? with .*")
 
 
 def measure_blur(grey: Float[np.ndarray, "h w"]) -> float:
-    """Returns how blurred a picture is, from 0 (sharp) to 1: the blur effect of Crete et al. (2007).
+    """Returns how blurred a picture is, from 0 (sharp) to 1: the blur effect of Crete et al. (2007). Levels are 0 to 1.
 
     It compares the differences between neighbouring pixels with those of a copy that is blurred once more, so it
     depends little on what the picture shows.
-
-    Args:
-        grey: levels from 0 to 1.
     """
     from skimage.measure import blur_effect
 

@@ -36,10 +36,7 @@ def procrustes(local: Float[Tensor, "cams rays 3"], world: Float[Tensor, "cams r
 
 
 def find_calibration(A: Float[Tensor, "3 3"]) -> Float[Tensor, "3 3"]:
-    """Returns the calibration matrix K of A ∝ R K⁻¹, with 1 as its last entry.
-
-    Args:
-        A: of any scale, with a positive determinant.
+    """Returns the calibration matrix K of A ∝ R K⁻¹, with 1 as its last entry; A has a positive determinant.
 
     >>> K = torch.tensor([[2.0, 0.0, 0.3], [0.0, 3.0, -0.2], [0.0, 0.0, 1.0]])
     >>> torch.allclose(find_calibration(5 * torch.linalg.inv(K)), K, atol=1e-5)

@@ -136,11 +136,7 @@ def scene_axes(model: Any, *, z_is_up: bool) -> Float[np.ndarray, "3 3"]:
 
 
 def _view(model: Any, axes: Float[np.ndarray, "3 3"], *, side: bool) -> Markup:
-    """A parallel projection of cameras and points; the names of cameras are tooltips.
-
-    Args:
-        axes: right, forward and up of the scene.
-    """
+    """A parallel projection of cameras and points along an axis of the scene; names of cameras are tooltips."""
     right, forward, up = axes
     plane = np.stack([right, up if side else forward])
     images = sorted((model.image(number) for number in model.reg_image_ids()), key=lambda image: image.name)

@@ -61,13 +61,8 @@ def register_missing(
 ) -> list[str]:
     """Registers photos that the mapper left out, and adjusts all cameras and points if it finds any.
 
-    Only photos that share a camera with the model are tried, since their intrinsics are known.
-
-    Args:
-        refine_distortion: adjust lens distortion, too; otherwise the model's stays.
-
-    Returns:
-        Names of the newly registered photos.
+    Only photos that share a camera with the model are tried, since their intrinsics are known. Lens distortion stays
+    unless it is refined. Returns the names of the newly registered photos.
     """
     registered: list[str] = []
     if not names or not model.points3D:

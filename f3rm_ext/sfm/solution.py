@@ -77,8 +77,7 @@ class Solver:
     Args:
         folder: temporary folder of COLMAP.
         choose_lens: whether lens distortion may be left out where photos do not determine it.
-        show: called with the progress of each stage.
-        say: called with each sentence that the user should read.
+        show, say: see :class:`~f3rm_ext.sfm.process.Processing`.
     """
 
     def __init__(

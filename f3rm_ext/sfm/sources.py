@@ -90,10 +90,7 @@ def write_frames(
 def copy_photos(
     work: WorkFolder, sources: dict[str, Source], max_size: int, show: StageProgress, say: Callable[[str], None]
 ) -> None:
-    """Copies the photos that the capture does not have, and saves what is known about them.
-
-    Args:
-        max_size: longest side, px; larger photos are reduced. 0 keeps the size.
+    """Copies the photos that the capture does not have, reduced if too large, and saves what is known about them.
 
     Raises:
         CaptureError: fewer than two photos can be read.

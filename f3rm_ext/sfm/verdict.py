@@ -215,11 +215,7 @@ def _supports(
 
 
 class PairFits:
-    """Verified matches of a model's photos, and whether they fit its poses.
-
-    Args:
-        opened: database of the matches.
-    """
+    """Verified matches of a model's photos, from an opened database, and whether they fit its poses."""
 
     def __init__(self, model: Any, opened: Any) -> None:
         pycolmap = colmap()

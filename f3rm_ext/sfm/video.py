@@ -36,10 +36,8 @@ def sharpest_frames(
 ) -> Iterator[Image.Image]:
     """Yields the sharpest frame of each of ``num_frames`` stretches of equal time; all frames of a short video.
 
-    Phones write frames at a varying rate, so stretches go by the frames' time stamps, where the file has them.
-
-    Args:
-        path: the video, in any format of FFmpeg's libraries.
+    Phones write frames at a varying rate, so stretches go by the frames' time stamps, where the file has them. The file
+    may be of any format of FFmpeg's libraries.
 
     Raises:
         CaptureError: the file is not a video, or is damaged before its first frame.
@@ -72,8 +70,6 @@ def sharpest_frames(
                 if sharpness > best_sharpness:
                     best, best_sharpness = frame, sharpness
                 progress(number + 1, max(total, number + 1))
-    except CaptureError:
-        raise
     except (FFmpegError, ValueError, OSError) as error:
         if best is None:
             reason = reason_of(error)
@@ -103,10 +99,7 @@ def select_frames(pictures: Sequence[UInt8[np.ndarray, "h w"]]) -> list[int]:
 
     Frames that show nearly the same add little, and take most of the time: a point that many frames see ties all their
     cameras together. If the whole video moves little, the steps become smaller, until there are 75 frames or only noise
-    is left.
-
-    Args:
-        pictures: frames in the order of time, with a longest side of about 320 px.
+    is left. Pictures are in the order of time, with a longest side of about 320 px.
     """
     step = _STEP
     while len(pictures) > _FEW_FRAMES and step > _SMALLEST_STEP:

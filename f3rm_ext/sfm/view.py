@@ -20,11 +20,7 @@ _LEAST_SHARED, _MOST_LINES = 30, 300
 
 
 def read_model(capture: Path) -> Any:
-    """Reads the solved model of a capture.
-
-    Raises:
-        CaptureError: the folder has none.
-    """
+    """Reads the solved model of a capture. Raises CaptureError if the folder has none."""
     folder = capture / SPARSE
     if not folder.is_dir():
         raise CaptureError(f"{capture} has no {SPARSE.as_posix()}: make the capture with `f3rm-ext sfm process`.")

@@ -129,11 +129,7 @@ class WorkFolder:
         self.write(self.out / STATE, json.dumps(content, indent=1).encode())
 
     def write(self, path: Path, data: bytes) -> None:
-        """Writes a file under a temporary name and renames it.
-
-        Raises:
-            ConfigError: the disk is full or read-only.
-        """
+        """Writes a file under a temporary name and renames it. Raises ConfigError if the disk is full or read-only."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, data, sync_parent=False)

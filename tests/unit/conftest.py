@@ -15,6 +15,7 @@ import torch
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.cameras.rays import RayBundle
 from nerfstudio.data.scene_box import OrientedBox
+from nerfstudio.utils.rich_utils import CONSOLE
 from PIL import Image
 from torch import Tensor
 
@@ -31,6 +32,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("F3RM_EXT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is said on nerfstudio's console."""
+    lines: list[str] = []
+    monkeypatch.setattr(CONSOLE, "log", lambda *parts, **options: lines.append(" ".join(map(str, parts))))
+    return lines
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float32, Float64, UInt8
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
-from f3rm_ext.capture.points import DENSE, RGB, SOURCE, STEREO_POINTS, XYZ, read_point_cloud
+from f3rm_ext.capture.points import DENSE, RGB, SOURCE, STEREO_POINTS, XYZ, point_columns, read_point_cloud
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.data.stereo import DenseMode
 from f3rm_ext.data.stereo.agreement import DepthMaps, agreeing_depth
@@ -200,8 +200,6 @@ def _read_ply(path: Path) -> DensePoints:
 
 def encode_ply(points: DensePoints) -> bytes:
     """Returns the bytes of a PLY file of points."""
-    columns = {name: np.ascontiguousarray(points.xyz[:, i]) for i, name in enumerate("xyz")}
-    columns |= {name: np.ascontiguousarray(points.rgb[:, i]) for i, name in enumerate(("red", "green", "blue"))}
     with io.BytesIO() as stream:
-        write_ply(stream, columns)
+        write_ply(stream, point_columns(points.xyz, points.rgb))
         return stream.getvalue()

@@ -91,11 +91,8 @@ def measure_ray_depths(outputs: DataparserOutputs) -> RayDepths | None:
 
 
 def ray_depths(stereo: PhotoStereo, most_views: int = _MOST_VIEWS) -> RayDepths:
-    """Returns where the rays of photos meet a surface on which two neighbours agree, and shows how far the search is.
-
-    Args:
-        most_views: photos whose depth is sought, evenly among all.
-    """
+    """Returns where the rays of photos, some evenly among all, meet a surface on which two neighbours agree. Shows how
+    far the search is."""
     chosen = pick_evenly(len(stereo), most_views)
     with image_progress("photos") as progress:
         depths = list(progress.track(_agreeing_depths(stereo, chosen), len(chosen), description="Stereo"))

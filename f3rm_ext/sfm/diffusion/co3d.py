@@ -83,6 +83,11 @@ class _Crop:
     """Side of the square in it."""
 
 
+def list_path(root: Path, category: str, split: Split) -> Path:
+    """Returns where the list of a category is."""
+    return root / ANNOTATIONS / f"{category}_{split}.jgz"
+
+
 def depth_path(image: Path) -> Path:
     """Returns where the depth map of an image is."""
     return image.parent.parent / "depths" / f"{image.name}.geometric.png"
@@ -148,7 +153,7 @@ class Co3dScenes(Dataset[SceneSample]):
 
     def _read(self, category: str) -> list[list[dict[str, Any]]]:
         """Returns the frames of each sequence."""
-        path = self.root / ANNOTATIONS / f"{category}_{self.split}.jgz"
+        path = list_path(self.root, category, self.split)
         try:
             with gzip.open(path, "rt", encoding="utf-8") as stream:
                 annotation = json.load(stream)
@@ -223,11 +228,7 @@ class Co3dScenes(Dataset[SceneSample]):
 
 
 def find_categories(root: Path, wanted: Sequence[str], split: Split) -> list[str]:
-    """Returns the categories that are wanted.
-
-    Raises:
-        CaptureError: one has no list, or there are none.
-    """
+    """Returns the categories that are wanted. Raises CaptureError if one has no list, or there are none."""
     ending = f"_{split}.jgz"
     available = sorted(path.name.removesuffix(ending) for path in (root / ANNOTATIONS).glob(f"*{ending}"))
     if not available:

@@ -13,7 +13,7 @@ from f3rm_ext.capture.checks import DISTORTION
 from f3rm_ext.capture.ground_truth import bounding_box
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.sfm.capture_cameras import CaptureCameras, has_depth, read_capture_cameras, read_depth
-from f3rm_ext.sfm.diffusion.co3d import ANNOTATIONS, CAMERA_KEYS, IMAGES, Split, depth_path, write_depth
+from f3rm_ext.sfm.diffusion.co3d import CAMERA_KEYS, IMAGES, Split, depth_path, list_path, write_depth
 from f3rm_ext.utils.atomic_files import write_atomic
 from f3rm_ext.utils.pictures import UNREADABLE, read_picture
 from f3rm_ext.utils.provenance import require_ours, sign_gzip
@@ -31,7 +31,7 @@ Frames = dict[str, list[dict[str, Any]]]
 
 def write_list(root: Path, category: str, split: Split, sequences: Frames) -> Path:
     """Writes the list of a category: for each sequence its frames."""
-    path = _list_path(root, category, split)
+    path = list_path(root, category, split)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, sign_gzip(json.dumps(sequences).encode(), COMMAND))
     return path
@@ -40,11 +40,7 @@ def write_list(root: Path, category: str, split: Split, sequences: Frames) -> Pa
 def require_own_lists(root: Path, category: str) -> None:
     """Raises ConfigError where another program wrote a list of the category; to be called before the work begins."""
     for split in _SPLITS:
-        require_ours(_list_path(root, category, split), COMMAND, "--output or --category")
-
-
-def _list_path(root: Path, category: str, split: Split) -> Path:
-    return root / ANNOTATIONS / f"{category}_{split}.jgz"
+        require_ours(list_path(root, category, split), COMMAND, "--output or --category")
 
 
 def convert_captures(

@@ -116,10 +116,6 @@ def masked_loss(
     known: Float[Tensor, "batch images h w"],
     absolute: bool = False,
 ) -> Float[Tensor, ""]:
-    """Returns the mean of (M · predicted - M · clean)² over all elements, known or not, as published.
-
-    Args:
-        known: M, 1 where the depth is known.
-    """
+    """Returns the mean of (M · predicted - M · clean)² over all elements, known (M = 1) or not, as published."""
     difference = known[:, :, None] * (predicted - clean)
     return difference.abs().mean() if absolute else difference.square().mean()

@@ -63,10 +63,7 @@ def plan_lines(settings: Settings, processes: int) -> list[str]:
 
 def set_trained(model: RayDiffuser, freeze_encoder: bool, freeze_transformer: bool) -> int:
     """Chooses which parameters are trained: neither frozen ones nor those that the prediction does not depend on.
-
-    Returns:
-        Number of trained parameters.
-    """
+    Returns their number."""
     model.requires_grad_(True)
     model.encoder.requires_grad_(not freeze_encoder)
     model.transformer.requires_grad_(not freeze_transformer)

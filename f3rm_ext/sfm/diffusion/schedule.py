@@ -105,11 +105,8 @@ def chunks_with_first(count: int, most: int, generator: torch.Generator | None =
 
 
 def predict_in_chunks(predict: Callable[[Maps, Int64[Tensor, " batch"], list[int]], Maps], most: int) -> Predict:
-    """Returns a prediction for any number of images from one for a few: image 0 is in every group and is averaged.
-
-    Args:
-        most: the number of images that it takes at once, 2 or more.
-    """
+    """Returns a prediction for any number of images from one for so many at most, 2 or more: image 0 is in every group,
+    and is averaged."""
     generator = torch.Generator().manual_seed(0)  # of the groups, which are other ones at every step
 
     def predict_all(maps: Maps, steps: Int64[Tensor, " batch"]) -> Maps:

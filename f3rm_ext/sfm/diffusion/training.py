@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from f3rm_ext import compat
 from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError, MemoryShortageError, reason_of
@@ -243,7 +243,6 @@ class Training:
             batch_sampler=(list(range(start, start + batch)) for start in starts),
             num_workers=training.num_workers,
             pin_memory=self.device.type != "cpu",
-            collate_fn=_collate,
         )
         for samples in loader:
             start = time.perf_counter()
@@ -380,10 +379,6 @@ def make_dataset(settings: Settings, split: Any) -> Co3dScenes:
         augment=data.apply_augmentation and split == "train",
         seed=settings.training.seed,
     )
-
-
-def _collate(samples: list[SceneSample]) -> SceneSample:
-    return SceneSample(*default_collate([tuple(sample) for sample in samples]))
 
 
 def _make_model(settings: Settings, saved: dict[str, Any] | None) -> RayDiffuser:

@@ -83,18 +83,13 @@ class OutputLayer(nn.Module):
 
 
 class RayTransformer(nn.Module):
-    """Full attention over the patches of all images.
-
-    Args:
-        depth: number of blocks, a multiple of 4.
-    """
+    """Full attention over the patches of all images, in ``depth`` blocks, a multiple of 4."""
 
     def __init__(self, inputs: int, outputs: int, width: int, depth: int, heads: int) -> None:
         super().__init__()
         self.width = width
         self.input = nn.Linear(inputs, width)
-        nn.init.xavier_uniform_(self.input.weight)
-        nn.init.zeros_(self.input.bias)
+        _init_xavier(self.input)
         self.step = StepEmbedding(width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
         self.output = OutputLayer(width, outputs)

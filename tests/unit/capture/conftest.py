@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nerfstudio.utils.rich_utils import CONSOLE
 from PIL import Image
 
 
@@ -55,14 +54,6 @@ class Capture:
         """All files, to see that nothing has changed."""
         return {str(path.relative_to(self.folder)): path.read_bytes()
                 for path in sorted(self.folder.rglob("*")) if path.is_file()}  # fmt: skip
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is said on nerfstudio's console."""
-    lines: list[str] = []
-    monkeypatch.setattr(CONSOLE, "log", lambda *parts, **options: lines.append(" ".join(map(str, parts))))
-    return lines
 
 
 @pytest.fixture

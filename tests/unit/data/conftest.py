@@ -19,7 +19,7 @@ from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.data.cycling_config import flag
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
-from f3rm_ext.data.mixin import CONSOLE, CyclingDataManager
+from f3rm_ext.data.mixin import CyclingDataManager
 from f3rm_ext.data.placement import Placement
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.options import FeatureOptions
@@ -202,14 +202,6 @@ def build_manager(make_capture: CaptureMaker, keep: Callable[[Any], Any]) -> Cal
         return keep(config.setup(device="cpu", test_mode=mode, world_size=world, local_rank=rank))
 
     return make
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Lines that are logged."""
-    lines: list[str] = []
-    monkeypatch.setattr(CONSOLE, "log", lambda *parts, **options: lines.append(" ".join(map(str, parts))))
-    return lines
 
 
 @pytest.fixture
