@@ -301,11 +301,8 @@ def share_camera_model(meta: Meta, kinds: Mapping[str, object]) -> Meta:
 
 
 def check_intrinsics(meta: Meta) -> None:
-    """Checks that every frame has a focal length, a principal point and a size.
-
-    Raises:
-        CaptureError: a value is missing or impossible.
-    """
+    """Checks that every frame has a focal length, a principal point and a size. Raises CaptureError if a value is
+    missing or impossible."""
     for frame in meta["frames"]:
         values = {**{key: meta[key] for key in INTRINSICS if key in meta}, **frame}
         missing = [key for key in INTRINSICS if key not in values]
@@ -325,11 +322,8 @@ def check_intrinsics(meta: Meta) -> None:
 
 
 def check_same_keys(frames: Sequence[Mapping[str, Any]], key: str) -> None:
-    """Checks that either all frames or none name a file such as ``mask_path``.
-
-    Raises:
-        CaptureError: only some frames name one.
-    """
+    """Checks that either all frames or none name a file such as ``mask_path``. Raises CaptureError if only some frames
+    name one."""
     without = [frame["file_path"] for frame in frames if key not in frame]
     if without and len(without) < len(frames):
         raise CaptureError(

@@ -67,11 +67,8 @@ class LabelSource(Protocol):
         ...
 
     def view(self, image: Path, height_px: int, width_px: int) -> LabelledView | None:
-        """Returns the labels of an image, resampled to a size by nearest pixel; None if it has none.
-
-        Raises:
-            CaptureError: there are labels, but they cannot be read.
-        """
+        """Returns the labels of an image, resampled to a size by nearest pixel; None if it has none. Raises
+        CaptureError if there are labels, but they cannot be read."""
         ...
 
 
@@ -154,11 +151,8 @@ class CaptureGroundTruth:
 
 
 class PolygonLabels:
-    """Labels in the format of LERF-OVS: a folder with one JSON file per labelled frame; other files are skipped.
-
-    Raises:
-        CaptureError: there is no such file, or one cannot be understood.
-    """
+    """Labels in the format of LERF-OVS: a folder with one JSON file per labelled frame; other files are skipped. Raises
+    CaptureError if there is no such file, or one cannot be understood."""
 
     def __init__(self, folder: Path) -> None:
         self._frames: dict[str, dict[str, Any]] = {}

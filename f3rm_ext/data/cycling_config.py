@@ -46,11 +46,8 @@ def flag(option: str) -> str:
 
 
 def parse_count(value: int | float, option: str, *, unit: str) -> int | None:
-    """Parses a count: a positive whole number, or None for -1 and inf (no limit).
-
-    Raises:
-        ConfigError: the value is neither.
-    """
+    """Parses a count: a positive whole number, or None for -1 and inf (no limit). Raises ConfigError if the value is
+    neither."""
     if value == -1 or value == math.inf:
         return None
     if not math.isfinite(value) or value != int(value) or value < 1:

@@ -126,11 +126,8 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         local_rank: int = 0,
         **kwargs: Any,
     ) -> None:
-        """Reads the capture and, in training (``test_mode`` "val"), prepares the features.
-
-        Raises:
-            UserError: the capture, the features or an option cannot be used.
-        """
+        """Reads the capture and, in training (``test_mode`` "val"), prepares the features. Raises UserError if the
+        capture, the features or an option cannot be used."""
         self.take_place(local_rank)
         if hasattr(config.dataparser, "load_3D_points"):
             # Fields look at no points, but in training at how far they are.

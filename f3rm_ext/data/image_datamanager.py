@@ -140,11 +140,8 @@ class ImageDataManager(CyclingDataManager, DataManager):
         local_rank: int = 0,
         **kwargs: Any,
     ) -> None:
-        """Reads the capture. Opens no image beyond those the dataparser opens.
-
-        Raises:
-            UserError: the capture or an option cannot be used.
-        """
+        """Reads the capture. Opens no image beyond those the dataparser opens. Raises UserError if the capture or an
+        option cannot be used."""
         self.config = config
         self.device = device
         self.world_size, self.local_rank = world_size, local_rank

@@ -169,10 +169,7 @@ class CyclingDataManager(ABC):
 
     def note_masked_pixels(self, dataset: InputDataset) -> None:
         """Decides how training treats masked pixels and tells the model: ``masked_pixels`` in the data set's metadata.
-
-        Raises:
-            ConfigError: masked pixels should be trained as background, but the capture has no masks.
-        """
+        Raises ConfigError if masked pixels should be trained as background, but the capture has no masks."""
         wanted: MaskedPixelsOption = self.config.masked_pixels
         outputs = self.train_dataparser_outputs
         files = outputs.mask_filenames or []
@@ -201,11 +198,8 @@ class CyclingDataManager(ABC):
             dataset.metadata["measure_background"] = partial(measure_background, photos, self.masked_pixels)
 
     def eval_outputs(self) -> DataparserOutputs | None:
-        """Cameras and files of the evaluation images, or None if the capture has none.
-
-        Raises:
-            CaptureError: they cannot be used.
-        """
+        """Cameras and files of the evaluation images, or None if the capture has none. Raises CaptureError if they
+        cannot be used."""
         try:
             outputs = self.dataparser.get_dataparser_outputs(split=self.test_split)
         except FileNotFoundError as error:

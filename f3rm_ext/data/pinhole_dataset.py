@@ -90,20 +90,14 @@ class PinholeDataset(PhotoDataset):
             return None
 
     def picture(self, image_idx: int, masked: MaskedPixels = "ignore") -> ImagePixels:
-        """Reads, undistorts and scales one image; alpha and mask are kept, and transparent pixels blend.
-
-        Raises:
-            CaptureError: it cannot be read.
-        """
+        """Reads, undistorts and scales one image; alpha and mask are kept, and transparent pixels blend. Raises
+        CaptureError if it cannot be read."""
         picture = self.full_picture(image_idx, masked)
         return shrunk(picture, int(self.cameras.height[image_idx]), int(self.cameras.width[image_idx]))
 
     def full_picture(self, image_idx: int, masked: MaskedPixels = "ignore") -> ImagePixels:
-        """Reads and undistorts one image at the size of :attr:`views`; see :meth:`picture`.
-
-        Raises:
-            CaptureError: it cannot be read.
-        """
+        """Reads and undistorts one image at the size of :attr:`views`; see :meth:`picture`. Raises CaptureError if it
+        cannot be read."""
         photo = read_pixels(self.photos, image_idx, masked)
         return undistort(photo, self.lenses[image_idx], self.views[image_idx])
 

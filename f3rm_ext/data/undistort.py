@@ -87,11 +87,8 @@ class DistortedCamera:
         return self.frame.fx * x + self.frame.cx, self.frame.fy * y + self.frame.cy
 
     def rim(self) -> Float64[np.ndarray, "4 points 2"]:
-        """Returns the directions (x, y, 1) along the photo's left, right, upper and lower edges.
-
-        Raises:
-            ValueError: the distortion has no inverse there.
-        """
+        """Returns the directions (x, y, 1) along the photo's left, right, upper and lower edges. Raises ValueError if
+        the distortion has no inverse there."""
         width, height = self.frame.width, self.frame.height
         along = np.linspace(0.0, 1.0, min(max(width, height), _RIM_SAMPLES) + 1)
         zero = np.zeros_like(along)

@@ -40,11 +40,8 @@ class CaptureCameras:
 
 
 def read_capture_cameras(data: Path) -> CaptureCameras:
-    """Reads poses and intrinsics of a capture.
-
-    Raises:
-        CaptureError: there is no such capture, or a pose or an intrinsic cannot be used.
-    """
+    """Reads poses and intrinsics of a capture. Raises CaptureError if there is no such capture, or a pose or an
+    intrinsic cannot be used."""
     meta, folder = checks.read_transforms(data)
     meta = checks.per_frame_intrinsics(meta)
     checks.check_frame_poses(meta["frames"])
@@ -102,11 +99,8 @@ def has_depth(capture: CaptureCameras, indices: Sequence[int]) -> bool:
 
 
 def read_depth(frame: dict[str, Any], folder: Path) -> Float[np.ndarray, "h w"]:
-    """Reads the z-depth of a frame, units of the capture: an integer image times its unit, or a NumPy file.
-
-    Raises:
-        CaptureError: the file is missing or is no depth map.
-    """
+    """Reads the z-depth of a frame, units of the capture: an integer image times its unit, or a NumPy file. Raises
+    CaptureError if the file is missing or is no depth map."""
     depth = read_map(folder / frame["depth_file_path"], "depth map")
     return depth.astype(np.float64) * float(frame.get("depth_unit_scale_factor", NERFSTUDIO_DEPTH_UNIT))
 

@@ -49,11 +49,8 @@ def available_methods() -> list[str]:
 
 
 def build_estimator(method: str) -> PoseEstimator | None:
-    """Returns the front end of a method; None for COLMAP, which needs none.
-
-    Raises:
-        ConfigError: There is no such front end, or it cannot be loaded.
-    """
+    """Returns the front end of a method; None for COLMAP, which needs none. Raises ConfigError if there is no such
+    front end, or it cannot be loaded."""
     if method in ("auto", COLMAP):
         return None
     point = _entry_points().get(method)
@@ -72,11 +69,8 @@ def build_estimator(method: str) -> PoseEstimator | None:
 
 
 def predict_poses(method: str, estimator: PoseEstimator, images: Sequence[Path]) -> PredictedPoses:
-    """Runs a front end and checks what it returns.
-
-    Raises:
-        ConfigError: It fails, knows fewer than two photos, or returns something else than rigid poses.
-    """
+    """Runs a front end and checks what it returns. Raises ConfigError if it fails, knows fewer than two photos, or
+    returns something else than rigid poses."""
     try:
         predicted = estimator(images)
         viewmats = {name: np.asarray(viewmat, dtype=np.float64) for name, viewmat in predicted.viewmats.items()}

@@ -249,11 +249,8 @@ def _to_eight_bits(image: Image.Image) -> Image.Image:
 
 
 def find_masks(folder: Path, photos: Sequence[Path], images: Path) -> dict[Path, Path]:
-    """Returns the mask of each photo: ``a.png`` or ``a.jpg.png`` for ``a.jpg``, in the same subfolder.
-
-    Raises:
-        CaptureError: photos have no mask.
-    """
+    """Returns the mask of each photo: ``a.png`` or ``a.jpg.png`` for ``a.jpg``, in the same subfolder. Raises
+    CaptureError if photos have no mask."""
     if not folder.is_dir():
         raise CaptureError(f"{folder} is not a folder: give the folder of the masks with --masks.")
     files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix.lower() in SUFFIXES]

@@ -41,11 +41,8 @@ class Source:
 
 
 def find_sources(config: ProcessConfig, say: Callable[[str], None]) -> dict[str, Source]:
-    """Returns the original photos by their name in the capture, without suffix; none for a video.
-
-    Raises:
-        CaptureError: there are fewer than two photos, or one has no mask.
-    """
+    """Returns the original photos by their name in the capture, without suffix; none for a video. Raises CaptureError
+    if there are fewer than two photos, or one has no mask."""
     if config.images is None:
         return {}
     paths = find_photos(config.images, say)
@@ -91,10 +88,7 @@ def copy_photos(
     work: WorkFolder, sources: dict[str, Source], max_size: int, show: StageProgress, say: Callable[[str], None]
 ) -> None:
     """Copies the photos that the capture does not have, reduced if too large, and saves what is known about them.
-
-    Raises:
-        CaptureError: fewer than two photos can be read.
-    """
+    Raises CaptureError if fewer than two photos can be read."""
 
     def copy(stem: str) -> tuple[str, dict[str, Any]] | str:
         try:

@@ -232,9 +232,6 @@ class WorkFolder:
 
 
 def read_state(folder: Path) -> dict[str, Any] | None:
-    """Returns the state in a folder; None if the folder is new or empty.
-
-    Raises:
-        ConfigError: the state is damaged, or the folder holds something else.
-    """
+    """Returns the state in a folder; None if the folder is new or empty. Raises ConfigError if the state is damaged, or
+    the folder holds something else."""
     return require_own_folder(folder, STATE, str(made_by(COMMAND)[MADE_BY]), ignored=(".lock", NEXT), kind=_State)

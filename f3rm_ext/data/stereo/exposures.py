@@ -80,11 +80,8 @@ def _encode(measured: MeasuredStops) -> bytes:
 
 
 def measure_stops(dataset: PinholeDataset) -> MeasuredStops:
-    """Returns the exposures of the small photos of a capture, in stops; shows how far the search is.
-
-    Raises:
-        CaptureError: a photo cannot be read.
-    """
+    """Returns the exposures of the small photos of a capture, in stops; shows how far the search is. Raises
+    CaptureError if a photo cannot be read."""
     threads.settle(numba=True)
     cameras = PinholeCameras.of(dataset.cameras)
     chosen = pick_evenly(len(dataset), MOST_VIEWS)

@@ -152,11 +152,8 @@ def missing_points(metadata: Mapping[str, Any], mode: DenseMode) -> int:
 
 
 def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -> None:
-    """Adds dense points to those of a capture, and says so in a line. They are found once and kept in the cache.
-
-    Raises:
-        CaptureError: a photo cannot be read.
-    """
+    """Adds dense points to those of a capture, and says so in a line. They are found once and kept in the cache. Raises
+    CaptureError if a photo cannot be read."""
     own, missing = len(outputs.metadata.get(XYZ, ())), missing_points(outputs.metadata, mode)
     if not missing:
         return
@@ -181,11 +178,8 @@ def add_dense_points(outputs: DataparserOutputs, cache: Path, mode: DenseMode) -
 
 
 def seek_points(outputs: DataparserOutputs, count: int = COUNT, side_px: int = SIDE_PX) -> DensePoints:
-    """Returns dense points of a capture, and shows how far the search is.
-
-    Raises:
-        CaptureError: a photo cannot be read.
-    """
+    """Returns dense points of a capture, and shows how far the search is. Raises CaptureError if a photo cannot be
+    read."""
     threads.settle(numba=True)
     stereo = PhotoStereo.from_dataset(PinholeDataset.scale_to_side(outputs, side_px))
     with image_progress("photos") as progress:

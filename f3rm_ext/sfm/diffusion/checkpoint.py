@@ -64,11 +64,8 @@ def to_our_names(released: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def model_size(state: Mapping[str, Tensor]) -> tuple[ModelSize, Stage]:
-    """Tells the size and the stage of a model from its weights, by our names.
-
-    Raises:
-        CheckpointError: these are no weights of DiffusionSfM.
-    """
+    """Tells the size and the stage of a model from its weights, by our names. Raises CheckpointError if these are no
+    weights of DiffusionSfM."""
     try:
         width = state["transformer.input.weight"].shape[0]
         depth = 1 + max(int(name.split(".")[2]) for name in state if name.startswith("transformer.blocks."))
@@ -84,11 +81,8 @@ def model_size(state: Mapping[str, Tensor]) -> tuple[ModelSize, Stage]:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Reads the weights of a checkpoint, released or ours, by our names. Nothing but tensors is unpickled.
-
-    Raises:
-        CheckpointError: there is no such file, or it is damaged.
-    """
+    """Reads the weights of a checkpoint, released or ours, by our names. Nothing but tensors is unpickled. Raises
+    CheckpointError if there is no such file, or it is damaged."""
     if not path.is_file():
         raise CheckpointError(f"There is no checkpoint {path}: check the path.")
     try:
@@ -107,11 +101,8 @@ def image_side_px(path: Path) -> int:
 
 
 def build_model(state: Mapping[str, Tensor]) -> RayDiffuser:
-    """Builds the model that these weights belong to.
-
-    Raises:
-        CheckpointError: parameters are missing, unknown or of other shapes.
-    """
+    """Builds the model that these weights belong to. Raises CheckpointError if parameters are missing, unknown or of
+    other shapes."""
     size, stage = model_size(state)
     encoder = {name.removeprefix(_ENCODER): tensor for name, tensor in state.items() if name.startswith(_ENCODER)}
     if not encoder:

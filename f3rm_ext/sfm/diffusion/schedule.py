@@ -27,11 +27,8 @@ Predict = Callable[[Maps, Int64[Tensor, " batch"]], Maps]
 
 
 def make_scheduler() -> "DDIMScheduler":
-    """Returns the schedule as diffusers' DDIM scheduler, all 100 steps set.
-
-    Raises:
-        ConfigError: diffusers is not installed.
-    """
+    """Returns the schedule as diffusers' DDIM scheduler, all 100 steps set. Raises ConfigError if diffusers is not
+    installed."""
     try:
         from diffusers.schedulers.scheduling_ddim import DDIMScheduler
     except ImportError as error:

@@ -226,11 +226,8 @@ that the setting has no effect here, so any value is accepted."""
 
 
 def parse_settings(words: Sequence[str], preset: Preset = "none") -> Settings:
-    """Reads settings from ``key=value`` words; later ones count.
-
-    Raises:
-        ConfigError: a key is unknown, or a value cannot be used.
-    """
+    """Reads settings from ``key=value`` words; later ones count. Raises ConfigError if a key is unknown, or a value
+    cannot be used."""
     settings = Settings()
     for word in (*PRESETS[preset], *words):
         key, equals, value = word.partition("=")
@@ -311,11 +308,8 @@ def scale_steps(settings: Settings, processes: int) -> Settings:
 
 
 def check_settings(settings: Settings) -> None:
-    """Checks the ranges of values, and that they agree with each other.
-
-    Raises:
-        ConfigError: a value cannot be used.
-    """
+    """Checks the ranges of values, and that they agree with each other. Raises ConfigError if a value cannot be
+    used."""
     training, model, data = settings.training, settings.model, settings.dataset
     for key, value, least in (
         ("training.batch_size", training.batch_size, 1),

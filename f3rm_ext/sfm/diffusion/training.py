@@ -98,10 +98,7 @@ class EncoderAndModel(nn.Module):
 
 def make_accelerator() -> "tuple[Accelerator, str | None]":
     """Returns accelerate's view of devices and processes, and a warning if it was told to use its mixed precision.
-
-    Raises:
-        ConfigError: accelerate is not installed.
-    """
+    Raises ConfigError if accelerate is not installed."""
     try:
         from accelerate import Accelerator
     except ImportError as error:
