@@ -365,11 +365,8 @@ def check_splits(meta: Meta, split: str, *, drop_unknown: bool) -> Meta:
 
 
 def check_dataparser_outputs(outputs: DataparserOutputs, *, check_files: bool = True, min_images: int = 2) -> None:
-    """Checks the outputs of any dataparser; training needs two images.
-
-    Raises:
-        CaptureError: too few images, missing files, or poses that are not rigid.
-    """
+    """Checks the outputs of any dataparser; training needs two images. Raises CaptureError if there are too few, files
+    are missing, or poses are not rigid."""
     paths = [Path(path) for path in outputs.image_filenames]
     if min_images >= 2:
         require_images(len(paths), "The training split of the capture")

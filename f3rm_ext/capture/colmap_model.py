@@ -138,12 +138,8 @@ def align_z_up(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def capture_from_camera(cam_from_world: Transform, applied: Transform) -> Float64[np.ndarray, "4 4"]:
-    """Returns the pose of a camera as transforms.json has it: c2w, OpenGL axes.
-
-    Args:
-        cam_from_world: COLMAP's pose: world to camera, OpenCV axes.
-        applied: from COLMAP's world to that of the capture.
-    """
+    """Returns the pose of a camera as transforms.json has it (c2w, OpenGL axes), from COLMAP's pose (world to camera,
+    OpenCV axes) and the transform from COLMAP's world to that of the capture."""
     rotation, translation = cam_from_world[:, :3], cam_from_world[:, 3]
     c2w = np.eye(4)
     c2w[:3, :3] = rotation.T @ np.diag([1.0, -1.0, -1.0])

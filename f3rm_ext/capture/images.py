@@ -96,11 +96,8 @@ def image_sizes(paths: Sequence[Path], *, masks: bool = False) -> list[tuple[int
 
 
 def read_mask(path: Path) -> Bool[np.ndarray, "h w"]:
-    """Returns the pixels that a mask keeps: those that are not black and, where it has alpha, not transparent.
-
-    Raises:
-        OSError, SyntaxError, ValueError: the file cannot be read.
-    """
+    """Returns the pixels that a mask keeps: those that are not black and, where it has alpha, not transparent. Raises
+    OSError, SyntaxError or ValueError if the file cannot be read."""
     with Image.open(path) as image:
         if image.mode in _GREY_MODES:
             return np.asarray(image) != 0

@@ -75,12 +75,8 @@ def applied_transform(meta: Mapping[str, Any], folder: Path) -> Float64[np.ndarr
 
 
 def read_point_cloud(path: Path) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
-    """Reads positions and colours of a PLY file, ASCII or binary; grey if there are no colours.
-
-    Raises:
-        UserError: the file does not exist, is damaged, or has no points.
-        OSError: the file cannot be read.
-    """
+    """Reads positions and colours of a PLY file, ASCII or binary; grey if there are no colours. Raises UserError if the
+    file does not exist, is damaged, or has no points, and OSError if it cannot be read."""
     from f3rm_ext.utils.ply import PlyTables
 
     if not path.is_file():
@@ -109,12 +105,8 @@ def point_columns(xyz: Float[np.ndarray, "points 3"], rgb: UInt8[np.ndarray, "po
 
 
 def read_colmap_points(path: Path) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
-    """Reads positions and colours of COLMAP's points3D.bin or points3D.txt.
-
-    Raises:
-        CaptureError: the file is damaged.
-        OSError: the file cannot be read.
-    """
+    """Reads positions and colours of COLMAP's points3D.bin or points3D.txt. Raises CaptureError if the file is damaged,
+    and OSError if it cannot be read."""
     from nerfstudio.data.utils import colmap_parsing_utils as colmap
 
     read = colmap.read_points3D_binary if path.suffix == ".bin" else colmap.read_points3D_text

@@ -36,11 +36,7 @@ def agreement(depths: Float[Tensor, " points"], shown: Float[Tensor, " points"])
 def ray_information(
     directions: Float[Tensor, "*points 3"], weights: Float[Tensor, "*points"]
 ) -> Float[Tensor, "*points 3 3"]:
-    """Returns what one view says of each point: w (I − d dᵀ).
-
-    Args:
-        directions: from the camera to the points, of length 1.
-    """
+    """Returns what one view says of each point: w (I − d dᵀ), where d, of length 1, points from the camera to it."""
     across = torch.eye(3).to(directions) - directions[..., :, None] * directions[..., None, :]
     return weights[..., None, None] * across
 

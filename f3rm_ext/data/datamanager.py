@@ -140,12 +140,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         )
 
     def create_train_dataset(self) -> PhotoDataset:
-        """The training images.
-
-        Raises:
-            CaptureError: they cannot be used.
-            ConfigError: see :meth:`note_masked_pixels`.
-        """
+        """The training images. Raises CaptureError or ConfigError if they cannot be used."""
         self.check_train_outputs(self.train_dataparser_outputs)
         self.image_scale = self.resolve_scale()
         points = [self.train_dataparser_outputs.metadata.pop(key, None) for key in (XYZ, RGB)]

@@ -345,10 +345,7 @@ class CyclingDataManager(ABC):
 
     def prepare_features(self, *, with_train: bool) -> list[FeatureSource]:
         """Extracts missing features of the evaluation images and, before them, those of the training images if wanted.
-
-        Raises:
-            UserError: see :func:`~f3rm_ext.features.source.prepare_features`.
-        """
+        Raises UserError, see :func:`~f3rm_ext.features.source.prepare_features`."""
         from f3rm_ext.features.source import prepare_features
 
         datasets = [self.train_dataset] if with_train else []

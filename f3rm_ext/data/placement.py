@@ -33,10 +33,8 @@ def free_memory(device: torch.device) -> int:
 class Placement:
     """Where the training images of a run are: on the training device while they fit, otherwise in main memory.
 
-    Batches are the same in both places. Nothing is decided before the model is on the device.
-
-    Args:
-        off: option for the log that keeps images in main memory.
+    Batches are the same in both places. Nothing is decided before the model is on the device. The log names ``off``,
+    the option that keeps images in main memory.
     """
 
     def __init__(

@@ -81,12 +81,8 @@ class Prefetcher(Generic[LoadedT]):
 
 
 def read_each(images: Sequence[int], read: Callable[[int], PartT], stopped: Callable[[], bool]) -> Iterator[PartT]:
-    """Reads images on a few threads, and yields the results in order as they come.
-
-    Raises:
-        LoadCancelled: ``stopped`` returned True.
-        Exception: raised by ``read``.
-    """
+    """Reads images on a few threads, and yields the results in order as they come. Raises what ``read`` raises, and
+    LoadCancelled once ``stopped`` returns True."""
 
     def read_one(image: int) -> PartT:
         if stopped():

@@ -39,12 +39,8 @@ def count_shared_points(model: Any) -> dict[tuple[int, int], int]:
 
 
 def serve(capture: Path, port: int) -> Any:
-    """Starts a viser server that shows the model of a capture, for this machine only.
-
-    Raises:
-        CaptureError: the capture has no model, or its transforms.json cannot be read.
-        ConfigError: the port is out of range.
-    """
+    """Starts a viser server that shows the model of a capture, for this machine only. Raises CaptureError if the
+    capture has no model or no readable transforms.json, and ConfigError if the port is out of range."""
     import viser
     import viser.transforms
 

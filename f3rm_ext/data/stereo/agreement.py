@@ -50,11 +50,8 @@ def unproject(
 def project(
     cameras: PinholeCameras, index: int | slice, points: Float[Tensor, "points 3"]
 ) -> tuple[Int[Tensor, "*cams points"], Float[Tensor, "*cams points"], Bool[Tensor, "*cams points"]]:
-    """Returns the pixels (in the flattened picture) and depths of points, and which are in the picture.
-
-    Args:
-        index: one camera, or a slice of several, which all see the points.
-    """
+    """Returns the pixels (in the flattened picture) and depths of points in one camera, or in each of a slice, and
+    which are in the picture."""
     viewmat, K = cameras.viewmats[index].double(), cameras.Ks[index].double()[..., None]
     width, height = cameras.widths[index][..., None], cameras.heights[index][..., None]
     x, y, z = (points @ viewmat[..., :3, :3].mT + viewmat[..., None, :3, 3]).unbind(-1)

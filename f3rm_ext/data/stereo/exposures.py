@@ -56,11 +56,7 @@ Lights = Float[np.ndarray, "photos places 3"]
 
 def read_or_measure_stops(outputs: DataparserOutputs, cache: Path) -> MeasuredStops | None:
     """Returns the exposures of the photos of a capture, measured once and kept in the cache; None if the cameras have
-    no pinhole view, such as those of panoramas.
-
-    Raises:
-        CaptureError: a photo cannot be read.
-    """
+    no pinhole view, such as those of panoramas. Raises CaptureError if a photo cannot be read."""
     dataset = PinholeDataset.find_views(outputs, SIDE_PX)
     if dataset is None:
         return None

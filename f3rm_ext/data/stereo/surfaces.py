@@ -43,12 +43,8 @@ class RayDepths:
     def of(
         cls, cameras: PinholeCameras, depths: Sequence[Float32[np.ndarray, "_ _"]], photos: Sequence[int]
     ) -> "RayDepths":
-        """Returns the depth of some photos.
-
-        Args:
-            cameras: of all photos, at the size of the depth maps.
-            photos: indices of those with a depth map.
-        """
+        """Returns the depth of the photos with these indices; the cameras are those of all photos, at the size of the
+        depth maps."""
         height, width = int(cameras.heights.max()), int(cameras.widths.max())
         padded = [np.pad(depth, ((0, height - depth.shape[0]), (0, width - depth.shape[1]))) for depth in depths]
         chosen, count = torch.tensor(photos), len(cameras.widths)
@@ -63,12 +59,8 @@ class RayDepths:
         return RayDepths(self.projections.to(device), self.views.to(device), self.depths.to(device))
 
     def along(self, photos: Int[Tensor, " rays"], directions: Float[Tensor, "rays 3"]) -> Float[Tensor, " rays"]:
-        """Returns the distances at which rays meet a surface, in lengths of their directions; 0 where that is unknown.
-
-        Args:
-            photos: indices of the photos from whose centres the rays start.
-            directions: scene frame.
-        """
+        """Returns the distances at which rays from the centres of photos, given by index, meet a surface, in lengths of
+        their directions (scene frame); 0 where that is unknown."""
         x_y, z = (self.projections[photos] @ directions[:, :, None])[..., 0].split([2, 1], dim=1)
         places = torch.cat([x_y / z, self.views[photos, None]], dim=1)
         # Places beside the depth map get 0.
@@ -80,11 +72,7 @@ class RayDepths:
 
 def measure_ray_depths(outputs: DataparserOutputs) -> RayDepths | None:
     """Returns where the rays of a capture's photos meet a surface, see :func:`ray_depths`; None if the cameras have no
-    pinhole view, such as those of panoramas.
-
-    Raises:
-        CaptureError: a photo cannot be read.
-    """
+    pinhole view, such as those of panoramas. Raises CaptureError if a photo cannot be read."""
     threads.settle(numba=True)
     dataset = PinholeDataset.find_views(outputs, _SIDE_PX)
     return None if dataset is None else ray_depths(PhotoStereo.from_dataset(dataset, _OPTIONS))

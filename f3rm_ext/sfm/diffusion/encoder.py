@@ -78,10 +78,8 @@ class ImageEncoder(nn.Module):
 class FeatureCache:
     """Features of images that are always cut alike, by a frozen encoder: each image is encoded once.
 
-    Images are encoded one by one, so that their features do not depend on the others in a batch.
-
-    Args:
-        dense: keep the tokens of the middle and the last block, too.
+    Images are encoded one by one, so that their features do not depend on the others in a batch. Tokens of the middle
+    and the last block are kept for dense models only.
     """
 
     def __init__(self, encoder: ImageEncoder, dense: bool) -> None:

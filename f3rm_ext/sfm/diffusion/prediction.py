@@ -27,12 +27,8 @@ def predict_maps(
     ndc: Float[Tensor, "images 2 patches patches"],
     generator: torch.Generator,
 ) -> Float[Tensor, "images 8 cells cells"]:
-    """Predicts the ray maps of images of one scene, in the frame of the first.
-
-    Args:
-        images: square crops, 0 to 1.
-        ndc: where their patches lie in the uncropped images.
-    """
+    """Predicts the ray maps of images of one scene (square crops, 0 to 1), in the frame of the first. ``ndc`` tells
+    where their patches lie in the uncropped images."""
     with torch.no_grad():
         encoded = model.encoder(images[None])
 

@@ -224,12 +224,8 @@ class Training:
         report: Report = lambda iteration, loss: None,
         report_metrics: ReportMetrics = lambda iteration, metrics: None,
     ) -> None:
-        """Trains to the last step.
-
-        Raises:
-            ConfigError: the loss is not a number.
-            MemoryShortageError: memory ran out.
-        """
+        """Trains to the last step. Raises ConfigError if the loss is not a number, and MemoryShortageError if memory
+        runs out."""
         training = self.settings.training
         # The samples of a step are numbered over all processes: step * processes * batch + rank * batch onwards.
         own, batch = self.accelerator.process_index * training.batch_size, training.batch_size

@@ -97,11 +97,8 @@ class RayTransformer(nn.Module):
     def forward(
         self, patches: Float[Tensor, "batch images inputs rows cols"], steps: Int64[Tensor, " batch"]
     ) -> tuple[Float[Tensor, "batch images outputs rows cols"], list[Float[Tensor, "batch images width rows cols"]]]:
-        """Predicts from all patches.
-
-        Returns:
-            The prediction, and the tokens after three quarters of the blocks and after the last one.
-        """
+        """Predicts from all patches. Returns the prediction, and the tokens after three quarters of the blocks and
+        after the last one."""
         batch, images, _, rows, cols = patches.shape
         x = self.input(patches.flatten(3).permute(0, 1, 3, 2))
         x = x + number_codes(images, self.width, IMAGE_BASE, x)[:, None]
