@@ -71,10 +71,9 @@ class Coverage:
         return {name: torch.from_numpy(getattr(self, name).copy()) for name in ("appearances", "steps", "rays")}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continues counting where :meth:`state` was taken. A state of another number of images is ignored."""
-        loaded = {name: np.asarray(state[name], dtype=np.int64).copy() for name in ("appearances", "steps", "rays")}
-        if all(values.shape == self.pixels.shape for values in loaded.values()):
-            vars(self).update(loaded)
+        """Continues counting where :meth:`state` was taken, for the same number of images."""
+        for name, values in state.items():
+            setattr(self, name, np.asarray(values, dtype=np.int64).copy())
 
     def write(self, path: Path, *, step: int, names: Sequence[str]) -> None:
         """Writes all counts as JSON, atomically."""

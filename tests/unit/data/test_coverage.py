@@ -39,12 +39,6 @@ def test_state_round_trip(coverage: Coverage):
     assert int(state["rays"][0]) == 30 and coverage.rays[0] == 30, "the state must be a copy"
 
 
-def test_state_of_other_images_is_not_used(coverage: Coverage):
-    other = Coverage(np.array([1, 1]))
-    other.load_state(coverage.state())
-    assert other.summary()["images_seen"] == 0
-
-
 def test_file(coverage: Coverage, tmp_path: Path):
     path = tmp_path / "coverage.json"
     path.write_text("old")

@@ -242,6 +242,12 @@ def test_the_background_is_measured_in_training(build, make_capture, object_mask
 
 
 @pytest.fixture
+def build_cached(build, tmp_path):
+    """Builds datamanagers with a cache of their own."""
+    return partial(build, features=LiftedFeatureOptions(cache_dir=tmp_path / "cache"))
+
+
+@pytest.fixture
 def seek(monkeypatch) -> list[int]:
     """Stands for stereo, which takes long: finds two points, and notes that it was asked."""
     asked: list[int] = []
@@ -254,35 +260,32 @@ def seek(monkeypatch) -> list[int]:
     return asked
 
 
-def test_dense_points_are_sought_once_per_capture(build, seek, log, tmp_path) -> None:
-    cache = LiftedFeatureOptions(cache_dir=tmp_path / "cache")
+def test_dense_points_are_sought_once_per_capture(build_cached, seek, log, tmp_path) -> None:
     for _ in range(2):
-        metadata = build(stereo_points="auto", features=cache).train_dataparser_outputs.metadata
+        metadata = build_cached(stereo_points="auto").train_dataparser_outputs.metadata
         assert metadata["points3D_xyz"].tolist() == [[0, 0, 1], [0, 0, 2]]
         assert metadata["points3D_rgb"].tolist() == [[9, 8, 7]] * 2
     assert len(seek) == 1 and len(list((tmp_path / "cache" / "points").glob("*.ply"))) == 1
     assert sum("2 dense points" in line and "--dense-points never" in line for line in log) == 2
-    build(stereo_points="auto", features=cache, dataparser=CaptureDataParserConfig(scale_factor=0.5))
+    build_cached(stereo_points="auto", dataparser=CaptureDataParserConfig(scale_factor=0.5))
     assert len(seek) == 2, "other poses are another capture"
 
 
-def test_dense_points_are_left_out_where_nobody_needs_them(build, seek, tmp_path) -> None:
-    cache = LiftedFeatureOptions(cache_dir=tmp_path / "cache")
+def test_dense_points_are_left_out_where_nobody_needs_them(build_cached, seek) -> None:
     for options in ({"stereo_points": "never"}, {"stereo_points": "always", "mode": "test"}):
-        assert "points3D_xyz" not in build(features=cache, **options).train_dataparser_outputs.metadata
+        assert "points3D_xyz" not in build_cached(**options).train_dataparser_outputs.metadata
     assert not seek
 
 
 @pytest.mark.parametrize(("mode", "total"), [("never", 4), ("auto", 6), ("always", 6)])
-def test_dense_points_fill_up_those_given(build, make_capture, seek, tmp_path, monkeypatch, mode, total) -> None:
+def test_dense_points_fill_up_those_given(build_cached, make_capture, seek, monkeypatch, mode, total) -> None:
     monkeypatch.setattr("f3rm_ext.data.stereo.points.COUNT", 5)
     capture = make_capture()
     own = np.arange(12, dtype=np.float32).reshape(4, 3)
     (capture / "own.ply").write_bytes(encode_ply(DensePoints(own, np.zeros((4, 3), np.uint8))))
     meta = json.loads((capture / "transforms.json").read_text())
     (capture / "transforms.json").write_text(json.dumps(meta | {"ply_file_path": "own.ply"}))
-    cache = LiftedFeatureOptions(cache_dir=tmp_path / "cache")
-    metadata = build(capture, stereo_points=mode, features=cache).train_dataparser_outputs.metadata
+    metadata = build_cached(capture, stereo_points=mode).train_dataparser_outputs.metadata
     assert len(metadata["points3D_xyz"]) == len(metadata["points3D_rgb"]) == total
     assert len(seek) == (mode != "never")
     assert metadata.get("points3D_dense", 0) == total - 4

@@ -46,21 +46,13 @@ def test_damage_names_the_file(make_outputs):
             read(dataset, 1)
 
 
-@pytest.mark.parametrize("size", [(12, 16), (13, 17)])
-def test_fisheye_circle(make_outputs, size):
-    fisheye = {"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 4}
-    dataset = InputDataset(make_outputs(2, sizes=(size,), extra=fisheye))
+@pytest.mark.parametrize(("size", "scale"), [((12, 16), 1), ((13, 17), 1), ((24, 32), 0.5)])
+def test_the_fisheye_circle_is_scaled_with_the_image(make_outputs, size, scale):
+    fisheye = {"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 4 / scale}
+    dataset = InputDataset(make_outputs(2, sizes=(size,), extra=fisheye), scale)
     valid = read_pixels(dataset, 0).valid
-    assert valid is not None and bool(valid[6, 8]) and not bool(valid[0, 0])
-    rows, columns = torch.nonzero(valid, as_tuple=True)
-    assert int(rows.min()) == 2 and int(rows.max()) == 10 and int(columns.min()) == 4 and int(columns.max()) == 12
-
-
-def test_the_fisheye_circle_is_scaled_with_the_image(make_outputs):
-    fisheye = {"camera_model": "OPENCV_FISHEYE", "fisheye_crop_radius": 8}
-    dataset = InputDataset(make_outputs(2, sizes=((24, 32),), extra=fisheye), 0.5)
-    valid = read_pixels(dataset, 0).valid
-    assert valid is not None and valid.shape == (12, 16)
+    assert valid is not None and valid.shape == tuple(scale * side for side in size)
+    assert bool(valid[6, 8]) and not bool(valid[0, 0])
     assert torch.nonzero(valid).amin(dim=0).tolist() == [2, 4] and torch.nonzero(valid).amax(dim=0).tolist() == [10, 12]
 
 
@@ -77,6 +69,8 @@ def test_masked_pixels_become_transparent_where_they_are_background(make_outputs
         assert part.valid is None and part.pixels.shape == (12, 16, 4)
         assert part.pixels[3, :, 3].tolist() == [alpha if x >= 4 else 0 for x in range(16)]
         assert torch.equal(part.pixels[..., :3], read_pixels(dataset, i).pixels[..., :3])
+    plain = InputDataset(make_outputs(2, name="plain"))
+    assert read_pixels(plain, 0, "background").pixels.shape == (12, 16, 3), "without masks they stay as they are"
 
 
 def test_nobody_knows_what_is_outside_of_the_fisheye_circle(make_outputs):
@@ -90,8 +84,3 @@ def test_nobody_knows_what_is_outside_of_the_fisheye_circle(make_outputs):
     assert torch.equal(read_eval_batch(dataset, 0)["mask"][..., 0], circle)
     plain = InputDataset(make_outputs(2, extra=fisheye, name="plain"))
     assert torch.equal(read_eval_batch(plain, 0)["mask"][..., 0], read_pixels(plain, 0).valid)
-
-
-def test_images_without_masks_stay_as_they_are(make_outputs):
-    dataset = InputDataset(make_outputs(2))
-    assert read_pixels(dataset, 0, "background").pixels.shape == (12, 16, 3)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, PixelDraw, batch_seed, to_colors
+from f3rm_ext.data.pixel_sampler import ImagePixels, PackedPixels, PixelDraw, PixelSetBuilder, batch_seed, to_colors
 from f3rm_ext.errors import CaptureError
 
 
@@ -122,3 +122,18 @@ def test_a_small_empty_part_has_its_share_of_the_rays():
 def test_a_window_may_be_empty():
     image = ImagePixels(torch.zeros(2, 3, 4, dtype=torch.uint8), empty=torch.ones(2, 3, dtype=torch.bool))
     assert len(set(draw(PackedPixels.pack([0], [image]), 200).places.tolist())) == 6
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 1.0])
+@pytest.mark.parametrize("pixels", [1, 7, 512, 513, 5000])
+def test_members_are_those_of_a_list_in_a_fraction_of_its_memory(pixels, share):
+    members = np.random.default_rng(pixels).random(pixels) < share
+    members[pixels // 2 : pixels // 2 + 600 : 2] |= share > 0  # also a block with many of them
+    expected = torch.from_numpy(np.flatnonzero(members))
+    builder = PixelSetBuilder()
+    for part in np.array_split(members, [pixels // 3, pixels // 3, pixels // 2 + 1]):
+        builder.add(part)
+    found = builder.finish()
+    assert len(found) == len(expected)
+    assert torch.equal(found.select(torch.arange(len(expected))), expected)
+    assert found.bits.nbytes + found.before.nbytes <= pixels / 7 + 72

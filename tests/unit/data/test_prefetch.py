@@ -42,48 +42,36 @@ def gate():
     gate.release.set()
 
 
-def test_loads_while_the_caller_goes_on(gate):
-    prefetcher = Prefetcher(gate.load)
-    prefetcher.request((1, 2))
+def test_loads_once_while_the_caller_goes_on(gate, keep):
+    prefetcher = keep(Prefetcher(gate.load))
+    for _ in range(3):
+        prefetcher.request((1, 2))
     assert gate.started.wait(TIMEOUT_S)  # the caller gets here although loading cannot end yet
     gate.release.set()
     assert gate.finished.wait(TIMEOUT_S)
     assert prefetcher.take((1, 2)).images == (1, 2)
     assert gate.calls == [(1, 2)], "taking what was requested must not load again"
     assert gate.threads[0] != threading.get_ident()
-    prefetcher.close()
 
 
-def test_takes_what_was_not_requested(gate):
+def test_takes_what_was_not_requested(gate, keep):
     gate.release.set()
-    prefetcher = Prefetcher(gate.load)
+    prefetcher = keep(Prefetcher(gate.load))
     assert prefetcher.take((3,)).images == (3,)
     prefetcher.request((4,))
     assert prefetcher.take((5,)).images == (5,)
-    prefetcher.close()
 
 
-def test_repeated_requests_load_once(gate):
-    prefetcher = Prefetcher(gate.load)
-    for _ in range(3):
-        prefetcher.request((1, 2))
-    gate.release.set()
-    prefetcher.take((1, 2))
-    assert gate.calls == [(1, 2)]
-    prefetcher.close()
-
-
-def test_errors_surface_where_the_window_is_taken():
+def test_errors_surface_where_the_window_is_taken(keep):
     def load(images, stopped):
         raise CaptureError(f"image {images[0]} is damaged")
 
-    prefetcher = Prefetcher(load)
+    prefetcher = keep(Prefetcher(load))
     prefetcher.request((7,))
     with pytest.raises(CaptureError, match="image 7"):
         prefetcher.take((7,))
     with pytest.raises(CaptureError):
         prefetcher.take((7,))  # asked again, it tries again
-    prefetcher.close()
 
 
 def test_close_stops_a_load_and_its_thread():
@@ -107,9 +95,9 @@ def test_close_stops_a_load_and_its_thread():
     assert set(threading.enumerate()) <= threads
 
 
-def test_holds_nothing_after_handing_out(gate):
+def test_holds_nothing_after_handing_out(gate, keep):
     gate.release.set()
-    prefetcher = Prefetcher(gate.load)
+    prefetcher = keep(Prefetcher(gate.load))
     window = prefetcher.take((1,))
     gone = weakref.ref(window)
     prefetcher.request((2,))
@@ -117,4 +105,3 @@ def test_holds_nothing_after_handing_out(gate):
     del window
     gc.collect()
     assert gone() is None
-    prefetcher.close()
