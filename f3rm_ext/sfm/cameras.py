@@ -51,7 +51,7 @@ class CameraSet:
         """Returns world directions through pixels, of length 1 along the optical axis."""
         flat = pixels.flatten(1, -2)
         plane = (flat - self.principals_px[:, None]) / self.focals_px[:, None]
-        local = torch.cat([plane, torch.ones_like(plane[..., :1])], dim=-1)
+        local = torch.nn.functional.pad(plane, (0, 1), value=1.0)
         return (local @ self.rotations.mT).reshape(*pixels.shape[:-1], 3)
 
     def project(

@@ -18,6 +18,8 @@ CENTER_THRESHOLD = 0.1
 _AUC_DEG = 30
 MOST_PAIRS = 1_000_000
 """Pairs of cameras that are compared: all of up to 1414 cameras, a random sample of more."""
+Poses = tuple[Float[np.ndarray, "cams 3 3"], Float[np.ndarray, "cams 3"]]
+"""Rotations, camera to world, and centres."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,7 @@ def relative_rotation_errors_deg(
     return np.degrees(np.arctan2(sine, cosine))
 
 
-def relative_translation_errors_deg(
-    predicted: tuple[Float[np.ndarray, "cams 3 3"], Float[np.ndarray, "cams 3"]],
-    true: tuple[Float[np.ndarray, "cams 3 3"], Float[np.ndarray, "cams 3"]],
-) -> Float[np.ndarray, " pairs"]:
+def relative_translation_errors_deg(predicted: Poses, true: Poses) -> Float[np.ndarray, " pairs"]:
     """Returns how far the direction from camera j to camera i is off, as camera j sees it, for :func:`camera_pairs`.
 
     The sign of the direction does not count, as published: errors are at most 90°.
@@ -139,10 +138,7 @@ class PoseMetrics:
 
 
 def compare_poses(
-    predicted: tuple[Float[np.ndarray, "cams 3 3"], Float[np.ndarray, "cams 3"]],
-    true: tuple[Float[np.ndarray, "cams 3 3"], Float[np.ndarray, "cams 3"]],
-    all_true_centers: Float[np.ndarray, "all 3"] | None = None,
-    missing: int = 0,
+    predicted: Poses, true: Poses, all_true_centers: Float[np.ndarray, "all 3"] | None = None, missing: int = 0
 ) -> PoseMetrics:
     """Compares cameras with the true ones, in any frame and scale.
 

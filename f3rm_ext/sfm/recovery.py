@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn import functional
 
 from f3rm_ext.sfm.cameras import CameraSet
 from f3rm_ext.sfm.rays import cell_centers, map_points
@@ -27,7 +28,7 @@ _SIGMAS_PER_MEDIAN = 1.4826
 
 def procrustes(local: Float[Tensor, "cams rays 3"], world: Float[Tensor, "cams rays 3"]) -> Float[Tensor, "cams 3 3"]:
     """Returns the rotations R for which R · local is nearest to world, both as unit vectors (Kabsch 1976)."""
-    unit_local, unit_world = (torch.nn.functional.normalize(rays, dim=-1) for rays in (local, world))
+    unit_local, unit_world = (functional.normalize(rays, dim=-1) for rays in (local, world))
     U, _, Vh = torch.linalg.svd(unit_world.mT @ unit_local)
     signs = torch.ones_like(U[:, 0])
     # Where the best orthogonal matrix is a reflection, the direction that matters least is turned round.
@@ -69,7 +70,7 @@ def fit_homography(pixels: Float[Tensor, "rays 3"], world: Float[Tensor, "rays 3
     Returns:
         A with a positive determinant, Frobenius norm 1.
     """
-    pixels, world = (torch.nn.functional.normalize(rays, dim=-1) for rays in (pixels, world))
+    pixels, world = (functional.normalize(rays, dim=-1) for rays in (pixels, world))
     generator = torch.Generator().manual_seed(0)
     count = len(pixels)
     judges = torch.randperm(count, generator=generator)[:_JUDGES] if count > _JUDGES else torch.arange(count)
@@ -110,7 +111,7 @@ def _sines(
     A: Float[Tensor, "fits 3 3"], pixels: Float[Tensor, "rays 3"], world: Float[Tensor, "rays 3"]
 ) -> Float[Tensor, "fits rays"]:
     """Sines of the angles between the directions and their fits."""
-    rays = torch.nn.functional.normalize(pixels @ A.mT, dim=-1)
+    rays = functional.normalize(pixels @ A.mT, dim=-1)
     return torch.linalg.cross(rays, world.expand_as(rays)).norm(dim=-1)
 
 
@@ -137,7 +138,7 @@ def recover_cameras(
     else:
         focals, principals = (values.double() for values in intrinsics)
     plane = (pixels - principals[:, None]) / focals[:, None]
-    rotations = procrustes(torch.cat([plane, torch.ones_like(plane[..., :1])], dim=-1), world)
+    rotations = procrustes(functional.pad(plane, (0, 1), value=1.0), world)
     return CameraSet(rotations, centers, focals, principals, sizes_px)
 
 
@@ -150,8 +151,7 @@ def _find_intrinsics(
     """Focal lengths and principal points in pixels."""
     half = sizes_px.amin(dim=1) / 2
     middle = sizes_px / 2
-    plane = (pixels - middle[:, None]) / half[:, None, None]
-    plane = torch.cat([plane, torch.ones_like(plane[..., :1])], dim=-1)
+    plane = functional.pad((pixels - middle[:, None]) / half[:, None, None], (0, 1), value=1.0)
     fits = [fit_homography(*rays) for rays in zip(plane, world, strict=True)]
     if unknown == "focal":
         return torch.stack([_find_focals(fit) for fit in fits]) * half[:, None], middle

@@ -222,6 +222,8 @@ class PairFits:
         photos = {number: model.image(number) for number in model.reg_image_ids()}
         cameras = {number: model.camera(photo.camera_id) for number, photo in photos.items()}
         poses = {number: photo.cam_from_world() for number, photo in photos.items()}
+        self.cameras, self.poses = cameras, poses
+        """Camera and pose of each photo."""
         self.pixels = {number: opened.read_keypoints(number)[:, :2].astype(np.float64) for number in photos}
         """Positions of the features of each photo."""
         plane = {number: np.asarray(cameras[number].cam_from_img(self.pixels[number])) for number in photos}
@@ -243,16 +245,14 @@ class PairFits:
 
 def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
     """Compares the poses of a model with the verified matches of its photos."""
-    photos = {number: model.image(number) for number in model.reg_image_ids()}
-    cameras = {number: model.camera(photo.camera_id) for number, photo in photos.items()}
     points = PointVisibility(model)
     blind: list[bool] = []
     with database.open() as opened:
         pairs = PairFits(model, opened)
         # Pairs that were compared and have no match count, too; read_two_view_geometries leaves them out.
-        for a, b in itertools.permutations(photos, 2):
+        for a, b in itertools.permutations(pairs.poses, 2):
             if opened.exists_two_view_geometry(a, b):
-                expected = points.expected_points(a, cameras[b], photos[b].cam_from_world())
+                expected = points.expected_points(a, pairs.cameras[b], pairs.poses[b])
                 if len(expected) >= _LEAST_EXPECTED:
                     blind.append(bool(np.isin(expected, points.rows_by_photo[b]).mean() < _FEW))
     shares = np.array([fits.mean() for fits in pairs.fits.values()])
@@ -266,19 +266,20 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         pairs=len(shares),
         pairs_fit=float(np.mean(shares > 0.5)) if len(shares) else 0.0,
         matches_fit=fit / max(total, 1),
-        turn_fit=fit_turns(pairs, cameras),
+        turn_fit=fit_turns(pairs),
         blind=float(np.mean(blind)) if blind else 0.0,
         points_per_photo=float(
             np.median([np.count_nonzero(points.views[rows] > 2) for rows in points.rows_by_photo.values()])
         ),
         ambiguous=sorted(ambiguous),
-        ambiguous_share=len(ambiguous) / max(1, len(photos)),
+        ambiguous_share=len(ambiguous) / max(1, len(pairs.poses)),
         matches=total,
     )
 
 
-def fit_turns(pairs: PairFits, cameras: Mapping[int, Any]) -> float:
-    """Returns :attr:`Evidence.turn_fit` of the cameras of a model, by photo."""
+def fit_turns(pairs: PairFits) -> float:
+    """Returns :attr:`Evidence.turn_fit`."""
+    cameras = pairs.cameras
     all_fits, moving_fits = np.zeros((2, len(_FOCALS)))
     num_matches = num_moving = 0
     for (a, b), matches in pairs.matches.items():

@@ -32,6 +32,16 @@ def outputs_of(data: Path, split: str = "train", **options: Any) -> Any:
     return CaptureDataParserConfig(data=data, load_3D_points=True, **options).setup().get_dataparser_outputs(split)
 
 
+def reduce(folder: Path, size: tuple[int, int]) -> None:
+    for path in folder.iterdir():
+        with Image.open(path) as photo:
+            photo.resize(size).save(path)
+
+
+def figures(cameras: Any) -> list[float]:
+    return [float(getattr(cameras, name)[0]) for name in ("fx", "cy", "width", "height")]
+
+
 def names(outputs: Any) -> list[str]:
     return [Path(path).name for path in outputs.image_filenames]
 
@@ -92,21 +102,15 @@ def test_other_eval_modes_and_lists_are_followed(scene) -> None:
 def test_photos_may_be_elsewhere_or_of_another_size(scene) -> None:
     (scene / "images").rename(scene / "photos")
     assert outputs_of(scene).image_filenames[0].parent == scene / "photos"
-    for path in (scene / "photos").iterdir():
-        with Image.open(path) as photo:
-            photo.resize((8, 6)).save(path)
-    cameras = outputs_of(scene).cameras
-    assert [float(getattr(cameras, name)[0]) for name in ("fx", "cy", "width", "height")] == [9, 3, 8, 6]
+    reduce(scene / "photos", (8, 6))
+    assert figures(outputs_of(scene).cameras) == [9, 3, 8, 6]
 
 
 def test_reduced_copies_stand_in_for_missing_photos(scene) -> None:
     before = {path.name for path in scene.iterdir()}
     (scene / "images").rename(scene / "images_4")
-    for path in (scene / "images_4").iterdir():
-        with Image.open(path) as photo:
-            photo.resize((4, 3)).save(path)
-    cameras = outputs_of(scene).cameras
-    assert [float(getattr(cameras, name)[0]) for name in ("fx", "cy", "width", "height")] == [4.5, 1.5, 4, 3]
+    reduce(scene / "images_4", (4, 3))
+    assert figures(outputs_of(scene).cameras) == [4.5, 1.5, 4, 3]
     assert {path.name for path in scene.iterdir()} == before - {"images"} | {"images_4"}
 
 

@@ -31,10 +31,10 @@ def spots(poses: np.ndarray) -> np.ndarray:
     return np.concatenate([poses[:, :3, 3], poses[:, :3, 3] - poses[:, :3, 2]])
 
 
-def spots_of(outputs: Any) -> torch.Tensor:
+def spots_of(outputs: Any, applied_scale: float = 1.0) -> torch.Tensor:
     """The same of cameras in the scene frame, where a unit has another length."""
     c2w = outputs.cameras.camera_to_worlds
-    return torch.cat([c2w[:, :, 3], c2w[:, :, 3] - outputs.metadata.get("unit", 1.0) * c2w[:, :, 2]])
+    return torch.cat([c2w[:, :, 3], c2w[:, :, 3] - outputs.dataparser_scale / applied_scale * c2w[:, :, 2]])
 
 
 def poses_of(capture: Any) -> np.ndarray:
@@ -52,13 +52,9 @@ def write_points(capture: Any, xyz: np.ndarray, rgb: np.ndarray | None = None, k
     capture.save()
 
 
-def parse_folder(folder: Path, **options: Any) -> Any:
+def parse(folder: Path, **options: Any) -> Any:
     config = CaptureDataParserConfig(data=folder, load_3D_points=True, eval_mode="all", **options)
     return config.setup().get_dataparser_outputs("train")
-
-
-def parse(capture: Any, **options: Any) -> Any:
-    return parse_folder(capture.folder, **options)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +81,9 @@ def test_points_stay_with_the_cameras(capture, applied, options) -> None:
     colors = np.arange(36).reshape(12, 3)
     write_points(capture, spots(poses_of(capture)), colors)
     before = capture.contents()
-    outputs = parse(capture, **options)
-    outputs.metadata["unit"] = outputs.dataparser_scale / applied.get("applied_scale", 1.0)
-    torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
+    outputs = parse(capture.folder, **options)
+    expected = spots_of(outputs, applied.get("applied_scale", 1.0))
+    torch.testing.assert_close(outputs.metadata[XYZ], expected, atol=1e-5, rtol=0)
     assert torch.equal(outputs.metadata[RGB], torch.from_numpy(colors).to(torch.uint8))
     assert capture.contents() == before, "inputs are never changed"
 
@@ -114,7 +110,7 @@ def test_geographic_coordinates_are_as_exact_as_small_ones(capture, as_colmap, t
             swap = applied_transform(applied, folder)
             scene = as_colmap(folder, tmp_path / f"beside{shift[2]}", points=(spots(poses) - swap[:, 3]) @ swap[:, :3])
             shutil.copy(scene / "sparse/0/points3D.bin", sparse)
-        outputs = parse_folder(folder)
+        outputs = parse(folder)
         frame_of = CaptureFrame.from_outputs(outputs, folder)
         centers = frame_of.to_capture(outputs.cameras.camera_to_worlds[:, :, 3].double().numpy())
         results.append((outputs, centers - centers[0]))
@@ -136,8 +132,7 @@ def test_colmaps_own_points_stand_in(capture, as_colmap, tmp_path, applied, endi
     own = (spots(poses_of(capture)) - swap[:, 3]) @ swap[:, :3]
     scene = as_colmap(capture.folder, tmp_path / "garden", text=ending == ".txt", points=own)
     shutil.copy(scene / "sparse/0" / f"points3D{ending}", sparse)
-    outputs = parse(capture)
-    outputs.metadata["unit"] = outputs.dataparser_scale
+    outputs = parse(capture.folder)
     torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
     (sparse / f"points3D{ending}").unlink()
     assert capture.contents() == before, "nerfstudio would write a PLY file and change transforms.json"
@@ -158,7 +153,6 @@ def test_splats_of_a_colmap_folder_begin_at_its_points(capture, as_colmap, tmp_p
     parser = ColmapDataParserConfig(eval_mode="all", downscale_factor=1, **options)
     manager = ImageDataManagerConfig(data=scene, dataparser=parser).setup(device="cpu")
     outputs = manager.train_dataparser_outputs
-    outputs.metadata["unit"] = outputs.dataparser_scale
     torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
     assert torch.equal(manager.train_dataset.metadata[XYZ], outputs.metadata[XYZ])
     # Splats in COLMAP's frame go the same way.
@@ -204,7 +198,7 @@ def test_a_file_that_cannot_be_read(capture, log, content, reason) -> None:
         (capture.folder / "sparse_pc.ply").write_bytes(content)
     capture.meta["ply_file_path"] = "sparse_pc.ply"
     capture.save()
-    assert XYZ not in parse(capture).metadata
+    assert XYZ not in parse(capture.folder).metadata
     (said,) = (line for line in log if line.startswith("Going on without the capture's points: "))
     assert reason in said and said.endswith(".") and "\n" not in said
 

@@ -158,8 +158,8 @@ def test_matches_that_stay_where_they_are_do_not_tell_a_turn(change: str, most: 
     pairs = PairFits.__new__(PairFits)
     pairs.pixels = {number: places * 500 + [400, 300] for number, places in enumerate([first, first, first, last])}
     pairs.matches = {(a, b): rows for a, b in itertools.combinations(range(4), 2)}
-    fit = fit_turns(pairs, dict.fromkeys(range(4), camera))
-    assert most - 0.4 <= fit <= most
+    pairs.cameras = dict.fromkeys(range(4), camera)
+    assert most - 0.4 <= fit_turns(pairs) <= most
 
 
 @pytest.mark.parametrize(

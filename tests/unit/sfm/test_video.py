@@ -1,6 +1,7 @@
 """Frames of a video: as many as wanted, evenly spread, the sharpest of each stretch, none that show the same."""
 
 import struct
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,22 +20,38 @@ FRAMES, SHARP = 40, 3
 """Frames of the video, of which every fifth, from the fourth on, is sharp."""
 
 
-@pytest.fixture(scope="module")
-def movie(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texture in which a bright bar moves one step with each frame."""
-    path = tmp_path_factory.mktemp("movie") / "clip.mp4"
-    texture = np.random.default_rng(0).uniform(0, 120, (120, 160))
+def write_movie(path: Path, pictures: Sequence[np.ndarray], times_ms: Sequence[int] | None = None) -> Path:
+    """Writes grey pictures, ten a second or at some times."""
     with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=10)
-        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 160, 120, "yuv420p", 8_000_000
-        for number in range(FRAMES):
-            levels = texture if number % 5 == SHARP else gaussian_filter(texture, 3)
-            levels = levels.copy()
-            levels[:, 4 * number : 4 * number + 4] = 255
+        stream = container.add_stream("mpeg4", rate=20 if times_ms else 10)
+        stream.height, stream.width = pictures[0].shape
+        stream.pix_fmt, stream.bit_rate = "yuv420p", 8_000_000
+        if times_ms:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for number, levels in enumerate(pictures):
             rgb = levels.astype(np.uint8)[..., None].repeat(3, axis=2)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(rgb, format="rgb24")))
+            frame = av.VideoFrame.from_ndarray(rgb, format="rgb24")
+            if times_ms:
+                frame.pts, frame.time_base = times_ms[number], Fraction(1, 1000)
+            container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path
+
+
+def with_bar(levels: np.ndarray, number: int) -> np.ndarray:
+    """A picture with a bright bar that moves one step with each frame."""
+    levels = levels.copy()
+    levels[:, 4 * number : 4 * number + 4] = 255
+    return levels
+
+
+@pytest.fixture(scope="module")
+def movie(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texture in which the bar moves."""
+    texture = np.random.default_rng(0).uniform(0, 120, (120, 160))
+    blurred = gaussian_filter(texture, 3)
+    pictures = [with_bar(texture if number % 5 == SHARP else blurred, number) for number in range(FRAMES)]
+    return write_movie(tmp_path_factory.mktemp("movie") / "clip.mp4", pictures)
 
 
 def shown(image: object) -> int:
@@ -64,20 +81,13 @@ def test_what_is_no_video_is_one_sentence(tmp_path: Path) -> None:
         list(sharpest_frames(tmp_path / "a.mp4", 5))
 
 
-def turned(path: Path) -> None:
-    """Writes into an MP4 file that it is to be shown a quarter turn to the right, as phones do."""
-    data = bytearray(path.read_bytes())
-    matrix = data.index(b"tkhd") + 44
-    quarter = (0, 1 << 16, 0, -(1 << 16), 0, 0, 120 << 16, 0, 1 << 30)
-    data[matrix : matrix + 36] = struct.pack(">9i", *quarter)
-    path.write_bytes(data)
-
-
 def test_a_video_of_a_phone_that_was_held_upright(movie: Path, tmp_path: Path) -> None:
-    path = tmp_path / "phone.mp4"
-    path.write_bytes(movie.read_bytes())
-    turned(path)
-    (frame,) = sharpest_frames(path, 1)
+    """The file says that it is to be shown a quarter turn to the right."""
+    data = bytearray(movie.read_bytes())
+    matrix = data.index(b"tkhd") + 44
+    data[matrix : matrix + 36] = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 120 << 16, 0, 1 << 30)
+    (tmp_path / "phone.mp4").write_bytes(data)
+    (frame,) = sharpest_frames(tmp_path / "phone.mp4", 1)
     assert frame.size == (120, 160)
     bar = int(np.asarray(frame).mean(axis=(1, 2)).argmax()) // 4  # as far from the top as it was from the left
     assert bar % 5 == SHARP
@@ -86,19 +96,9 @@ def test_a_video_of_a_phone_that_was_held_upright(movie: Path, tmp_path: Path) -
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
 def test_frames_at_a_varying_rate_are_spread_over_time(tmp_path: Path, suffix: str) -> None:
     """Half of the frames are in the first of eight seconds, as in a video that a phone takes in the dark."""
-    path = tmp_path / f"clip{suffix}"
     times_ms = [*range(0, 1000, 50), *range(1000, 8000, 350)]
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=20)
-        stream.width, stream.height, stream.pix_fmt = 160, 120, "yuv420p"
-        stream.codec_context.time_base = Fraction(1, 1000)
-        for number, time_ms in enumerate(times_ms):
-            levels = np.zeros((120, 160, 3), np.uint8)
-            levels[:, 4 * number : 4 * number + 4] = 255
-            frame = av.VideoFrame.from_ndarray(levels, format="rgb24")
-            frame.pts, frame.time_base = time_ms, Fraction(1, 1000)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+    pictures = [with_bar(np.zeros((120, 160)), number) for number in range(len(times_ms))]
+    path = write_movie(tmp_path / f"clip{suffix}", pictures, times_ms)
     found = [times_ms[shown(image)] for image in sharpest_frames(path, 8)]
     assert len(found) == 8 and max(np.diff(found)) < 2000 and sum(time_ms < 1000 for time_ms in found) <= 2
 
@@ -146,14 +146,7 @@ def test_all_frames_stay_if_the_rest_is_too_few(places_px: list[float]) -> None:
 
 
 def test_only_frames_that_are_used_are_written(tmp_path: Path) -> None:
-    path, said = tmp_path / "slow.mp4", []
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=10)
-        stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 320, 180, "yuv420p", 8_000_000
-        for levels in frames_at([0.8 * number for number in range(170)]):
-            rgb = np.ascontiguousarray(levels[..., None].repeat(3, axis=2))
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(rgb, format="rgb24")))
-        container.mux(stream.encode())
+    path, said = write_movie(tmp_path / "slow.mp4", frames_at([0.8 * number for number in range(170)])), []
     config = ProcessConfig(output=tmp_path / "out", images=path, num_frames=170)
     assert config.video == path and config.images is None
 
