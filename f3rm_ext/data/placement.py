@@ -15,8 +15,8 @@ The rest is for gradients, moments and activations, which do not exist yet when 
 def fits(needed_bytes: int, free_bytes: int) -> bool:
     """Returns whether images fit on a device.
 
-    >>> fits(6, 24), fits(7, 24)
-    (True, False)
+    >>> fits(0, 0), fits(6, 24), fits(7, 24)
+    (True, True, False)
     """
     return needed_bytes <= SHARE * free_bytes
 

@@ -51,14 +51,8 @@ class Prefetcher(Generic[LoadedT]):
         self._future = self._executor.submit(self._load, key, stop.is_set)
 
     def take(self, key: tuple[int, ...], slow: Callable[[], None] = lambda: None) -> LoadedT:
-        """Returns what these numbers stand for: waits for it, or loads it if it was not requested.
-
-        Args:
-            slow: called if this takes more than some seconds.
-
-        Raises:
-            Exception: raised by the load function.
-        """
+        """Returns what these numbers stand for: waits for it, or loads it if it was not requested. ``slow`` is called
+        if that takes more than some seconds."""
         self.request(key)
         future, self._future, self._key = self._future, None, None
         assert future is not None

@@ -91,13 +91,8 @@ class DistortedCamera:
         the distortion has no inverse there."""
         width, height = self.frame.width, self.frame.height
         along = np.linspace(0.0, 1.0, min(max(width, height), _RIM_SAMPLES) + 1)
-        zero = np.zeros_like(along)
-        edges = [
-            np.stack([zero, along * height], -1),
-            np.stack([zero + width, along * height], -1),
-            np.stack([along * width, zero], -1),
-            np.stack([along * width, zero + height], -1),
-        ]
+        x, y = along * width, along * height
+        edges = [np.stack(np.broadcast_arrays(u, v), -1) for u, v in ((0.0, y), (width, y), (x, 0.0), (x, height))]
         focal = np.array([self.frame.fx, self.frame.fy])
         seen = (np.stack(edges) - np.array([self.frame.cx, self.frame.cy])) / focal
         undistorted_xy = radial_and_tangential_undistort(

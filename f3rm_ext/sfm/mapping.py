@@ -1,5 +1,6 @@
 """Cameras and points from matches by COLMAP's mappers, and their alignment with GPS positions from EXIF."""
 
+import itertools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,15 +85,13 @@ def solve(
                 options.ba_refine_extra_params = options.mapper.abs_pose_refine_extra_params = refine_distortion
                 if easier:  # few features or a small baseline
                     options.mapper.init_min_num_inliers, options.mapper.init_min_tri_angle = 30, 2.0
-                registered = 0
-
-                def count_photo() -> None:
-                    nonlocal registered
-                    registered += 1
-                    count(min(registered + 2, total), total)
-
+                numbers = itertools.count(3)  # the first call comes after the third photo
                 models = pycolmap.incremental_mapping(
-                    database.path, database.images, folder, options, next_image_callback=count_photo
+                    database.path,
+                    database.images,
+                    folder,
+                    options,
+                    next_image_callback=lambda numbers=numbers: count(min(next(numbers), total), total),
                 )
                 if models:
                     break

@@ -134,7 +134,8 @@ class Co3dScenes(Dataset[SceneSample]):
         augment: bool,
         seed: int,
     ) -> None:
-        self.root, self.split = root, split
+        self.root = root
+        self.split: Split = split
         self.num_images, self.cells, self.patches = num_images, cells, patches
         self.image_size_px, self.augment, self.seed = image_size_px, augment, seed
         self._kept: dict[int, _Crop] = {}

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from f3rm_ext.data import placement as module
-from f3rm_ext.data.placement import SHARE, Placement, fits, free_memory
+from f3rm_ext.data.placement import Placement, free_memory
 
 GIB = 2**30
 CUDA = torch.device("cuda", 1)
@@ -19,11 +19,6 @@ def test_a_second_window_needs_room_of_its_own(set_gpu_memory):
     assert not placement.has_room(6) and placement.on_device
     placement.give_up()
     assert not placement.has_room(1)
-
-
-def test_a_share_of_the_free_memory_may_be_taken():
-    assert fits(0, 0) and fits(10, 40) and not fits(11, 40)
-    assert fits(int(SHARE * 40 * GIB), 40 * GIB) and not fits(int(SHARE * 40 * GIB) + 1, 40 * GIB)
 
 
 def test_what_torch_holds_without_using_it_is_free(set_gpu_memory):

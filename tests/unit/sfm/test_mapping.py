@@ -135,24 +135,18 @@ def test_points_project_where_they_were_seen(make_scene: MakeUp, tmp_path: Path,
     assert worst < 0.05
 
 
-def test_colmaps_files_are_read_by_nerfstudio(make_scene: MakeUp, tmp_path: Path) -> None:
-    scene = make_scene()
-    write_capture(scene.truth, tmp_path, "images", {}, z_is_up=False)
-    images = colmap_parsing_utils.read_images_binary(tmp_path / SPARSE / "images.bin")
-    cameras = colmap_parsing_utils.read_cameras_binary(tmp_path / SPARSE / "cameras.bin")
-    points = colmap_parsing_utils.read_points3D_binary(tmp_path / SPARSE / "points3D.bin")
-    assert len(images) == 8 and len(cameras) == 1 and len(points) == 200
-
-
-def test_masks_and_several_cameras_are_written_for_every_frame(make_scene: MakeUp, tmp_path: Path) -> None:
-    scene = make_scene()
-    model = scene.truth
+def test_every_frame_has_a_mask_and_nerfstudio_reads_colmaps_files(make_scene: MakeUp, tmp_path: Path) -> None:
+    model = make_scene().truth
     masks = {image.name: f"masks/{i}.png" for i, image in model.images.items()}
     write_capture(model, tmp_path, "images", masks, z_is_up=True)
     meta = json.loads((tmp_path / "transforms.json").read_text())
     assert meta["fl_x"] > 0 and all("fl_x" not in frame for frame in meta["frames"])
     assert {frame["file_path"].removeprefix("images/"): frame["mask_path"] for frame in meta["frames"]} == masks
     assert meta["applied_transform"] == np.eye(4)[:3].tolist()
+    images = colmap_parsing_utils.read_images_binary(tmp_path / SPARSE / "images.bin")
+    cameras = colmap_parsing_utils.read_cameras_binary(tmp_path / SPARSE / "cameras.bin")
+    points = colmap_parsing_utils.read_points3D_binary(tmp_path / SPARSE / "points3D.bin")
+    assert len(images) == 8 and len(cameras) == 1 and len(points) == 200
 
 
 def test_masks_are_undistorted_with_their_photos(make_scene: MakeUp, tmp_path: Path) -> None:

@@ -69,7 +69,6 @@ def finished(out: Path, source: Path) -> WorkFolder:
     (out / "transforms.json").write_text("{}")
     (out / "sparse_pc.ply").write_bytes(b"points")
     (out / "mine.txt").write_bytes(b"mine")
-    work.save(result=RESULT)
     work.publish(RESULT)
     return work
 
@@ -92,7 +91,6 @@ def test_a_capture_stays_until_another_is_whole(tmp_path: Path, source: Path) ->
     for name in ("transforms.json", "sparse_pc.ply", "colmap/database.db"):
         (again.out / name).write_bytes(b"new")
     (out / "colmap" / "database.db-wal").write_bytes(b"of the old one")
-    again.save(result=RESULT)
     again.publish(RESULT)
     assert (out / "images" / "a.jpg").read_bytes() == b"new copy" and (out / "mine.txt").read_bytes() == b"mine"
     assert {(out / name).read_bytes() for name in ("transforms.json", "colmap/database.db")} == {b"new"}
