@@ -165,11 +165,12 @@ class PixelStream(WindowStream[LoadedWindow]):
     def _read(self, images: tuple[int, ...], stopped: Callable[[], bool]) -> LoadedWindow:
         """Reads the pixels of a window that are kept, and the features."""
         maps: list[dict[str, FeatureMap]] = []
+        seed = self.cycle.seed  # which a resume may change meanwhile
 
         def read(image: int) -> tuple[ImagePixels, dict[str, FeatureMap]]:
             picture = read_pixels(self.dataset, image, self.masked)
             if self.stride > 1:
-                picture = picture.thin(self.stride, batch_seed(self.cycle.seed, self.split, "pixels", image))
+                picture = picture.thin(self.stride, batch_seed(seed, self.split, "pixels", image))
             return picture, {} if self.source is None else self.source.load(image)
 
         def pictures() -> Iterator[ImagePixels]:
