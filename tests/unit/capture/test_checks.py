@@ -86,15 +86,12 @@ def outputs(folder: Path, count: int = 3) -> DataparserOutputs:
     return DataparserOutputs(image_filenames=paths, cameras=cameras)
 
 
-def test_single_training_image(tmp_path: Path):
+def test_single_images_and_missing_files_of_outputs(tmp_path: Path):
     with pytest.raises(CaptureError, match="single image"):
         checks.check_dataparser_outputs(outputs(tmp_path, 1))
     checks.check_dataparser_outputs(outputs(tmp_path, 1), min_images=1)
-    checks.check_dataparser_outputs(outputs(tmp_path))
-
-
-def test_missing_files_of_outputs(tmp_path: Path):
     result = outputs(tmp_path)
+    checks.check_dataparser_outputs(result)
     (tmp_path / "1.png").unlink()
     with pytest.raises(CaptureError, match=r"1 of 3.*1\.png"):
         checks.check_dataparser_outputs(result)

@@ -13,8 +13,6 @@ from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.features.options import FeatureOptions
 
-NO_FEATURES = FeatureOptions(extractors=())
-
 
 @pytest.fixture
 def build(build_manager):

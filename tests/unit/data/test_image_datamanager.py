@@ -1,7 +1,6 @@
 """The datamanager of whole images over real captures on the disk, as nerfstudio's pipeline and commands use it."""
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from f3rm_ext.data.image_datamanager import ImageDataManagerConfig, LiftedFeatur
 from f3rm_ext.data.stereo.points import DensePoints, encode_ply, missing_points
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.method_configs.splat_presets import make_splat_config
-
-DATA = Path(os.environ.get("F3RM_EXT_TEST_DATA", Path(__file__).parents[4] / "shared" / "data"))
 
 
 @pytest.fixture
@@ -181,19 +178,19 @@ def test_processes_with_all_images_share_their_turns(build, world):
     assert state["train"]["turn"] == managers[1].cycle_state()["train"]["turn"]
 
 
-@pytest.mark.skipif(not (DATA / "chair").is_dir(), reason=f"no chair in {DATA}")
-def test_the_chair(build):
+def test_the_chair(build, data_root):
+    if not (data_root / "chair").is_dir():
+        pytest.skip(f"no chair in {data_root}")
     manager = build(
-        DATA / "chair", dataparser=BlenderDataParserConfig(), train_num_images_to_sample_from=3, num_downscales=2
+        data_root / "chair", dataparser=BlenderDataParserConfig(), train_num_images_to_sample_from=3, num_downscales=2
     )
     camera, batch = manager.next_train(0)
     assert batch["image"].shape == (100, 100, 3) and 0.05 < float(batch["alpha"].mean()) < 0.7
     assert float(camera.fx) == pytest.approx(555.56 / 4, abs=0.01)
 
 
-@pytest.mark.skipif(not (DATA / "fox").is_dir(), reason=f"no fox in {DATA}")
-def test_the_fox(build):
-    manager = build(DATA / "fox", train_num_images_to_sample_from=2)
+def test_the_fox(build, data_root):
+    manager = build(data_root / "fox", train_num_images_to_sample_from=2)
     camera, batch = manager.next_train(0)
     height, width = batch["image"].shape[:2]
     assert 940 <= height <= 960 and 525 <= width <= 540 and "mask" not in batch

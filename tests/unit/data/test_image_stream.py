@@ -14,8 +14,6 @@ from f3rm_ext.data.image_stream import ImageStream
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.errors import CaptureError
 
-TIMEOUT_S = 20
-
 
 @pytest.fixture
 def dataset(make_outputs) -> PinholeDataset:

@@ -15,7 +15,6 @@ from f3rm_ext.data.undistort import DistortedCamera
 from f3rm_ext.synthetic.cameras import look_at
 
 COUNT, WIDTH, HEIGHT, FOCAL = 20, 64, 48, 60.0
-MaskOf = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 
 
 def orbit(count: int = COUNT) -> np.ndarray:
