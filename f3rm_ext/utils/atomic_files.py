@@ -51,10 +51,7 @@ def write_atomic(path: Path, data: bytes, *, sync_parent: bool = True) -> None:
 
 
 def link_atomic(link: Path, target: Path) -> None:
-    """Puts a symbolic link where there is none, or in place of another.
-
-    Args:
-        link: its path. Its folder is made if needed.
+    """Puts a symbolic link where there is none, or in place of another, and makes its folder if needed.
 
     Raises:
         OSError: the folder cannot be written.
@@ -137,11 +134,7 @@ class FolderLock:
 
     @contextlib.contextmanager
     def hold(self, on_wait: Callable[[float], None] = lambda waited_s: None) -> Iterator[None]:
-        """Holds the lock during a ``with`` block. Waits for it as long as it takes.
-
-        Args:
-            on_wait: Called repeatedly while waiting, with the seconds waited so far.
-        """
+        """Holds the lock during a ``with`` block. Waits as long as it takes, and tells ``on_wait`` the seconds so far."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # The file is never deleted: who waits for it would then lock a file that nobody else can open.
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -59,17 +59,10 @@ def _grey(rgb: Float[Tensor, "*batch 3"]) -> Float[Tensor, "*batch 1"]:
 def heat_overlay(
     rgb: Float[Tensor, "*batch 3"], score: Float[Tensor, "*batch"], low: float, high: float
 ) -> Float[Tensor, "*batch 3"]:
-    """Lays the heat of a score over a picture.
+    """Lays the heat of a score over a picture; both pictures are RGB, 0 to 1.
 
     Where the score is below ``low`` (or NaN) the picture is dimmed. From ``low`` to ``high`` the heat gets brighter and
-    more opaque; scores above ``high`` look like ``high``.
-
-    Args:
-        rgb: picture, 0 to 1.
-        high: score at which it is hottest, at least ``low``.
-
-    Returns:
-        RGB, 0 to 1.
+    more opaque; scores above ``high``, which is at least ``low``, look like ``high``.
 
     >>> picture = torch.full((3, 3), 0.5)
     >>> shown = heat_overlay(picture, torch.tensor([0.2, 0.6, 1.0]), low=0.6, high=1.0)
@@ -117,13 +110,7 @@ def heat_stops(count: int = 9) -> list[str]:
 
 
 def depth_colors_bytes(depth: Float[np.ndarray, "h w"], low: float, high: float) -> UInt8[np.ndarray, "h w 3"]:
-    """Colours a depth map: near is blue, far is red.
-
-    Args:
-        depth: any unit; NaN is shown as ``low``.
-        low: depth at and below which the first colour is shown.
-        high: depth at and above which the last colour is shown.
-    """
+    """Colours a depth map of any unit, from blue at ``low`` and below, and where it is NaN, to red from ``high`` on."""
     unit = torch.tensor((depth - low) / max(high - low, 1e-12), dtype=torch.float32)
     return to_bytes(_map_colors(unit, DEPTH_MAP).numpy())
 
@@ -157,23 +144,14 @@ def label_table_bytes(count: int) -> UInt8[np.ndarray, "labels 3"]:
 
 
 def label_colors(labels: Int64[Tensor, "*batch"], count: int) -> Float[Tensor, "*batch 3"]:
-    """Returns flat colours of labels, 0 to 1.
-
-    Args:
-        labels: 0 to count − 1, or −1 for none (:data:`f3rm_ext.query.relevancy.OTHER`).
-    """
+    """Returns flat colours, 0 to 1, of labels below ``count``; −1 is none (:data:`f3rm_ext.query.relevancy.OTHER`)."""
     return label_table(count).to(labels.device)[labels]
 
 
 def label_overlay_bytes(
     picture: UInt8[np.ndarray, "h w 3"], labels: Int64[np.ndarray, "h w"], count: int
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """Lays the colours of labels over a grey picture; pixels without a label are dimmed.
-
-    Args:
-        picture: of the size of the labels.
-        labels: 0 to count − 1, or −1 for none.
-    """
+    """Lays the colours of labels below ``count`` over a grey picture of their size; pixels without one, −1, are dimmed."""
     rgb, index = torch.tensor(picture, dtype=torch.float32) / 255.0, torch.tensor(labels)
     colored = (1.0 - _LABEL_OPACITY) * _grey(rgb) + _LABEL_OPACITY * label_colors(index, count)
     return to_bytes(torch.where((index < 0)[..., None], dim(rgb), colored).numpy())

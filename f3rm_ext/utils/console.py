@@ -60,12 +60,9 @@ def note(*sentences: str) -> None:
 
 
 def image_progress(unit: str = "images", on: "Console | None" = None, *, disable: bool = False) -> "Progress":
-    """Returns a progress bar that shows how many units are done, the rate and the time left.
+    """Returns a progress bar that shows how many units (a noun in the plural) are done, the rate and the time left.
 
     It also tells the progress to the program that started this one, see :mod:`f3rm_ext.events`.
-
-    Args:
-        unit: What is counted, in the plural.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
     from rich.text import Text

@@ -32,6 +32,12 @@ def replace_file(path: Path, option: str = "--out") -> Iterator[BufferedWriter]:
         raise write_error(path, error, option) from error
 
 
+def write_file(path: Path, data: bytes, option: str = "--out") -> None:
+    """Writes the whole content of a file, see :func:`replace_file`."""
+    with replace_file(path, option) as stream:
+        stream.write(data)
+
+
 def write_error(path: Path, error: OSError, option: str = "--out") -> ConfigError:
     """Returns the error for a file that cannot be written."""
     return ConfigError(
@@ -40,12 +46,7 @@ def write_error(path: Path, error: OSError, option: str = "--out") -> ConfigErro
 
 
 def require_writable(path: Path, option: str = "--out") -> None:
-    """Raises ConfigError where no file of this name can be written; to be called before the work begins.
-
-    Args:
-        path: the name; its folder is created if needed.
-        option: the option that gave the name, for messages.
-    """
+    """Raises ConfigError where :func:`replace_file` could not write; to be called before the work begins."""
     try:
         if path.is_dir():
             raise IsADirectoryError(None, "it is a folder")

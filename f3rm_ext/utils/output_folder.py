@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from f3rm_ext import __version__
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.utils.output_file import replace_file, write_error
+from f3rm_ext.utils.output_file import replace_file, write_error, write_file
 from f3rm_ext.utils.provenance import PNG_KEY
 
 SUMMARY = "summary.json"
@@ -32,9 +32,6 @@ def file_names(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
 
     >>> file_names(["blue mug", "blue/mug", "labels"], taken=["labels"])
     ['blue_mug', 'blue_mug_2', 'labels_2']
-
-    Args:
-        taken: file names that must not be used.
     """
     used = {name.casefold() for name in taken}
     unique = []
@@ -110,25 +107,24 @@ class OutputFolder:
     def summary(self, content: Mapping[str, object]) -> None:
         """Writes summary.json: the provenance, the content, and the list of files."""
         files = {"files": self._planned, "earlier_files": sorted(self._ours - {SUMMARY, *self._planned})}
-        self._write(SUMMARY, json.dumps({**self.provenance, **content, **files}, indent=1).encode())
+        write_file(self.folder / SUMMARY, json.dumps({**self.provenance, **content, **files}, indent=1).encode())
 
     def png(self, name: str, image: UInt8[np.ndarray, "h w 3"]) -> None:
         """Writes a picture, with the provenance as PNG text."""
-        self._write(name, png_bytes(image, self._text))
+        write_file(self.folder / name, png_bytes(image, self._text))
 
     def npz(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         """Writes arrays (compressed), with the provenance in the entry ``provenance``."""
-        stream = io.BytesIO()
         # Typed for numpy's stubs, which read the first array as allow_pickle.
         everything: dict[str, Any] = {**arrays, "provenance": np.asarray(self._text)}
-        np.savez_compressed(stream, **everything)
-        self._write(name, stream.getvalue())
+        with replace_file(self.folder / name) as stream:
+            np.savez_compressed(stream, **everything)
 
     def npy(self, name: str, array: np.ndarray) -> None:
         """Writes one array."""
-        stream = io.BytesIO()
+        stream = io.BytesIO()  # to a file numpy writes past Python, and says less of what went wrong
         np.lib.format.write_array(stream, array, allow_pickle=False)
-        self._write(name, stream.getvalue())
+        write_file(self.folder / name, stream.getvalue())
 
     def take(self, name: str, temporary: Path) -> None:
         """Moves a finished temporary file of the same folder to its name."""
@@ -136,10 +132,6 @@ class OutputFolder:
             temporary.replace(self.folder / name)
         except OSError as error:
             raise write_error(self.folder / name, error) from error
-
-    def _write(self, name: str, data: bytes) -> None:
-        with replace_file(self.folder / name) as stream:
-            stream.write(data)
 
 
 def png_bytes(image: UInt8[np.ndarray, "h w 3"], provenance: str) -> bytes:

@@ -80,12 +80,7 @@ def region_around(row: float, col: float, side_px: int, height_px: int, width_px
 
 
 def data_uri(image: UInt8[np.ndarray, "h w 3"], max_side_px: int = MAX_SIDE_PX) -> str:
-    """Encodes an image as a ``data:`` address (JPEG).
-
-    Args:
-        image: RGB.
-        max_side_px: larger images are reduced to this longest side.
-    """
+    """Encodes an RGB image as a ``data:`` address (JPEG); larger ones are reduced to a longest side."""
     picture = Image.fromarray(np.ascontiguousarray(image))
     picture.thumbnail((max_side_px, max_side_px), Image.Resampling.LANCZOS)
     stream = io.BytesIO()

@@ -96,20 +96,6 @@ def header(elements: Mapping[str, tuple[int, Mapping[str, str]]], comments: Sequ
     return "".join(f"{line}\n" for line in lines).encode("ascii")
 
 
-def read_comments(stream: BufferedIOBase) -> list[str]:
-    """Returns the comments of a PLY file; none if it is not one."""
-    if stream.readline(8).strip() != b"ply":
-        return []
-    comments = []
-    for _ in range(_MOST_LINES):
-        line = stream.readline(_LONGEST_LINE).decode("ascii", "replace").strip()
-        if not line or line == "end_header":
-            break
-        if line.startswith("comment "):
-            comments.append(line.removeprefix("comment "))
-    return comments
-
-
 def _comment_lines(comment: str) -> list[str]:
     """A comment in ASCII, split into lines that readers accept."""
     text = " ".join(comment.split()).encode("ascii", "backslashreplace").decode("ascii")
@@ -158,10 +144,14 @@ class PlyTables:
             OSError: the file cannot be read.
         """
         with path.open("rb") as stream:
-            return cls._parse(path, stream)
+            ply = cls.read_header(path, stream)
+            if ply.order:
+                ply._require_rows(os.fstat(stream.fileno()).st_size)
+        return ply
 
     @classmethod
-    def _parse(cls, path: Path, stream: BufferedIOBase) -> "PlyTables":
+    def read_header(cls, path: Path, stream: BufferedIOBase) -> "PlyTables":
+        """Reads the header alone; raises SplatFileError where it is damaged or none."""
         if stream.readline(8).rstrip() != b"ply":
             raise SplatFileError(f"{path} is not a PLY file: give a file of splats.")
         order: str | None = None
@@ -193,10 +183,7 @@ class PlyTables:
             raise _damage_error(path, "its header has no end")
         if line != "end_header" or order is None:
             raise _damage_error(path, "its header is cut short" if order else "its header names no format")
-        ply = cls(path, order, tables, comments, stream.tell())
-        if order:
-            ply._require_rows(os.fstat(stream.fileno()).st_size)
-        return ply
+        return cls(path, order, tables, comments, stream.tell())
 
     def _require_rows(self, size: int) -> None:
         """Raises SplatFileError where a binary file is too short for its rows."""
@@ -205,13 +192,15 @@ class PlyTables:
             width = table.row(self.order).itemsize
             end += width * table.count
             if size < end:
-                there = max(table.count + (size - end) // max(width, 1), 0)
-                raise SplatFileError(
-                    f"{self.path} is cut short, with {there} of {table.count} rows of its element {table.name}: "
-                    "copy or export it again."
-                )
+                raise self._cut_error(table, max(table.count + (size - end) // max(width, 1), 0))
             if table.has_lists:
                 return
+
+    def _cut_error(self, table: Table, there: int) -> SplatFileError:
+        return SplatFileError(
+            f"{self.path} is cut short, with {there} of {table.count} rows of its element {table.name}: copy or export "
+            "it again."
+        )
 
     def extra_bytes(self) -> int:
         """Returns the number of bytes after the last row; 0 for ASCII files and rows with lists."""
@@ -253,10 +242,7 @@ class PlyTables:
         for start in range(0, table.count, chunk):
             some = list(itertools.islice(lines, min(chunk, table.count - start)))
             if len(some) < min(chunk, table.count - start):
-                raise SplatFileError(
-                    f"{self.path} is cut short, with {start + len(some)} of {table.count} rows of its element "
-                    f"{table.name}: copy or export it again."
-                )
+                raise self._cut_error(table, start + len(some))
             try:
                 values = np.loadtxt(some, dtype=np.float64, comments=None, ndmin=2)
                 if values.shape[1] != len(table.kinds):

@@ -16,9 +16,10 @@ from typing import Any, TypedDict
 import numpy as np
 from PIL import Image
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import ConfigError, SplatFileError
 from f3rm_ext.utils.json_shape import convert_json, parse_json
-from f3rm_ext.utils.ply import read_comments
+from f3rm_ext.utils.pictures import UNREADABLE
+from f3rm_ext.utils.ply import PlyTables
 
 MADE_BY = "made_by"
 """Key of the command that wrote a file."""
@@ -131,7 +132,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
     reader = _READERS.get(path.suffix.lower())
     try:
         return {} if reader is None else reader(path)
-    except (OSError, ValueError, KeyError, EOFError, struct.error, zipfile.BadZipFile, Image.DecompressionBombError):
+    except (*UNREADABLE, SplatFileError, KeyError, EOFError, struct.error, zipfile.BadZipFile):
         return {}
 
 
@@ -173,7 +174,7 @@ def _read_npz(path: Path) -> dict[str, Any]:
 
 def _read_ply(path: Path) -> dict[str, Any]:
     with path.open("rb") as stream:
-        return _entries(read_comments(stream))
+        return _entries(PlyTables.read_header(path, stream).comments)
 
 
 def _read_comment_lines(path: Path) -> dict[str, Any]:

@@ -47,11 +47,7 @@ def _read_quota(folder: Path) -> float | None:
 
 
 def cpu_quota(memberships: str, root: Path) -> float | None:
-    """The cores that control groups allow a process, the smallest number on the way to the root.
-
-    Returns:
-        A number that need not be whole; None without a limit.
-    """
+    """The cores, not always whole, that control groups on the way to the root allow a process; None without a limit."""
     quotas: list[float | None] = []
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
@@ -146,9 +142,8 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     Returns:
         Whether it does. Nothing is changed where the environment says how memory is allocated, or without glibc.
     """
-    if any(name.startswith("MALLOC_") for name in environment) or "glibc.malloc" in environment.get(
-        "GLIBC_TUNABLES", ""
-    ):
+    tunables = environment.get("GLIBC_TUNABLES", "")
+    if any(name.startswith("MALLOC_") for name in environment) or "glibc.malloc" in tunables:
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -182,12 +177,8 @@ def _limit(environment: MutableMapping[str, str], *names: str) -> None:
 def settle(*, numba: bool) -> None:
     """Fits the threads of this process to its cores, and has waiting ones sleep; safe to call twice.
 
-    Where numba computes, on the CPU, freed memory is kept.
-
-    ``OMP_NUM_THREADS`` and ``NUMBA_NUM_THREADS`` have precedence.
-
-    Args:
-        numba: Whether numba's kernels will be used; imports it.
+    Where numba computes, on the CPU, it is imported, and freed memory is kept. ``OMP_NUM_THREADS`` and
+    ``NUMBA_NUM_THREADS`` have precedence.
     """
     import torch
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from f3rm_ext.utils.ply import LONGEST_COMMENT, property_name, read_comments, write_ply
+from f3rm_ext.utils.ply import LONGEST_COMMENT, PlyTables, property_name, write_ply
 
 
 def columns(count: int) -> dict[str, np.ndarray]:
@@ -61,16 +61,10 @@ def test_trimesh_reads_it(written: tuple[Path, dict[str, np.ndarray]]) -> None:
 
 
 def test_comments_are_read_again(written: tuple[Path, dict[str, np.ndarray]]) -> None:
-    with open(written[0], "rb") as stream:
-        comments = read_comments(stream)
+    comments = PlyTables.open(written[0]).comments
     assert comments[0] == "made_by: a test"
     assert "".join(comments[1:-1]) == "x" * 5000 and max(map(len, comments)) == LONGEST_COMMENT
     assert comments[-1] == "two lines and \\xfc"
-
-
-@pytest.mark.parametrize("content", [b"", b"plywood", b"\x00\xff" * 50, b"ply\nformat ascii 1.0\nelement vertex 0\n"])
-def test_other_files_have_no_comments(content: bytes) -> None:
-    assert read_comments(io.BytesIO(content)) == []
 
 
 @pytest.mark.parametrize(

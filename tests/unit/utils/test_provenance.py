@@ -76,6 +76,8 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     npz(tmp_path / "list.npz", "[1]")
     np.savez(tmp_path / "plain.npz", a=np.zeros(2))
     (tmp_path / "plain.jgz").write_bytes(gzip.compress(b"us"))
+    (tmp_path / "other.ply").write_bytes(b"plywood")
+    (tmp_path / "header.ply").write_bytes(b"ply\nformat ascii 1.0\ncomment made_by: us\nelement vertex 0\n")
     (tmp_path / "list.json").write_text('[{"made_by": "us"}]')
     (tmp_path / "deep.json").write_text(100_000 * "[")
     (tmp_path / "notes.md").write_bytes(sign_text("Figures", "us") + b"My notes on them.\n" * 20)
