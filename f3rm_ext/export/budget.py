@@ -57,18 +57,17 @@ class Reduction(Choice):
     """PSNR of what is kept after a round trip through the file, dB."""
     full_psnr: float
     """PSNR of all Gaussians as they were trained, dB."""
-    held_out: bool
-    """Whether held-out photos were the judges, rather than training photos."""
+    judges: str
+    """The photos by which it was measured: held-out or training."""
     notices: tuple[str, ...] = ()
     """Sentences on what was changed before the choice."""
     fine_mb: float | None = None
     """Where much is lost: about the size of a file that loses 1 dB beyond its compression, MB."""
 
     def __str__(self) -> str:
-        judges = "held-out" if self.held_out else "training"
         told = (
-            f"{super().__str__()}: {self.psnr:.2f} dB on {judges} photos after compression, {self.full_psnr:.2f} dB "
-            "before."
+            f"{super().__str__()}: {self.psnr:.2f} dB on {self.judges} photos after compression, {self.full_psnr:.2f} "
+            "dB before."
         )
         if self.fine_mb is None:
             return told
@@ -120,15 +119,14 @@ def reduce_splats(
 class SplatBudget:
     """Measures what a run of splats loses when it is made smaller.
 
-    Args:
-        run: the run; its held-out photos are the judges, or its training photos where it holds out none.
-        out: name of a file of the format that splats are stored in.
+    Its held-out photos are the judges, or its training photos where it holds out none. ``out`` names a file of the
+    format that splats are stored in.
     """
 
     def __init__(self, run: SplatRun, out: Path) -> None:
         self.run = run
         self.gaussians = run.splats()
-        self.held_out = run.manager.eval_dataset is not None
+        self.judges = "training" if run.manager.eval_dataset is None else "held-out"
         self._name = out.name
         self._photos = run.manager.eval_dataset or run.manager.train_dataset
 
@@ -156,9 +154,9 @@ class SplatBudget:
             metrics = model.get_metrics_dict(outputs, batch)
             psnrs += [float(metrics["psnr"])] if "psnr" in metrics else []
         if not psnrs:
-            judges = "held-out" if self.held_out else "training"
             raise CaptureError(
-                f"What splats lose cannot be measured, as masks leave nothing of the {judges} photos: check the masks."
+                f"What splats lose cannot be measured, as masks leave nothing of the {self.judges} photos: check the "
+                "masks."
             )
         return sum(psnrs) / len(psnrs)
 
@@ -177,11 +175,7 @@ class SplatBudget:
 
 
 class BudgetSearch(SizeSearch):
-    """Finds which Gaussians show most in a size, or least size for a loss.
-
-    Args:
-        choose: returns the Gaussians that are kept, as many as it is told.
-    """
+    """Finds which Gaussians show most in a size, or least size for a loss."""
 
     def __init__(self, budget: SplatBudget, choose: Choose, size_of: SizeOf) -> None:
         super().__init__(budget.gaussians, choose, size_of)
@@ -234,7 +228,7 @@ class BudgetSearch(SizeSearch):
     def _reduction(self, count: int, sh_degree: int) -> Reduction:
         rows, total = self.first(count), self.total
         psnr = self._budget.stored_psnr(rows, sh_degree)
-        return Reduction(rows, sh_degree, total, psnr, self._full, self._budget.held_out)
+        return Reduction(rows, sh_degree, total, psnr, self._full, self._budget.judges)
 
     def _smallest_count(self, sh_degree: int, least_psnr: float) -> int:
         """The smallest number of Gaussians that keeps a PSNR which all of them keep, to a few per cent."""

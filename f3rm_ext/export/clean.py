@@ -45,8 +45,8 @@ class Cleaning:
     """dB."""
     psnr_after: float
     """dB."""
-    held_out: bool
-    """Whether held-out photos were the judges, rather than training photos."""
+    judges: str
+    """The photos by which it was measured: held-out or training."""
 
     @property
     def kept(self) -> Bool[Tensor, " gaussians"]:
@@ -60,10 +60,9 @@ class Cleaning:
     def __str__(self) -> str:
         removed, total = int((~self.kept).sum()), len(self.reasons)
         told = ", ".join(f"{reason.value} {count}" for reason, count in self.counts().items() if count)
-        judges = "held-out" if self.held_out else "training"
         sentence = (
             f"{removed} of {total} Gaussians are removed{f' ({told})' if told else ''}: {self.psnr_after:.2f} dB on "
-            f"{judges} photos, {self.psnr_before:.2f} dB before."
+            f"{self.judges} photos, {self.psnr_before:.2f} dB before."
         )
         if not self.withdrawn:
             return sentence
@@ -88,7 +87,7 @@ def clean_splats(run: SplatRun) -> Cleaning:
 
         proposed = decide_in_rounds(len(gaussians), gather)
     reasons, withdrawn, after = withdraw(proposed, lambda kept: budget.psnr(gaussians[kept]), before - MAX_LOSS_DB)
-    return Cleaning(reasons, withdrawn, before, after, budget.held_out)
+    return Cleaning(reasons, withdrawn, before, after, budget.judges)
 
 
 def clean_trained(
@@ -96,11 +95,7 @@ def clean_trained(
 ) -> Bool[Tensor, " gaussians"]:
     """Cleans a model whose training has ended; what goes is written beside the run's config.yml.
 
-    Args:
-        checkpoints: folder in which the last checkpoint will be.
-
-    Returns:
-        Mask of the Gaussians that stay.
+    The last checkpoint will be in the folder ``checkpoints``. Returns the mask of the Gaussians that stay.
     """
     run = SplatRun(model, manager, config, checkpoint.make_path(checkpoints, step), step)
     cleaning = clean_splats(run)
@@ -132,7 +127,7 @@ def write_cleaned(run: SplatRun, load_config: Path, out: Path, cleaning: Cleanin
         for reason, count in cleaning.counts().items()
     ]
     removed = ~cleaning.kept
-    judges = "held-out photos" if cleaning.held_out else "training photos: the run holds out none"
+    judges = f"{cleaning.judges} photos{': the run holds out none' * (cleaning.judges == 'training')}"
     report = Report(
         title=f"{int(removed.sum())} of {len(removed)} Gaussians are removed",
         lead=str(cleaning),
@@ -149,7 +144,7 @@ def write_cleaned(run: SplatRun, load_config: Path, out: Path, cleaning: Cleanin
         "withdrawn": [reason.value for reason in cleaning.withdrawn],
         "psnr_before": cleaning.psnr_before,
         "psnr_after": cleaning.psnr_after,
-        "photos": "held-out" if cleaning.held_out else "training",
+        "photos": cleaning.judges,
     }
     scores = _reason_scores(cleaning.reasons[removed])
     write_derived(run, load_config, out, COMMAND, cleaning.kept, scores, report, summary)

@@ -156,11 +156,7 @@ def gather_points(
 
 
 def voxel_downsample(cloud: Cloud, side: float) -> Cloud:
-    """Keeps one point in each cube of a grid: the one nearest to the mean of the cube's points.
-
-    Args:
-        side: side of the cubes, scene units; 0 keeps all points.
-    """
+    """Keeps one point in each cube of a side: that nearest to the mean of the cube's points; all if the side is 0."""
     if side <= 0 or not len(cloud):
         return cloud
     places = np.floor(cloud.positions.astype(np.float64) / side).astype(np.int64)

@@ -25,7 +25,7 @@ from f3rm_ext.splat.next_best_view import NextView, choose, propose, survey, up_
 from f3rm_ext.splat.rendering import composite, render
 from f3rm_ext.utils.colormaps import depth_colors_bytes
 from f3rm_ext.utils.console import image_progress
-from f3rm_ext.utils.output_file import replace_file
+from f3rm_ext.utils.output_file import write_file
 from f3rm_ext.utils.output_folder import OutputFolder, made_by
 from f3rm_ext.utils.pictures import pick_evenly, to_bytes
 
@@ -72,11 +72,7 @@ class Measurement:
 
 
 def measure_confidence(run: SplatRun, photos: int) -> Measurement:
-    """Measures the confidence of the Gaussians of a run, and chooses the next photos.
-
-    Args:
-        photos: next photos to advise at most.
-    """
+    """Measures the confidence of the Gaussians of a run, and chooses at most so many next photos."""
     dataset = run.manager.train_dataset
     scene, views = run.scene(run.splats()), PinholeCameras.of(dataset.cameras).to("cpu")
     with image_progress("views") as progress:
@@ -99,8 +95,7 @@ def measure_confidence(run: SplatRun, photos: int) -> Measurement:
 def _describe(camera: PinholeCameras, views: PinholeCameras, names: Sequence[str], unit: float) -> tuple[str, int]:
     """Says where to stand and how to turn, as seen from the nearest photo. Returns its index too.
 
-    Args:
-        unit: scene units per unit of the capture.
+    ``unit`` is the number of scene units in a unit of the capture.
     """
     up, apart = up_of(views), (views.positions - camera.positions).norm(dim=1)
     near = int(apart.argmin())
@@ -121,14 +116,6 @@ def _describe(camera: PinholeCameras, views: PinholeCameras, names: Sequence[str
     side = f"turn {abs(turn):.0f}° to the {'right' if turn > 0 else 'left'}" if abs(turn) >= 5 else "keep its direction"
     tilt = f"look {abs(pitch):.0f}° {'up' if pitch > 0 else 'down'}" if abs(pitch) >= 5 else "look ahead"
     return f"Stand {where}; {side}, and {tilt}.", near
-
-
-def capture_pose(camera: PinholeCameras, frame: CaptureFrame) -> Float[np.ndarray, "4 4"]:
-    """Returns the pose of one camera as transforms.json has it: camera to capture, OpenGL axes."""
-    pose = _scene_pose(camera)
-    pose[:3, :3] = frame.directions_to_capture(pose[:3, :3].T).T
-    pose[:3, 3] = frame.to_capture(pose[:3, 3])
-    return pose
 
 
 def _scene_pose(camera: PinholeCameras) -> Float[np.ndarray, "4 4"]:
@@ -162,8 +149,7 @@ def write_measurement(run: SplatRun, out: Path, measured: Measurement) -> None:
         texts[CAMERA_PATH] = json.dumps(_camera_path([a.view.camera for a in measured.advice]))
     folder.plan([REPORT, *texts])
     for name, text in texts.items():
-        with replace_file(out / name) as stream:
-            stream.write(text.encode())
+        write_file(out / name, text.encode())
     report = Report(
         title="How sure the splats are, and where to stand next",
         lead=f"{measured} In the pictures of confidence blue is 0 and red is 1. Lengths are in units of the capture.",
@@ -193,10 +179,13 @@ def write_measurement(run: SplatRun, out: Path, measured: Measurement) -> None:
 def _as_frame(advice: Advice, frame: CaptureFrame) -> dict[str, object]:
     """Returns an advised photo as a frame of transforms.json."""
     camera = advice.view.camera
+    pose = _scene_pose(camera)
+    pose[:3, :3] = frame.directions_to_capture(pose[:3, :3].T).T
+    pose[:3, 3] = frame.to_capture(pose[:3, 3])
     (fx, _, cx), (_, fy, cy), _ = camera.Ks[0].tolist()
     return {
         **{"fl_x": fx, "fl_y": fy, "cx": cx, "cy": cy, "w": int(camera.widths[0]), "h": int(camera.heights[0])},
-        "transform_matrix": capture_pose(camera, frame).tolist(),
+        "transform_matrix": pose.tolist(),
         "gain": advice.view.gain,
         "words": advice.words,
     }

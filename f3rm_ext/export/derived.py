@@ -22,7 +22,7 @@ from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.model import SplatModel
 from f3rm_ext.splat.rendering import render
-from f3rm_ext.utils.output_file import replace_file
+from f3rm_ext.utils.output_file import write_file
 from f3rm_ext.utils.output_folder import SUMMARY, OutputFolder, made_by
 from f3rm_ext.utils.pictures import pick_evenly, to_bytes
 from f3rm_ext.utils.provenance import require_own_folder, sign_text
@@ -63,9 +63,7 @@ def require_divisible(run: SplatRun) -> None:
 def require_own_run(out: Path, run: Path, command: str) -> None:
     """Checks, before the work begins, that a folder may become the derived run.
 
-    Args:
-        run: folder of the run that it is made of.
-        command: for example ``splats clean``.
+    ``run`` is the folder of the run that it is made of; ``command`` is one such as ``splats clean``.
 
     Raises:
         ConfigError: it is that of the run itself, or holds what the command did not write.
@@ -115,13 +113,11 @@ def write_derived(
     if REMOVED in others:
         export_run(run, out / REMOVED, scores=scores, splats=parts["what went"])
     if _TRANSFORMS in others:
-        with replace_file(out / _TRANSFORMS) as stream:
-            stream.write(transforms.read_bytes())
+        write_file(out / _TRANSFORMS, transforms.read_bytes())
     checkpoint.write(_take_rows(checkpoint.load(run.checkpoint, ("step", "pipeline")), kept), out / model_file)
     write_report(run, out, command, report, _pictures(run, parts))
     # After the checkpoint that it leads to: before, there is no run to open.
-    with replace_file(out / CONFIG) as stream:
-        stream.write(yaml.dump(_config_at(load_config, out)).encode())
+    write_file(out / CONFIG, yaml.dump(_config_at(load_config, out)).encode())
     folder.summary({"complete": True, "gaussians": len(kept), **summary})
 
 
@@ -154,8 +150,7 @@ def write_report(run: SplatRun, out: Path, command: str, report: Report, views: 
         signature=f"Run: {run.checkpoint}, step {run.step}.",
         **vars(report),
     )
-    with replace_file(out / REPORT) as stream:
-        stream.write(sign_text(page, f"f3rm-ext {command}"))
+    write_file(out / REPORT, sign_text(page, f"f3rm-ext {command}"))
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
 """Saving what was edited in the viewer: what is still shown of a run, as a run of its own."""
 
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from f3rm_ext.export.select import COMMAND
 from f3rm_ext.export.splats import SplatRun
 from f3rm_ext.html.tables import Table
 from f3rm_ext.splat.files.scores import GaussianScores
+from f3rm_ext.utils.output_folder import new_folder
 
 if TYPE_CHECKING:
     from f3rm_ext.data.image_datamanager import ImageDataManager
@@ -22,15 +22,9 @@ if TYPE_CHECKING:
 
 
 def save_edits(model: "GaussianModel", manager: "ImageDataManager", checkpoint: Path, edits: "Edits") -> Path:
-    """Writes what is shown as a run in a new folder beside the run; see
-    :func:`~f3rm_ext.export.derived.write_derived`.
+    """Writes what is shown after an edit or more as a run in a new folder beside that of the checkpoint.
 
-    Args:
-        checkpoint: the file that it was loaded from.
-        edits: at least one step.
-
-    Returns:
-        config.yml of the new run.
+    See :func:`~f3rm_ext.export.derived.write_derived`. Returns config.yml of the new run.
 
     Raises:
         ConfigError: Gaussians of this method cannot go one by one, or the folder cannot be written to.
@@ -41,7 +35,7 @@ def save_edits(model: "GaussianModel", manager: "ImageDataManager", checkpoint: 
     assert step is not None and edits.hidden is not None
     run = SplatRun(model, manager, read_config(folder / CONFIG), checkpoint, step)
     require_divisible(run)
-    out, hidden = _new_folder(folder), edits.hidden.cpu()
+    out, hidden = new_folder(folder.with_name(f"{folder.name}-edited")), edits.hidden.cpu()
     numbers, shares = torch.zeros(edits.total, dtype=torch.int32), torch.zeros(edits.total)
     for number, edit in enumerate(edits.steps):
         numbers[edit.rows.cpu()], shares[edit.rows.cpu()] = number, edit.shares.float().cpu()
@@ -59,8 +53,3 @@ def save_edits(model: "GaussianModel", manager: "ImageDataManager", checkpoint: 
         run, folder / CONFIG, out, COMMAND, ~hidden, scores, report, {"edits": steps, "kept": kept, "removed": removed}
     )
     return out / CONFIG
-
-
-def _new_folder(run: Path) -> Path:
-    names = (f"{run.name}-edited{'' if number == 1 else f'-{number}'}" for number in count(1))
-    return next(folder for name in names if not (folder := run.with_name(name)).exists())

@@ -24,7 +24,7 @@ from f3rm_ext.utils.provenance import PROVENANCE, comment_lines
 
 _CHUNK = 1 << 13
 Space = Literal["distilled", "full", "none"]
-"""Features of the NPZ file: as distilled, in the full dimension of their extractor, or none."""
+"""Features of the NPZ file: as distilled (PCA codes, if there are any), in the extractor's full space, or none."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,7 @@ class FeatureCloud:
 def features_at(
     model: Queryable, head: QueryHead, points: Float[np.ndarray, "points 3"]
 ) -> Iterator[Float[Tensor, "_ feat"]]:
-    """Yields distilled features at points, chunk by chunk, on the CPU, float32.
-
-    Args:
-        points: scene frame.
-    """
+    """Yields distilled features at points of the scene frame, chunk by chunk, on the CPU, float32."""
     space: FeatureSpace = head.space().to(model.device)
     for start in range(0, len(points), _CHUNK):
         part = torch.from_numpy(points[start : start + _CHUNK]).to(model.device)
@@ -103,15 +99,9 @@ def write_features(
     space: Space = "distilled",
     on_progress: Callable[[int], None] = lambda points: None,
 ) -> Path:
-    """Writes ``out`` (PLY) and an NPZ file of the same name beside it, computing features as it writes them.
+    """Writes ``out`` (.ply) and an NPZ file of the same name beside it, computing features as it writes them.
 
-    Args:
-        out: the PLY file; its name ends in .ply.
-        space: the features of the NPZ file: as distilled (PCA codes, if there are any), in the extractor's full space,
-            or none.
-
-    Returns:
-        The NPZ file.
+    Returns the NPZ file.
 
     Raises:
         ConfigError: a file cannot be written.

@@ -32,7 +32,7 @@ from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.rasterize.camera import MIN_ALPHA
 from f3rm_ext.splat.rendering import render
 from f3rm_ext.utils.colormaps import heat_stops, heat_table, label_hex, label_table
-from f3rm_ext.utils.output_file import replace_file
+from f3rm_ext.utils.output_file import write_file
 from f3rm_ext.utils.pictures import pick_evenly, to_bytes
 from f3rm_ext.utils.provenance import sign_text
 
@@ -96,7 +96,6 @@ class PageContent:
         queries: Sequence[tuple[Query, float]],
         *,
         title: str,
-        frame: CaptureFrame,
         notes: Sequence[Note] = (),
     ) -> "PageContent":
         """Collects the content of a run.
@@ -137,7 +136,7 @@ class PageContent:
             ],
             lengths=None if head is None else head.codes.float().norm(dim=1).cpu().numpy(),
             background=(red, green, blue),
-            frame=frame,
+            frame=run.frame,
             notes=notes,
             origin=f"{run.config.method_name}, step {run.step}",
         )
@@ -165,10 +164,7 @@ def page_size(content: PageContent) -> int:
 
 
 def write_page(out: Path, content: PageContent) -> PageInfo:
-    """Writes a page, completely or not at all.
-
-    Args:
-        out: an .html file.
+    """Writes a page, an .html file, completely or not at all.
 
     Raises:
         ConfigError: a note has no place, or the file cannot be written.
@@ -182,8 +178,7 @@ def write_page(out: Path, content: PageContent) -> PageInfo:
         for question in content.questions
     ]
     page = _draw(content, out.stem, places)
-    with replace_file(out) as stream:
-        stream.write(page)
+    write_file(out, page)
     return PageInfo(len(content.gaussians), content.gaussians.sh_degree, len(page) / 2**20)
 
 

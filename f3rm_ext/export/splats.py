@@ -1,5 +1,6 @@
 """Opening a trained run of splats, and exporting its splats to a file."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ from f3rm_ext.splat.mip import fuse, smoothing_filter
 from f3rm_ext.splat.rendering import SplatScene
 
 if TYPE_CHECKING:
+    from nerfstudio.engine.trainer import TrainerConfig
+
     from f3rm_ext.data.image_datamanager import ImageDataManager
     from f3rm_ext.data.pinhole_dataset import PinholeDataset
     from f3rm_ext.splat.gaussian_model import GaussianModel
@@ -61,18 +64,13 @@ class SplatRun(Run):
             self.model.filter_3d = smoothing_filter(means, views, options=mip)
 
     def splats(self, fused: bool = True) -> Gaussians:
-        """Returns the Gaussians, float32, with the SH degree in use at the last training step.
+        """Returns the Gaussians with the SH degree in use at the last training step; float32, which all formats store.
 
-        Args:
-            fused: include the 3D filter in sizes and opacities, if the run has one.
+        If ``fused``, the 3D filter is in sizes and opacities, where the run has one.
         """
-        model = self.model
-        # Every format can store float32.
-        gaussians = Gaussians.from_tensors(
-            {name: value.detach().float() for name, value in model.gaussians.tensors().items()}
-        )
-        gaussians = gaussians.to_sh_degree(model.current_sh_degree)
-        mip = model.mip
+        model, mip = self.model, self.model.mip
+        tensors = {name: value.detach().float() for name, value in model.gaussians.tensors().items()}
+        gaussians = Gaussians.from_tensors(tensors).to_sh_degree(model.current_sh_degree)
         return fuse(gaussians, model.filter_3d, mip.area) if fused and mip.filter_3d else gaussians
 
     def scene(self, gaussians: Gaussians) -> SplatScene:
@@ -81,8 +79,8 @@ class SplatRun(Run):
         return SplatScene(gaussians, mip, background=model.background, near_plane=model.config.near_plane)
 
 
-def load_splat_run(load_config: Path) -> SplatRun:
-    """Opens a run of splats.
+def load_splat_run(load_config: Path, change: "Callable[[TrainerConfig], None]" = lambda config: None) -> SplatRun:
+    """Opens a run of splats; ``change`` may edit its options first.
 
     Raises:
         ConfigError: the file does not exist, is no valid config, or is of a method without splats.
@@ -95,6 +93,7 @@ def load_splat_run(load_config: Path) -> SplatRun:
         load_config,
         lambda config: issubclass(config.pipeline.model._target, GaussianModel),
         "which has no splats: give a run of sugar-ext",
+        change,
     )
     model, manager = opened.pipeline.model, opened.pipeline.datamanager
     assert isinstance(model, GaussianModel) and isinstance(manager, ImageDataManager)

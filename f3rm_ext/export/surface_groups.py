@@ -53,10 +53,7 @@ class SurfaceGroups:
 
 
 def group_surfaces(model: Queryable, head: QueryHead, cameras: Cameras) -> SurfaceGroups:
-    """Groups the surfaces that the cameras of photos see, by a feature: see :mod:`f3rm_ext.query.groups`.
-
-    Args:
-        cameras: the training cameras, of which up to 64 are used.
+    """Groups the surfaces that up to 64 of the training cameras see, by a feature: see :mod:`f3rm_ext.query.groups`.
 
     Raises:
         ConfigError: the cameras see no surface.

@@ -20,7 +20,7 @@ from f3rm_ext.mesh.mesh_files import vertex_colors
 from f3rm_ext.mesh.texture.rendering import MeshRenderer, get_texture
 from f3rm_ext.preview.cameras import NamedCamera, extent_of, overview
 from f3rm_ext.preview.content import MeshContent
-from f3rm_ext.utils.output_file import replace_file
+from f3rm_ext.utils.output_file import write_file
 from f3rm_ext.utils.pictures import pick_evenly
 from f3rm_ext.utils.provenance import sign_text
 
@@ -80,8 +80,7 @@ def write_mesh_page(
                 f"--max-mb {max_mb:g}: allow more, or give a mesh with fewer triangles."
             )
         side_px //= 2
-    with replace_file(out) as stream:
-        stream.write(page)
+    write_file(out, page)
     return MeshPageInfo(len(mesh.faces), side_px, given_px, len(page) / 2**20)
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 
 from f3rm_ext.workflow.options import DemoOptions
 
@@ -28,6 +27,7 @@ class Demo(DemoOptions):
         """Runs the demo and returns the exit code."""
         from rich.console import Console
 
+        from f3rm_ext.utils.output_folder import new_folder
         from f3rm_ext.workflow.demo import DemoRun
 
         if not self.fresh:
@@ -35,12 +35,3 @@ class Demo(DemoOptions):
         out = new_folder(self.out)
         run = DemoRun(dataclasses.replace(self, out=out), Console())
         return run.main(f"type the same command with --out {shlex.quote(str(out))} in place of --fresh.")
-
-
-def new_folder(path: Path) -> Path:
-    """Returns the first of ``path``, ``path-2``, ``path-3`` ... that does not exist."""
-    number, candidate = 1, path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate

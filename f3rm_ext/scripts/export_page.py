@@ -110,13 +110,8 @@ class Page(SplatBudgetOptions, QueryInputs):
         require_own_file(self.out, COMMAND)
         notes = [] if self.notes is None else read_notes(self.notes)
         run = load_splat_run(self.load_config)
-        content = PageContent.of_run(
-            run,
-            self._queries(run),
-            title=self.title or capture_name(run.data),
-            frame=run.frame,
-            notes=notes,
-        )
+        title = self.title or capture_name(run.data)
+        content = PageContent.of_run(run, self._queries(run), title=title, notes=notes)
         if self.sh_degree is not None:
             content = content.take(torch.arange(len(content.gaussians)), self.sh_degree)
 

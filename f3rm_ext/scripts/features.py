@@ -137,10 +137,8 @@ class Lift:
         """Lifts the features and returns the exit code."""
         from typing import cast
 
-        from f3rm_ext.data.image_datamanager import ImageDataManager
-        from f3rm_ext.engine.opening import open_run
+        from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.splat.features.heads import save_lifted
-        from f3rm_ext.splat.gaussian_model import GaussianModel
         from f3rm_ext.utils.console import say
 
         if not self.extractors:
@@ -152,23 +150,17 @@ class Lift:
             options.extractors, options.codes = wanted.extractors, wanted.codes
             options.cache_dir = wanted.cache_dir or options.cache_dir
 
-        opened = open_run(
-            self.load_config,
-            lambda config: issubclass(config.pipeline.model._target, GaussianModel),
-            "which has no splats: give a run of sugar-ext",
-            change,
-        )
-        model, manager = cast(GaussianModel, opened.pipeline.model), cast(ImageDataManager, opened.pipeline.datamanager)
+        run = load_splat_run(self.load_config, change)
+        model, manager = run.model, run.manager
         source = cast("FeatureSource", manager.prepare_features(with_train=True)[0])
         model.lift_features(manager.train_dataset, source, required=True, per_group=self.per_group)
         for head in model.query_heads().values():
             head.cache_dir = "" if self.cache_dir is None else str(self.cache_dir.resolve())
-        save_lifted(model.lifted, opened.checkpoint)
+        save_lifted(model.lifted, run.checkpoint)
         for name, head in model.query_heads().items():
             say(
                 f"{name}: {head.dim} dimensions on {model.num_gaussians} Gaussians "
-                f"({head.codes.nbytes / 2**20:.1f} MiB) of {len(manager.train_dataset)} photos are in "
-                f"{opened.checkpoint}."
+                f"({head.codes.nbytes / 2**20:.1f} MiB) of {len(manager.train_dataset)} photos are in {run.checkpoint}."
             )
         return 0
 

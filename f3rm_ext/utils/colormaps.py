@@ -151,7 +151,7 @@ def label_colors(labels: Int64[Tensor, "*batch"], count: int) -> Float[Tensor, "
 def label_overlay_bytes(
     picture: UInt8[np.ndarray, "h w 3"], labels: Int64[np.ndarray, "h w"], count: int
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """Lays the colours of labels below ``count`` over a grey picture of their size; pixels without one, −1, are dimmed."""
+    """Lays the colours of labels below ``count`` over a grey picture of their size; pixels without one (−1) are dim."""
     rgb, index = torch.tensor(picture, dtype=torch.float32) / 255.0, torch.tensor(labels)
     colored = (1.0 - _LABEL_OPACITY) * _grey(rgb) + _LABEL_OPACITY * label_colors(index, count)
     return to_bytes(torch.where((index < 0)[..., None], dim(rgb), colored).numpy())

@@ -46,6 +46,15 @@ def file_names(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
     return unique
 
 
+def new_folder(path: Path) -> Path:
+    """Returns the first of ``path``, ``path-2``, ``path-3`` ... that does not exist."""
+    number, candidate = 1, path
+    while candidate.exists():
+        number += 1
+        candidate = path.with_name(f"{path.name}-{number}")
+    return candidate
+
+
 class OutputFolder:
     """A folder that a command writes to.
 

@@ -31,7 +31,7 @@ class CountedBudget(SplatBudget):
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.held_out, self.tried = True, 0
+        self.judges, self.tried = "held-out", 0
         self.importance = torch.rand(COUNT, generator=generator) ** 6
         widths = {"scales": 3, "quats": 4, "opacities": 1, "features_dc": 3}
         self.gaussians = Gaussians(

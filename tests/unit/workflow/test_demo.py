@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.scripts.demo import new_folder
 from f3rm_ext.utils.atomic_files import FolderLock
+from f3rm_ext.utils.output_folder import new_folder
 from f3rm_ext.workflow.demo import DemoRun
 from f3rm_ext.workflow.manifest import NAME
 from f3rm_ext.workflow.options import DemoOptions
