@@ -79,11 +79,7 @@ def svg_chart(
 
 
 def line_chart(points: Points, *, label: str, unit: str = "") -> Markup:
-    """Draws a curve and marks its last value. Returns an empty string for fewer than two finite points.
-
-    Args:
-        points: (x, y), x ascending.
-    """
+    """Draws a curve, x ascending, and marks its last value. An empty string for fewer than two finite points."""
     points = _finite(points)
     if len(points) < 2:
         return Markup()
@@ -99,11 +95,7 @@ def line_chart(points: Points, *, label: str, unit: str = "") -> Markup:
 
 
 def bar_chart(values: Sequence[float], names: Sequence[str], *, label: str, unit: str = "") -> Markup:
-    """Draws a bar for each item, with its name and value as a tooltip. Returns an empty string if there are no items.
-
-    Args:
-        values: heights, ≥ 0.
-    """
+    """Draws a bar of a height ≥ 0 for each item, with name and value as a tooltip. An empty string without items."""
     if not values:
         return Markup()
 
@@ -120,13 +112,9 @@ def bar_chart(values: Sequence[float], names: Sequence[str], *, label: str, unit
 
 
 def range_chart(ranges: Sequence[tuple[float, float, float]], names: Sequence[str], *, label: str) -> Markup:
-    """Draws a line for each item from its lower to its upper quartile, with a dot at the median.
+    """Draws a line for each item from its lower to its upper quartile, with a dot at the median, and tooltips.
 
-    Args:
-        ranges: lower quartile, median and upper quartile of each item, finite.
-
-    Returns:
-        The chart, with tooltips; an empty string if there are no items.
+    ``ranges`` are lower quartile, median and upper quartile, finite. Returns an empty string if there are no items.
     """
     if not ranges:
         return Markup()

@@ -38,11 +38,7 @@ class Picture:
 
 
 def render_page(template: str, **content: Any) -> str:
-    """Renders a page. Texts are escaped, except those that are :class:`markupsafe.Markup`.
-
-    Args:
-        template: name of a file in ``templates/``.
-    """
+    """Renders a file of ``templates/``. Texts are escaped, except those that are :class:`markupsafe.Markup`."""
     return _environment().get_template(template).render(content)
 
 

@@ -78,11 +78,7 @@ def svg_charts(profile: Profile) -> list[tuple[str, Markup]]:
 
 
 def write_picture(profile: Profile, other: Profile | None, stream: BufferedIOBase) -> None:
-    """Draws the charts as one PNG.
-
-    Args:
-        other: of a run to compare with, in a second row.
-    """
+    """Draws the charts as one PNG; those of another run, to compare with, in a second row."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -48,9 +48,6 @@ def paired_change(base: Sequence[float], new: Sequence[float]) -> Change:
     """Returns the change between repeats that belong together, because they ran one after the other or share a seed.
 
     Student's t on the differences of logarithms, so that a slow hour of the machine, which affects both, cancels out.
-
-    Args:
-        base: positive values of the baseline.
     """
     ratios = [math.log(after / before) for before, after in zip(base, new, strict=True)]
     error = math.sqrt(variance(ratios) / len(ratios)) if len(ratios) > 1 else math.inf

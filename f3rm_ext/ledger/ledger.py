@@ -64,8 +64,7 @@ def now() -> str:
 class Ledger:
     """A ledger on the disk. Every method is one transaction, and raises LedgerError if the file cannot be used.
 
-    Args:
-        path: the file; by default :func:`default_path`. It is made when something is written to it.
+    The file, by default :func:`default_path`, is made when something is written to it.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -150,7 +149,6 @@ class Ledger:
         Args:
             name: a new name, or that of an idea; if empty, the method's with a number.
             method: method that is trained; empty for an idea.
-            status: the outcome, if it is known already.
 
         Returns:
             The name of the entry.

@@ -22,11 +22,7 @@ PLOTTED = ("it_per_s", "psnr", "ssim", "lpips", "train_peak_mib", "eval_peak_mib
 
 
 def markdown_report(entries: Sequence[Entry], baseline: Entry | None = None, tolerance: float = TOLERANCE) -> str:
-    """Returns the report as Markdown.
-
-    Args:
-        baseline: the entry to compare the others with that were measured alike.
-    """
+    """Returns the report as Markdown; entries that were measured like the baseline are compared with it."""
     parts = [f"# {TITLE}", f"{LEAD} {_signature()}"]
     for group in _groups(entries):
         parts += [f"## {conditions_title(group[0])}", conditions_text(group[0]), entry_table(group).markdown()]

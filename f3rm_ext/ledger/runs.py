@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.errors import ConfigError, LedgerError
 from f3rm_ext.ledger.conditions import hardware
+from f3rm_ext.ledger.entry import Protocol
 from f3rm_ext.ledger.ledger import Ledger
-from f3rm_ext.ledger.options import Protocol
 from f3rm_ext.ledger.worker import RESULT, EvalJob, TrainJob, write_job
 from f3rm_ext.workflow.commands import Command, CommandError, run_command
 from f3rm_ext.workflow.records import read_json, read_scalars
@@ -44,11 +44,7 @@ class Variant:
 
 
 class Bench:
-    """Measures runs and records each repeat as soon as it is finished.
-
-    Args:
-        keep_runs: folder in which run folders are kept; None deletes them.
-    """
+    """Measures runs and records each repeat as soon as it is finished; run folders go unless ``keep_runs`` is given."""
 
     def __init__(self, ledger: Ledger, console: "Console", keep_runs: Path | None = None) -> None:
         self.ledger, self.console, self.keep_runs = ledger, console, keep_runs
@@ -57,8 +53,7 @@ class Bench:
     def run(self, variants: Sequence[Variant], protocol: Protocol) -> list[str]:
         """Measures variants in turn, every other time in reverse order, so that none always has the warmer machine.
 
-        Returns:
-            The names of their entries.
+        Returns the names of their entries.
 
         Raises:
             CommandError: a run failed. The ledger has the repeats that were finished, and the failure as a note.
@@ -203,10 +198,9 @@ def add_runs(
 
     Args:
         runs: run folders, or their config.yml, alike in method, options and steps.
-        name: name of the entry; if empty, the method's with a number.
 
     Returns:
-        The entry's name.
+        The entry's name; that of the method with a number if none is given.
 
     Raises:
         ConfigError: there is no such run, or they are not alike.

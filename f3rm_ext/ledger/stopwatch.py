@@ -16,12 +16,11 @@ REPORT_EVERY_S = 0.5
 
 
 class Stopwatch:
-    """Times the steps of a window, without the first ones, which compile and load.
+    """Times the steps of a window, without those of the warm-up, which compile and load.
 
     The clock is monotonic, and is read when the device has finished its work.
 
     Args:
-        warm_up: number of steps at the beginning that are not timed.
         report: called now and then with the number of steps done, and of all.
         save_after: step of the whole run after which a checkpoint is saved, while the clock stands still; 0 for none.
     """

@@ -47,10 +47,9 @@ class MeshPageInfo:
 def write_mesh_page(
     out: Path, content: MeshContent, cameras: Sequence[NamedCamera], title: str, max_mb: float | None = None
 ) -> MeshPageInfo:
-    """Writes a page, completely or not at all.
+    """Writes a page, an .html file, completely or not at all.
 
     Args:
-        out: an .html file.
         cameras: of the capture, in the coordinates of the mesh as it is read; without any, the page has one overview.
         max_mb: largest size, MB. The texture is reduced as far as needed.
 
@@ -102,9 +101,7 @@ def _draw(
 def _describe(named: NamedCamera, middle: Float[np.ndarray, "3"], radius: float) -> dict[str, object]:
     """A camera as the page's script takes it, y up: rows of ``turn`` are right, down and forward.
 
-    Args:
-        middle: of the mesh, y up, about which the page turns.
-        radius: of the mesh.
+    The page turns about the middle of the mesh, y up.
     """
     camera = named.turn(Y_UP).camera
     reach = max(float((middle - camera.center) @ camera.rotation[2]), 0.2 * radius)

@@ -53,9 +53,8 @@ class Placement:
     def camera(self, named: NamedCamera) -> NamedCamera:
         """Returns a camera in the viewer."""
         (center,) = self.points(named.camera.center[None])
-        return named._replace(
-            camera=named.camera._replace(rotation=named.camera.rotation @ self.rotation.T, center=center)
-        )
+        turned = named.turn(self.rotation)
+        return turned._replace(camera=turned.camera._replace(center=center))
 
 
 def serve_content(
@@ -64,7 +63,6 @@ def serve_content(
     """Starts a server that shows a content.
 
     Args:
-        title: name of the file.
         cameras: to go to; in the coordinates of the content.
         up: axis of the file that points up; None for the one that the file tells.
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.ledger.entry import Status
-from f3rm_ext.ledger.options import Protocol
+from f3rm_ext.ledger.entry import Protocol, Status
 from f3rm_ext.scripts.common import OutArg, require_own_file
 from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
@@ -71,7 +70,6 @@ class Run(_LedgerOptions):
     """Folder in which to keep run folders. By default they are deleted."""
 
     def main(self) -> int:
-        """Measures. Returns the exit code."""
         from f3rm_ext.ledger.runs import Bench, Variant, baseline_variant, require_python
         from f3rm_ext.utils.console import console
 
@@ -116,7 +114,6 @@ class Add(_LedgerOptions):
     """The runs were trained on this machine: record it as their hardware."""
 
     def main(self) -> int:
-        """Adds. Returns the exit code."""
         from f3rm_ext.ledger.runs import Bench, add_runs
         from f3rm_ext.utils.console import console
 
@@ -186,9 +183,8 @@ class Report(_LedgerOptions):
     """File to write, .md or .html. By default Markdown is printed."""
 
     def main(self) -> int:
-        """Writes the report. Returns the exit code."""
         from f3rm_ext.ledger.report import html_report, markdown_report
-        from f3rm_ext.utils.output_file import replace_file
+        from f3rm_ext.utils.output_file import write_file
         from f3rm_ext.utils.provenance import sign_text
 
         check_ranges(self)
@@ -202,9 +198,7 @@ class Report(_LedgerOptions):
         if self.out.suffix not in writers:
             raise ConfigError(f"--out is {self.out}, but a report is Markdown or HTML: give a name in .md or .html.")
         require_own_file(self.out, MADE_BY)
-        text = writers[self.out.suffix](chosen, baseline, self.tolerance / 100)
-        with replace_file(self.out) as stream:
-            stream.write(sign_text(text, MADE_BY))
+        write_file(self.out, sign_text(writers[self.out.suffix](chosen, baseline, self.tolerance / 100), MADE_BY))
         print(f"Wrote {self.out}.")
         return 0
 
@@ -214,7 +208,6 @@ class List(_LedgerOptions):
     """List the entries of the ledger."""
 
     def main(self) -> int:
-        """Prints a table. Returns the exit code."""
         from f3rm_ext.html.tables import Table
         from f3rm_ext.ledger.entry import METRICS
         from f3rm_ext.ledger.report import commit_text, figure_text
@@ -256,7 +249,6 @@ class Note(_LedgerOptions):
     """Outcome of the entry. `idea` makes an entry without a run, which `bench run --name ENTRY` measures later."""
 
     def main(self) -> int:
-        """Writes the note. Returns the exit code."""
         if not self.text and self.status is None:
             raise ConfigError("There is nothing to note: give a text, or --status.")
         self.open_ledger().note(self.entry, self.text, self.status)

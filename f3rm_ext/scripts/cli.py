@@ -52,47 +52,24 @@ class Group:
 
 
 GROUPS = {
-    "bench": Group(
-        "f3rm_ext.scripts.bench",
-        "BenchCommand",
-        "Measure runs, record them, and compare them with a baseline.",
-    ),
-    "demo": Group(
-        "f3rm_ext.scripts.demo", "Demo", "Train, evaluate, query and report, on a synthetic scene or a capture."
-    ),
-    "doctor": Group("f3rm_ext.scripts.doctor", "Doctor", "Report what is installed, and how to get what is missing."),
-    "eval": Group(
-        "f3rm_ext.scripts.eval", "EvalCommand", "Score meshes, queries, splats at several sizes, and textures."
-    ),
-    "export": Group("f3rm_ext.scripts.export", "ExportCommand", "Export a scene to files for other programs."),
-    "features": Group("f3rm_ext.scripts.features", "FeaturesCommand", "Extract, lift, list and verify 2D features."),
-    "moco": Group("f3rm_ext.scripts.moco", "MocoCommand", "Pre-train an image backbone on your own pictures."),
-    "plan": Group("f3rm_ext.scripts.plan", "Plan", "Estimate memory and time of a run; say what to change."),
-    "profile": Group(
-        "f3rm_ext.scripts.profile", "Profile", "Explain what the memory of a run is made of, and what to change."
-    ),
-    "query": Group(
-        "f3rm_ext.scripts.query",
-        "Query",
-        "Find things by text, by example or by vectors, and write pictures of where they are.",
-    ),
-    "scene": Group(
-        "f3rm_ext.scripts.scene",
-        "SceneCommand",
-        "Write a synthetic capture with exact ground truth, or a picture of its room.",
-    ),
-    "sfm": Group(
-        "f3rm_ext.scripts.sfm",
-        "SfmCommand",
-        "Find camera poses from photos or a video, measure poses, train DiffusionSfM.",
-    ),
-    "splats": Group(
-        "f3rm_ext.scripts.splats", "SplatsCommand", "Remove floaters from splats, lift an object out, or advise photos."
-    ),
-    "sugar": Group(
-        "f3rm_ext.scripts.sugar", "Run", "Make a textured mesh of a capture: splats, mesh, refinement, texture, report."
-    ),
-    "view": Group("f3rm_ext.scripts.view", "View", "Show a file of splats, a mesh or points in the browser."),
+    name: Group(f"f3rm_ext.scripts.{name}", attribute, text)
+    for name, attribute, text in (
+        ("bench", "BenchCommand", "Measure runs, record them, and compare them with a baseline."),
+        ("demo", "Demo", "Train, evaluate, query and report, on a synthetic scene or a capture."),
+        ("doctor", "Doctor", "Report what is installed, and how to get what is missing."),
+        ("eval", "EvalCommand", "Score meshes, queries, splats at several sizes, and textures."),
+        ("export", "ExportCommand", "Export a scene to files for other programs."),
+        ("features", "FeaturesCommand", "Extract, lift, list and verify 2D features."),
+        ("moco", "MocoCommand", "Pre-train an image backbone on your own pictures."),
+        ("plan", "Plan", "Estimate memory and time of a run; say what to change."),
+        ("profile", "Profile", "Explain what the memory of a run is made of, and what to change."),
+        ("query", "Query", "Find things by text, by example or by vectors, and write pictures of where they are."),
+        ("scene", "SceneCommand", "Write a synthetic capture with exact ground truth, or a picture of its room."),
+        ("sfm", "SfmCommand", "Find camera poses from photos or a video, measure poses, train DiffusionSfM."),
+        ("splats", "SplatsCommand", "Remove floaters from splats, lift an object out, or advise photos."),
+        ("sugar", "Run", "Make a textured mesh of a capture: splats, mesh, refinement, texture, report."),
+        ("view", "View", "Show a file of splats, a mesh or points in the browser."),
+    )
 }
 
 RENAMED = {f"eval-{kind}": f"eval {kind}" for kind in ("mesh", "query", "scales", "texture")}
@@ -102,30 +79,20 @@ RENAMED = {f"eval-{kind}": f"eval {kind}" for kind in ("mesh", "query", "scales"
 def overview() -> str:
     """Returns what ``f3rm-ext --help`` prints."""
     width = max(map(len, GROUPS))
-    lines = [f"  {name:<{width}}  {group.help}" for name, group in GROUPS.items()]
-    return "\n".join(
-        [
-            f"usage: {PROGRAM} [-h] [--version] COMMAND ...",
-            "",
-            "Feature fields and splats for Nerfstudio: tools for runs of `ns-train f3rm-ext` and `ns-train sugar-ext`.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            f"`{PROGRAM} COMMAND --help` explains a command.",
-            f"`{PROGRAM} --tyro-write-completion bash FILE` writes a completion script for the shell.",
-        ]
-    )
+    commands = "\n".join(f"  {name:<{width}}  {group.help}" for name, group in GROUPS.items())
+    return f"""usage: {PROGRAM} [-h] [--version] COMMAND ...
+
+Feature fields and splats for Nerfstudio: tools for runs of `ns-train f3rm-ext` and `ns-train sugar-ext`.
+
+commands:
+{commands}
+
+`{PROGRAM} COMMAND --help` explains a command.
+`{PROGRAM} --tyro-write-completion bash FILE` writes a completion script for the shell."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs one command.
-
-    Args:
-        arguments: Command line without the program's name.
-
-    Returns:
-        Exit code of the command.
+    """Runs the command of a command line without the program's name, and returns its exit code.
 
     Raises:
         UserError: Something that the user can put right.

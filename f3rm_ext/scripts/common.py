@@ -62,11 +62,7 @@ class SplatBudgetOptions:
     def reduce(
         self, run: "SplatRun", size_of: "SizeOf", out: Path, bad_values: "BadValues" = "error"
     ) -> "Reduction | None":
-        """Chooses what a file keeps and says so; None where there is no limit.
-
-        Args:
-            out: name of a file of the format whose losses count.
-        """
+        """Chooses what a file keeps and says so; None where there is no limit. Losses are of the format of ``out``."""
         from f3rm_ext.export.budget import Limit, reduce_splats
         from f3rm_ext.splat.gaussians import MAX_SH_DEGREE
         from f3rm_ext.utils.console import note
@@ -166,11 +162,10 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    from f3rm_ext.utils.output_file import replace_file
+    from f3rm_ext.utils.output_file import write_file
 
     finite = json.loads(json.dumps(record), parse_constant=lambda constant: None)
-    with replace_file(path) as stream:
-        stream.write((json.dumps(finite, indent=1) + "\n").encode())
+    write_file(path, (json.dumps(finite, indent=1) + "\n").encode())
 
 
 def print_training(data: Path, *methods: str) -> None:

@@ -24,7 +24,6 @@ class Demo(DemoOptions):
     """Start over in a new folder (demo-2, demo-3 ...) instead of reusing finished stages."""
 
     def main(self) -> int:
-        """Runs the demo and returns the exit code."""
         from rich.console import Console
 
         from f3rm_ext.utils.output_folder import new_folder

@@ -92,7 +92,6 @@ class EvalMesh:
         check_suffix(self.out, ".json")
 
     def main(self) -> int:
-        """Compares, prints a table, and writes the metrics. Returns the exit code."""
         from f3rm_ext.mesh.mesh_files import read_surface
         from f3rm_ext.mesh.metrics import compare
         from f3rm_ext.utils.console import console, image_progress, say

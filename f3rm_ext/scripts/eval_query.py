@@ -98,7 +98,6 @@ class EvalQuery(QueryTarget):
             )
 
     def main(self) -> int:
-        """Evaluates the queries and writes the figures. Returns the exit code."""
         if self.predictions is not None:
             return self._judge(self.predictions)
         from f3rm_ext.features.extractors.registry import understands_text
@@ -177,13 +176,11 @@ class EvalQuery(QueryTarget):
         results: dict[Protocol, QueryMetrics] = {"rendered": judgement.rendered}
         if outputs is not None and source is not None and isinstance(truth, CaptureGroundTruth):
             surface = evaluation.surface_points(photos, outputs.cameras, truth, outputs.dataparser_scale)
-            direct = None
             if surface is not None:
                 frame = CaptureFrame.from_outputs(outputs, source.data)
                 surface = replace(surface, points=frame.to_capture(surface.points))
-                direct = judge_points(predictions, surface, truth, classes, self.threshold)
-            if direct is not None:
-                results["direct-3d"] = direct
+                if (direct := judge_points(predictions, surface, truth, classes, self.threshold)) is not None:
+                    results["direct-3d"] = direct
         note(*judgement.notices())
         record = {"predictions": str(folder.resolve()), "protocol": judgement.protocol()}
         return self._report(out, record, results)

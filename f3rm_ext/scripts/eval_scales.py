@@ -56,13 +56,12 @@ class EvalScales:
         check_suffix(self.out, ".json")
 
     def main(self) -> int:
-        """Evaluates and writes the metrics. Returns the exit code."""
         from nerfstudio.utils.rich_utils import CONSOLE
 
         from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.splat.multiscale_eval import evaluate_scales, select_scales, strip_png
         from f3rm_ext.utils.console import image_progress, say
-        from f3rm_ext.utils.output_file import replace_file
+        from f3rm_ext.utils.output_file import write_file
         from f3rm_ext.utils.provenance import sign_png
 
         run = load_splat_run(self.load_config)
@@ -96,8 +95,7 @@ class EvalScales:
             "left_out": left_out,
         }
         write_json(out, record)
-        with replace_file(picture) as stream:
-            stream.write(sign_png(strip_png(results), {"made_by": COMMAND}))
+        write_file(picture, sign_png(strip_png(results), {"made_by": COMMAND}))
         CONSOLE.print(self._table(results))
         say(f"Metrics are in {out}, images in {picture}.")
         return 0

@@ -40,14 +40,13 @@ class EvalTexture(MeshPhotos):
         check_suffix(self.out, ".json")
 
     def main(self) -> int:
-        """Renders, compares, prints the means and writes the metrics. Returns the exit code."""
         import numpy as np
 
         from f3rm_ext.mesh.mesh_files import find_frame, read_mesh
         from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo
         from f3rm_ext.model_components.masks import grey_out_bytes
         from f3rm_ext.utils.console import image_progress, say
-        from f3rm_ext.utils.output_file import replace_file, require_writable
+        from f3rm_ext.utils.output_file import require_writable, write_file
         from f3rm_ext.utils.output_folder import png_bytes
         from f3rm_ext.utils.provenance import require_ours
 
@@ -70,8 +69,7 @@ class EvalTexture(MeshPhotos):
                     both = np.concatenate([np.rint(made.colors).astype(np.uint8), photo.colors], axis=1)
                     if photo.valid is not None:
                         both = grey_out_bytes(both, np.tile(photo.valid, 2))
-                    with replace_file(pictures[index], "--pictures") as stream:
-                        stream.write(png_bytes(both, json.dumps(sign)))
+                    write_file(pictures[index], png_bytes(both, json.dumps(sign)), "--pictures")
                 progress.update(task, completed=index + 1)
         values = np.array([astuple(score) for score in scores])
         psnr, covered, coverage = (

@@ -88,7 +88,6 @@ class Features(QueryOptions, FrameOption):
             )
 
     def main(self) -> int:
-        """Exports. Returns the exit code."""
         from f3rm_ext.export.cloud import estimate_normals, gather_points
         from f3rm_ext.export.features import FeatureCloud, write_features
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
@@ -221,7 +220,6 @@ class Splats(SplatBudgetOptions, QueryInputs, SpzOptions):
         self.check_budget()
 
     def main(self) -> int:
-        """Exports. Returns the exit code."""
         from f3rm_ext.export.splats import export_run, load_splat_run
         from f3rm_ext.splat.files.formats import SCORED, format_to_write, require_replaceable
         from f3rm_ext.splat.files.pruning import export_size
@@ -327,7 +325,6 @@ class Convert(SpzOptions):
             )
 
     def main(self) -> int:
-        """Converts. Returns the exit code."""
         from f3rm_ext.splat.files import convert_splats
         from f3rm_ext.utils.console import say
 

@@ -82,7 +82,6 @@ class Mesh(FrameOption, MeshOutput):
         check_crop(self.crop_min, self.crop_max)
 
     def main(self) -> int:
-        """Extracts and writes the mesh. Returns the exit code."""
         from f3rm_ext.mesh.extraction import extract_mesh
         from f3rm_ext.mesh.mesh_files import require_output
         from f3rm_ext.utils.console import image_progress, note, show_stages
@@ -174,7 +173,6 @@ class RefinedMesh(FrameOption, MeshOutput):
     """config.yml of the run."""
 
     def main(self) -> int:
-        """Writes the mesh. Returns the exit code."""
         import numpy as np
 
         from f3rm_ext.export.splats import load_splat_run

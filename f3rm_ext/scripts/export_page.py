@@ -70,7 +70,6 @@ class Page(SplatBudgetOptions, QueryInputs):
                 raise ConfigError(f"{option} is for splats, but --mesh asks for a mesh: leave out one of the two.")
 
     def main(self) -> int:
-        """Exports. Returns the exit code."""
         return self._export_splats() if self.mesh is None else self._export_mesh(self.mesh)
 
     def _export_mesh(self, mesh: Path) -> int:

@@ -47,7 +47,6 @@ class Part(QueryInputs, MeshOutput):
             )
 
     def main(self) -> int:
-        """Cuts out the part and writes it. Returns the exit code."""
         from f3rm_ext.mesh.glb_file import texture_side_px
         from f3rm_ext.mesh.mesh_files import require_output, require_replaceable
         from f3rm_ext.mesh.semantics.cutting import clean_part, cut_at_level

@@ -39,7 +39,6 @@ class Texture(MeshPhotos, MeshOutput):
     """Options of the texture."""
 
     def main(self) -> int:
-        """Colours and writes the mesh. Returns the exit code."""
         from f3rm_ext.mesh.mesh_files import find_frame, read_mesh, require_output
         from f3rm_ext.mesh.texture.baking import bake_texture, bake_vertices
         from f3rm_ext.utils.console import image_progress, note, show_stages

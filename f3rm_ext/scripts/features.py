@@ -67,7 +67,6 @@ class Extract:
             )
 
     def main(self) -> int:
-        """Extracts the features and returns the exit code."""
         import torch
 
         from f3rm_ext.compat import default_device_type
@@ -134,7 +133,6 @@ class Lift:
     """Folder of the feature store, which the checkpoint remembers; by default that of the run."""
 
     def main(self) -> int:
-        """Lifts the features and returns the exit code."""
         from typing import cast
 
         from f3rm_ext.export.splats import load_splat_run
@@ -184,7 +182,6 @@ class Info(_Store):
     """
 
     def main(self) -> int:
-        """Prints a table and returns the exit code."""
         from rich.table import Table
 
         from f3rm_ext.features.store.feature_store import cache_root
@@ -234,7 +231,6 @@ class Verify(_Store):
     """
 
     def main(self) -> int:
-        """Reads all shards and returns the exit code."""
         from f3rm_ext.features.pca_codes import load_basis
         from f3rm_ext.features.store.feature_store import cache_root
         from f3rm_ext.utils.console import image_progress, say

@@ -51,7 +51,6 @@ class LiftMesh(MeshPhotos):
             raise ConfigError("No extractor is given: name one, e.g. --extractors clip.")
 
     def main(self) -> int:
-        """Lifts the features and returns the exit code."""
         import torch
 
         from f3rm_ext.capture.frame import CaptureFrame

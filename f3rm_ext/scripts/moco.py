@@ -63,7 +63,6 @@ class Pairs:
     """Print the table as JSON."""
 
     def main(self) -> int:
-        """Prints the table and returns the exit code."""
         from f3rm_ext.moco.pairs import PRESETS, Pair, listed_queues
         from f3rm_ext.utils.console import console
 
@@ -187,7 +186,6 @@ class Train:
     """Options of the training."""
 
     def main(self) -> int:
-        """Trains and returns the exit code."""
         from f3rm_ext.moco.run import TrainingRun
 
         return TrainingRun(self.config).main()
@@ -238,7 +236,6 @@ class Eval:
             raise ConfigError("--imagenet needs one class per picture, not --masks: leave one of the two out.")
 
     def main(self) -> int:
-        """Prints the accuracies and returns the exit code."""
         from f3rm_ext.moco.evaluation import scores_table
         from f3rm_ext.utils.console import image_progress, say
 
@@ -287,7 +284,7 @@ class Eval:
     def _write(self, title: str, table: "Table") -> None:
         """Writes a table as HTML if the file ends in .html, otherwise as Markdown."""
         from f3rm_ext.html.page import render_page
-        from f3rm_ext.utils.output_file import replace_file
+        from f3rm_ext.utils.output_file import write_file
         from f3rm_ext.utils.provenance import sign_text
 
         assert self.table is not None
@@ -295,8 +292,7 @@ class Eval:
             text = render_page("table.html", title=title, eyebrow=_EVAL, table=table)
         else:
             text = f"{title}\n\n{table.markdown()}\n"
-        with replace_file(self.table, "--table") as stream:
-            stream.write(sign_text(text, _EVAL))
+        write_file(self.table, sign_text(text, _EVAL), "--table")
 
 
 Results = tuple[str, dict[str, Any], dict[str, dict[str, list[float]]], dict[str, str]]

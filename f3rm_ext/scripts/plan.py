@@ -80,7 +80,6 @@ class Plan(PlanOptions):
         return plan
 
     def main(self) -> int:
-        """Prints the plan and starts the run, if that is wanted. Returns the exit code."""
         from f3rm_ext.planning.estimator import cached, estimate_memory
         from f3rm_ext.planning.plan import make_plan
         from f3rm_ext.planning.question import Question

@@ -37,7 +37,7 @@ class Profile:
         from f3rm_ext.html.profile_charts import COMMAND, write_picture
         from f3rm_ext.html.profile_page import build_page, print_profile
         from f3rm_ext.profiling.profile_file import find_profile, read_profile
-        from f3rm_ext.utils.output_file import replace_file
+        from f3rm_ext.utils.output_file import replace_file, write_file
         from f3rm_ext.utils.provenance import sign_text
 
         path = find_profile(self.run, self.outputs)
@@ -52,6 +52,5 @@ class Profile:
         print_profile(profile, other, console)
         with replace_file(picture) as stream:
             write_picture(profile, other, stream)
-        with replace_file(page) as stream:
-            stream.write(sign_text(build_page(profile, other), COMMAND))
+        write_file(page, sign_text(build_page(profile, other), COMMAND))
         console.print(f"Charts: {page} and .png", highlight=False, soft_wrap=True)

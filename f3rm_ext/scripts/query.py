@@ -66,7 +66,6 @@ class Query(QueryOptions):
             raise ConfigError("There is no query: give --text, --exemplar or --vector.")
 
     def main(self) -> int:
-        """Runs the queries and writes their results. Returns the exit code."""
         from f3rm_ext.html.page import plural
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.query.builders import encode_queries

@@ -44,7 +44,6 @@ class Eval:
         check_suffix(self.out, ".json")
 
     def main(self) -> int:
-        """Prints a table, writes the metrics and returns the exit code."""
         from f3rm_ext.sfm import capture_cameras, metrics
         from f3rm_ext.sfm.capture_cameras import match_images, read_capture_cameras
         from f3rm_ext.utils.console import say

@@ -79,7 +79,6 @@ class Process:
     """Options of the command."""
 
     def main(self) -> int:
-        """Makes the capture, prints a summary and returns the exit code."""
         from f3rm_ext.sfm.process import Processing
         from f3rm_ext.sfm.report import summarize
         from f3rm_ext.sfm.work_folder import REPORT
@@ -121,7 +120,6 @@ class View:
     """Port of the page, 1 to 65535. If it is in use, the next free port is taken."""
 
     def main(self) -> int:
-        """Serves the page until Ctrl-C and returns the exit code."""
         from f3rm_ext.sfm.view import serve
 
         return serve_until_interrupt(serve(self.capture, self.port))

@@ -56,7 +56,6 @@ class Train:
     """Print the plan of the training, then exit."""
 
     def main(self) -> int:
-        """Trains and returns the exit code."""
         launcher, words = split_launcher(self.words)
         settings = parse_settings(words, self.preset)
         if _LAUNCHED in os.environ:
@@ -99,7 +98,6 @@ class Prepare:
     """Captures to convert to one sequence each."""
 
     def main(self) -> int:
-        """Writes the data and returns the exit code."""
         from f3rm_ext.sfm.diffusion.co3d_lists import FrameLists, convert_captures, find_downloads, list_co3d
         from f3rm_ext.utils.console import image_progress, say
 

@@ -41,7 +41,6 @@ class Clean:
     """Only say what would be removed, and what it costs."""
 
     def main(self) -> int:
-        """Cleans. Returns the exit code."""
         from f3rm_ext.export.clean import COMMAND, clean_splats, write_cleaned
         from f3rm_ext.utils.console import note, say
 
@@ -101,7 +100,6 @@ class Select(QueryInputs):
             raise ConfigError("The --box is empty: give the least x, y, z first, then the greatest x, y, z.")
 
     def main(self) -> int:
-        """Selects. Returns the exit code."""
         from f3rm_ext.export.select import COMMAND, Wish, select_splats, write_selection
         from f3rm_ext.utils.console import note, say
         from f3rm_ext.utils.output_folder import file_names
@@ -148,7 +146,6 @@ class Confidence:
         check_ranges(self)
 
     def main(self) -> int:
-        """Measures. Returns the exit code."""
         from f3rm_ext.export.confidence import COMMAND, measure_confidence, save_confidence, write_measurement
         from f3rm_ext.export.derived import require_own_run
         from f3rm_ext.export.splats import load_splat_run

@@ -103,7 +103,6 @@ class Run(ChainOptions):
             )
 
     def main(self) -> int:
-        """Runs the stages. Returns the exit code."""
         from rich.console import Console
 
         from f3rm_ext.workflow.chain import ChainRun

@@ -57,7 +57,6 @@ class View:
         check_ranges(self)
 
     def main(self) -> int:
-        """Serves the page until Ctrl-C. Returns the exit code."""
         from f3rm_ext.preview.content import open_content
         from f3rm_ext.preview.server import serve_content
         from f3rm_ext.utils.console import say

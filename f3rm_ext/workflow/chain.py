@@ -78,11 +78,7 @@ class ChainRun(StageRunner):
         self.say(f"The trainings take about {total} here: {' and '.join(parts)}.")
 
     def _estimate_minutes(self, stage: Stage, log: Path) -> tuple[float, float] | None:
-        """Times a few coarse steps, which are thrown away.
-
-        Returns:
-            Minutes of the coarse training and of the refinement; None if they cannot be estimated.
-        """
+        """Times a few coarse steps, which are thrown away. Returns the minutes of both trainings; None if unknown."""
         words = (*stage.program[1:], *stage.arguments, *option_words(stage.options))
         words = (sys.executable, "-m", "f3rm_ext.planning.throughput", *words)
         try:

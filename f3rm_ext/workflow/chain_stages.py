@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from f3rm_ext.engine.checkpoint import folder_of, newest_first
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.atomic_files import hash_file
 from f3rm_ext.workflow.manifest import Record, identify
 from f3rm_ext.workflow.options import STAGES, ChainOptions, StageName, StageOptions, Words
-from f3rm_ext.workflow.records import newest_checkpoint
 from f3rm_ext.workflow.stages import PICTURES, POSES, Stage, hash_path, pose_stage, scores_file, view_stage
 
 TITLES: dict[StageName, str] = {
@@ -203,8 +203,8 @@ class ChainStages:
         if not splats.exists():
             raise ConfigError(f"There is no {splats}: check --coarse-checkpoint.")
         if not self.options.splats_are_a_file:
-            checkpoint = newest_checkpoint(splats.parent) or newest_checkpoint(splats.resolve().parent)
-            if checkpoint is None:
+            saved = newest_first(folder_of(splats))
+            if not saved:
                 raise ConfigError(f"The run of {splats} has no checkpoint: give one that was saved at least once.")
-            return ("--load-config", str(splats.absolute())), {"coarse splats": hash_file(checkpoint)}
+            return ("--load-config", str(splats.absolute())), {"coarse splats": hash_file(saved[0][1])}
         return ("--splats", str(splats.absolute()), *self._data()), {"coarse splats": hash_path(splats)}

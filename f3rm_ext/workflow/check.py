@@ -12,10 +12,7 @@ from f3rm_ext.errors import ConfigError, install_excepthook
 
 
 def check(method: str, arguments: Sequence[str]) -> None:
-    """Parses the arguments of ``ns-train METHOD``.
-
-    Args:
-        arguments: its options, without those that say where files are.
+    """Parses the arguments of ``ns-train METHOD``, but for those that say where files are.
 
     Raises:
         ConfigError: an option is unknown, has a wrong value, or contradicts another.

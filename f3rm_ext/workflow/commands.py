@@ -85,10 +85,7 @@ class Outcome:
 
 
 def run_command(command: Command, folder: Path, console: "Console") -> Outcome:
-    """Runs a command to its end, with a progress bar.
-
-    Args:
-        console: shows progress and, at the end, a line with the time taken.
+    """Runs a command to its end, with a progress bar on a console and, at the end, a line with the time taken.
 
     Raises:
         CommandError: the command failed. The message is its own error sentence, if it told one.

@@ -29,10 +29,7 @@ def choose_defaults(options: ChainOptions) -> dict[str, Any]:
     """Returns the values of options that depend on this machine, by field of :class:`ChainOptions`.
 
     Without a GPU they are those with which the chain takes minutes to an hour: small splats and a small mesh, a short
-    refinement, and photos of about 400 px, as the demo takes them.
-
-    Args:
-        options: as given; the capture or the photos are looked at on a CPU.
+    refinement, and photos of about 400 px, as the demo takes them; for these, the photos are looked at.
     """
     device = options.passed_on.get("coarse", {}).get("machine.device-type")
     device_type = " ".join(device) if device else compat.default_device_type()

@@ -16,7 +16,7 @@ from f3rm_ext.workflow.defaults import choose_scale, longest_side_px
 from f3rm_ext.workflow.manifest import Record, identify
 from f3rm_ext.workflow.options import DemoOptions, StageOptions
 from f3rm_ext.workflow.page import shorten
-from f3rm_ext.workflow.records import newest_checkpoint, read_json, read_scalars, steps_of
+from f3rm_ext.workflow.records import read_json, read_scalars
 from f3rm_ext.workflow.runner import StageRunner, check_requirements
 from f3rm_ext.workflow.stages import Stage, pose_stage, scores_file, view_stage
 
@@ -133,12 +133,12 @@ class DemoRun(StageRunner):
         stage = Stage("train", "Training", ("ns-train", method), decided, {"capture": digest}, words, is_rewritten=True)
         stage = replace(stage, experiment=re.sub(r"[^A-Za-z0-9_-]+", "_", name) or "capture")
         record = self.manifest.get_record("train", stage.decided, stage.inputs)
-        step = self._steps_done(stage, record)
+        step = stage.steps_done(self.folder, record)
         left_s = 60 * minutes - record.working_s
         if not step or (step < steps and left_s >= 1):
             stage = replace(stage, limit_s=max(1.0, left_s), remainder=f"{step} of {steps} steps are done")
         record = self.run_stage(stage)
-        step = self._steps_done(stage, record)
+        step = stage.steps_done(self.folder, record)
         if not step:
             raise ConfigError(
                 f"Training was stopped after {minutes:g} min, before it saved a checkpoint: give it more time with "
@@ -148,10 +148,6 @@ class DemoRun(StageRunner):
         if step < steps:
             self.run_note += f" of {steps}: stopped at the limit of {minutes:g} min"
         return stage.run_folder(self.folder, record), {"training": f"{record.key}, {step} steps"}
-
-    def _steps_done(self, stage: Stage, record: Record) -> int:
-        newest = newest_checkpoint(stage.run_folder(self.folder, record))
-        return steps_of(newest) if newest else 0
 
     def _make_splats_page(self, config: str, inputs: dict[str, str], measured: dict[str, Any]) -> None:
         """Makes a page of the splats that asks what the report asks."""

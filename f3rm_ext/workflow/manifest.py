@@ -107,10 +107,7 @@ class Manifest:
 
     @classmethod
     def open(cls, folder: Path, command: str, option: str, capture: Mapping[str, Any] | None) -> "Manifest":
-        """Reads the manifest of a folder, or begins one.
-
-        Args:
-            option: that gave the folder, for messages.
+        """Reads the manifest of a folder, which an option gave, or begins one.
 
         Raises:
             ConfigError: the folder holds other files, a damaged manifest, or one of another capture.
@@ -187,9 +184,6 @@ def identify(data: Path) -> dict[str, Any]:
     masks, and a hash.
 
     The hash is of transforms.json or COLMAP's model, and of names and sizes of the photos and masks in it.
-
-    Args:
-        data: folder with transforms.json or a COLMAP model, or such a JSON file.
 
     Raises:
         CaptureError: there is no such capture, or it cannot be read.

@@ -104,9 +104,6 @@ def _mesh(options: ChainOptions, folder: Path, records: Mapping[str, Record]) ->
 def page_mesh(path: Path) -> str:
     """Returns a mesh for a page: GLB as base64, y up, with a texture of at most :data:`MAX_TEXTURE_PX` as JPEG.
 
-    Args:
-        path: .glb, .ply or .obj, as `f3rm-ext export` writes them.
-
     Raises:
         MeshError: it cannot be read, or is too large for a page.
     """
@@ -121,10 +118,7 @@ def page_mesh(path: Path) -> str:
 
 
 def first_photo_view(data: Path) -> dict[str, Any]:
-    """Returns the view of the first photo of a capture, in the coordinates of the mesh's file (y up).
-
-    Args:
-        data: the capture: its folder or file. The mesh is in the frame of the capture, with y up.
+    """Returns the view of the first photo of a capture, in the frame of the capture turned so that y is up.
 
     Returns:
         ``position``, ``ahead`` (viewing direction), ``up`` (axis about which dragging turns) and ``fov_deg`` (vertical

@@ -1,11 +1,8 @@
-"""Reading what a run has written: JSON files, checkpoints, TensorBoard scalars."""
+"""Reading what a run has written: JSON files and TensorBoard scalars."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
-
-_CHECKPOINT = re.compile(r"step-(\d+)\.ckpt")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -15,22 +12,6 @@ def read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def steps_of(checkpoint: Path) -> int:
-    """Returns the number of steps in a checkpoint, by its name; 0 if it has another name.
-
-    >>> steps_of(Path("nerfstudio_models/step-000000999.ckpt"))
-    1000
-    """
-    match = _CHECKPOINT.fullmatch(checkpoint.name)
-    return int(match[1]) + 1 if match else 0
-
-
-def newest_checkpoint(run: Path) -> Path | None:
-    """Returns the newest checkpoint of a run, by its name; None without one."""
-    checkpoints = [path for path in (run / "nerfstudio_models").glob("*.ckpt") if steps_of(path)]
-    return max(checkpoints, key=steps_of, default=None)
 
 
 def read_scalars(folder: Path) -> dict[str, list[tuple[float, float]]]:

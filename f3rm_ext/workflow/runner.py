@@ -14,10 +14,9 @@ from rich.markup import escape
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.utils.atomic_files import FolderLock, remove_temporaries
-from f3rm_ext.utils.output_file import replace_file, require_writable
+from f3rm_ext.utils.output_file import require_writable, write_file
 from f3rm_ext.workflow.commands import Command, run_command
 from f3rm_ext.workflow.manifest import INTERRUPTED, NAME, Manifest, Record
-from f3rm_ext.workflow.records import newest_checkpoint, steps_of
 from f3rm_ext.workflow.stages import Stage, hide_home
 
 if TYPE_CHECKING:
@@ -51,10 +50,7 @@ class StageRunner(ABC):
 
     @abstractmethod
     def run(self) -> Path:
-        """Runs all stages that are not finished, and writes the report.
-
-        Returns:
-            Path of the report.
+        """Runs all stages that are not finished, writes the report, and returns its path.
 
         Raises:
             UserError: the folder or an option cannot be used, or a command failed.
@@ -62,11 +58,7 @@ class StageRunner(ABC):
         """
 
     def main(self, how_to_resume: str) -> int:
-        """Does :meth:`run` for a command that was typed. Returns the exit code.
-
-        Args:
-            how_to_resume: completes the sentence "To resume: ..." after Ctrl-C.
-        """
+        """Does :meth:`run` for a command that was typed, says after Ctrl-C how to resume, and returns the exit code."""
         place, logs = escape(str(self.output)), escape(str(self.output / "logs"))
         self.console.print(f"{self.command} in [bold]{place}[/]; logs in {logs}", highlight=False, soft_wrap=True)
         try:
@@ -110,13 +102,9 @@ class StageRunner(ABC):
             yield
 
     def run_stage(self, stage: Stage, demand: str = "") -> Record:
-        """Runs a stage unless it is finished.
+        """Runs a stage unless it is finished, and returns its record.
 
-        Args:
-            demand: why it has to be done again from nothing; empty if it need not.
-
-        Returns:
-            Its record.
+        ``demand`` says why it has to be done again from nothing; empty if it need not.
 
         Raises:
             UserError: its command failed, or a later stage would.
@@ -145,8 +133,7 @@ class StageRunner(ABC):
     def write_report(self, page: str) -> Path:
         """Writes the report and returns its path."""
         path = self.folder / REPORT
-        with replace_file(path, self.option) as stream:
-            stream.write(page.encode(errors="backslashreplace"))
+        write_file(path, page.encode(errors="backslashreplace"), self.option)
         return path
 
     def _start(self, stage: Stage, reason: str, resumes: bool) -> Record:
@@ -161,11 +148,11 @@ class StageRunner(ABC):
             is_repeated = record.runs > 0 and stage.is_training
             attempt = record.attempt + 1 if is_repeated else record.attempt
             record = Record(options=record.options, inputs=record.inputs, attempt=attempt)
-        checkpoint = newest_checkpoint(stage.run_folder(self.folder, record)) if stage.is_training else None
+        steps = stage.steps_done(self.folder, record)
         if reason:
-            how = f"resumes after {steps_of(checkpoint)} steps" if checkpoint else "is done again"
+            how = f"resumes after {steps} steps" if steps else "is done again"
             self.say(f"The stage {stage.name} {how}, because {reason}.")
-        self.prepare(stage, checkpoint is not None)
+        self.prepare(stage, steps > 0)
         record.state, record.title = "running", stage.title
         record.runs += 1
         record.notes = []
@@ -212,10 +199,7 @@ class StageRunner(ABC):
 def check_requirements(
     folder: Path, *, training: Literal["fields", "splats"] | None, meshes: bool, scores: bool
 ) -> list[str]:
-    """Checks that later stages will find what they need.
-
-    Returns:
-        Sentences on what is missing but dispensable.
+    """Checks that later stages will find what they need. Returns sentences on what is missing but dispensable.
 
     Raises:
         ConfigError: a stage would fail.

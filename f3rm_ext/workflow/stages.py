@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from f3rm_ext.capture.checks import read_transforms
+from f3rm_ext.engine.checkpoint import folder_of, newest_first
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm.photos import find_photos
 from f3rm_ext.utils.atomic_files import hash_bytes, hash_file
 from f3rm_ext.workflow.manifest import Record
 from f3rm_ext.workflow.options import StageOptions, Words, option_words
-from f3rm_ext.workflow.records import newest_checkpoint
 
 POSES = "Camera poses"
 SCORES, PICTURES = "scores.json", "pictures"
@@ -78,15 +78,20 @@ class Stage:
         run = self.run_folder(folder, record)
         words = (*words, "--output-dir", str(folder / "runs"), "--experiment-name", run.parent.parent.name)
         words = (*words, "--timestamp", record.key, *_TRAINING)
-        return (*words, "--load-dir", str(run / "nerfstudio_models")) if newest_checkpoint(run) else words
+        return (*words, "--load-dir", str(run / "nerfstudio_models")) if self.steps_done(folder, record) else words
 
     def files(self, folder: Path, record: Record) -> dict[str, Path]:
         """Returns the files that it has written, see :meth:`run_folder`."""
         if not self.is_training:
             return self.outputs
-        run = self.run_folder(folder, record)
-        checkpoint = None if self.is_rewritten else newest_checkpoint(run)
-        return {"config": run / "config.yml", **({"checkpoint": checkpoint} if checkpoint else {})}
+        config = self.run_folder(folder, record) / "config.yml"
+        saved = [] if self.is_rewritten else newest_first(folder_of(config))
+        return {"config": config, **({"checkpoint": saved[0][1]} if saved else {})}
+
+    def steps_done(self, folder: Path, record: Record) -> int:
+        """Returns the number of steps in the newest checkpoint of a training; 0 without one, and for other stages."""
+        saved = newest_first(folder_of(self.run_folder(folder, record) / "config.yml")) if self.is_training else []
+        return saved[0][0] + 1 if saved else 0
 
 
 def pose_stage(images: Path, capture: Path, options: StageOptions, start_over: bool = False) -> Stage:
