@@ -63,9 +63,7 @@ class Cloud:
     positions: Float32[np.ndarray, "points 3"]
     """Scene frame."""
     colors: UInt8[np.ndarray, "points 3"]
-    """Rendered colours."""
     accumulation: Float32[np.ndarray, "points"]
-    """Opacity along the ray."""
     density: Float32[np.ndarray, "points"]
     """Density per scene unit; NaN where the model has none."""
     seen_from: Float32[np.ndarray, "points 3"]

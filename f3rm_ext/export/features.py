@@ -38,7 +38,6 @@ class FeatureCloud:
     frame: CaptureFrame | None
     """The capture's frame, to write positions and normals in; None for the scene frame."""
     queries: Sequence[Query]
-    """The queries of the cloud's scores."""
     threshold: float
     """Lowest score that gives a point a query's label."""
 

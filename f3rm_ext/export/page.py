@@ -46,7 +46,6 @@ class PageInfo:
     """Size and content of a page that was written."""
 
     count: int
-    """Number of Gaussians."""
     sh_degree: int
     size_mib: float
 
@@ -61,7 +60,6 @@ class PageContent:
     cameras: PinholeCameras
     """Of the capture, one or more; scene frame, on the CPU."""
     names: Sequence[str]
-    """Names of the cameras."""
     poster: UInt8[np.ndarray, "h w 3"]
     """Picture of the scene for browsers without WebGL2."""
     blur_px2: float
@@ -77,7 +75,6 @@ class PageContent:
     frame: CaptureFrame = field(default_factory=lambda: CaptureFrame(np.eye(3), np.zeros(3), 1.0))
     """Of the capture, in whose units sizes are told."""
     notes: Sequence[Note] = ()
-    """Texts that are pinned to places."""
     origin: str = ""
     """Where the scene comes from, for the foot of the page."""
 

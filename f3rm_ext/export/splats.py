@@ -29,9 +29,7 @@ class SplatRun(Run):
     """A trained run of splats, opened for evaluation or export."""
 
     model: "GaussianModel"
-    """The model, in evaluation mode."""
     manager: "ImageDataManager"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The datamanager, with photos and cameras."""
 
     @property
     def photos(self) -> "PinholeDataset":

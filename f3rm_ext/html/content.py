@@ -33,7 +33,6 @@ class Stage:
     """One stage of the demo."""
 
     name: str
-    """Name of the stage, for people."""
     seconds: float
     """Wall time, summed over all runs of the stage."""
     command: str = ""
@@ -49,11 +48,8 @@ class ReportContent:
     """Everything that the report shows."""
 
     title: str
-    """Headline."""
     data_name: str
-    """Name of the capture."""
     synthetic: bool
-    """Whether the capture is the synthetic room."""
     measured: dict[str, Any]
     """Content of measure.json."""
     pictures: Path
@@ -61,13 +57,11 @@ class ReportContent:
     metrics: dict[str, float]
     """Means over the held-out views, as ns-eval names them."""
     lpips_note: str = ""
-    """Reason for missing LPIPS."""
     coverage: dict[str, Any] = field(default_factory=dict)
     """Content of coverage.json."""
     curves: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """TensorBoard scalars by tag."""
     stages: list[Stage] = field(default_factory=list)
-    """The stages of the demo, in order."""
     folder: str = "."
     """Folder in which the commands were run, as the user would write it."""
     next_commands: list[tuple[str, str]] = field(default_factory=list)
@@ -77,7 +71,6 @@ class ReportContent:
     splats_page: str = ""
     """File of the page of the splats, beside the report; empty where there is none."""
     method: str = "f3rm-ext-lite"
-    """The method that was trained."""
 
     @property
     def is_field(self) -> bool:

@@ -103,7 +103,6 @@ class Repeat:
     session: str
     """Identifier of the call of `bench run`, which repeats that took turns share."""
     seed: int | None
-    """Random seed of the run, if it is known."""
     values: Mapping[str, float]
     """Figures by name, without those that were not measured."""
 

@@ -293,7 +293,6 @@ class Throughput:
     """Speed at which a method was trained on a machine."""
 
     it_per_s: Quartiles
-    """Steps per second over the samples."""
     rays_per_s: Quartiles | None
     """Rays per second over the samples; None where it was not measured."""
     samples: int
@@ -301,7 +300,6 @@ class Throughput:
     date: str
     """Date of the newest of the entries, UTC, ISO 8601."""
     entries: tuple[str, ...]
-    """Names of the entries."""
 
 
 def throughput(

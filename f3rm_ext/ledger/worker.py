@@ -32,7 +32,6 @@ class TrainJob:
     warm_up: int
     """Number of steps at the beginning that are not timed."""
     seed_offset: int
-    """Offset of the run's seed."""
     eval_step: int = 0
     """Step of the whole run after which to evaluate; 0 for the last one."""
 

@@ -75,9 +75,7 @@ class MeshContent(Content):
     """A mesh."""
 
     path: Path = field(kw_only=True)
-    """The file that holds it."""
     mesh: trimesh.Trimesh = field(kw_only=True)
-    """The mesh as its reader gives it."""
     is_other_glb: bool = field(kw_only=True)
     """Whether the file is a GLB file of another program."""
 
@@ -118,7 +116,8 @@ def open_content(
         raise ConfigError(f"{path} is empty: copy or export it again.")
     if suffix == ".ply" and path.is_file():
         tables = _open_ply(path)
-        if "vertex" in tables.tables and not _holds_splats(tables):
+        vertex = tables.tables.get("vertex")
+        if vertex is not None and not {DC[0], "scale_0", "packed_position"} & vertex.kinds.keys():
             has_faces = any(tables.tables[name].count for name in ("face", "tristrips") if name in tables.tables)
             return _read_mesh(path) if has_faces else _read_points(path, tables)
     elif suffix in MESH_SUFFIXES and path.is_file():
@@ -137,11 +136,6 @@ def _open_ply(path: Path) -> PlyTables:
                 "export it again."
             )
     return tables
-
-
-def _holds_splats(tables: PlyTables) -> bool:
-    names = tables.tables["vertex"].kinds
-    return DC[0] in names or "scale_0" in names or "packed_position" in names
 
 
 def _read_splats(path: Path, bad_values: BadValues, spz_axes: Axes, most: int | None) -> SplatContent:

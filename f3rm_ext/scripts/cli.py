@@ -28,9 +28,7 @@ class Group:
     """A group of commands: a dataclass or a union of dataclasses, whose method ``main`` may return an exit code."""
 
     module: str
-    """Module that defines it."""
     attribute: str
-    """Name of the class or union in the module."""
     help: str
     """One line for ``f3rm-ext --help``."""
 

@@ -59,9 +59,7 @@ class Finding:
     topic: str
     """Group of checks."""
     name: str
-    """Name of the part that was checked."""
     verdict: Verdict
-    """Result of the check."""
     status: str
     """State of the part in words: a version, a path, or that it is missing."""
     advice: str = ""

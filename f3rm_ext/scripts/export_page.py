@@ -52,10 +52,6 @@ class Page(SplatBudgetOptions, QueryInputs):
         self.check_budget()
         if self.mesh is None and self.load_config is None:
             raise ConfigError("A page shows the splats of a run or a mesh: give either --load-config or --mesh.")
-        if self.mesh is not None:
-            self._check_mesh_options()
-
-    def _check_mesh_options(self) -> None:
         given = {
             "--text": self.text,
             "--exemplar": self.exemplar,
@@ -66,7 +62,7 @@ class Page(SplatBudgetOptions, QueryInputs):
             "--max-loss-db": self.max_loss_db is not None,
         }
         for option, value in given.items():
-            if value:
+            if value and self.mesh is not None:
                 raise ConfigError(f"{option} is for splats, but --mesh asks for a mesh: leave out one of the two.")
 
     def main(self) -> int:

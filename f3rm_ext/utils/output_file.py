@@ -57,21 +57,15 @@ def require_writable(path: Path, option: str = "--out") -> None:
         raise ConfigError(f"{path} cannot be written ({error.strerror}): choose another {option}.") from error
 
 
-class NpzWriter:
+class NpzWriter(zipfile.ZipFile):
     """Writes an uncompressed NPZ file array by array, and arrays too large for memory in chunks of rows."""
 
     def __init__(self, stream: BufferedIOBase) -> None:
-        self._zip = zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED, allowZip64=True)
-
-    def __enter__(self) -> "NpzWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._zip.close()
+        super().__init__(stream, "w", zipfile.ZIP_STORED)
 
     def array(self, name: str, values: np.ndarray) -> None:
         """Writes an array."""
-        with self._zip.open(f"{name}.npy", "w", force_zip64=True) as member:
+        with self.open(f"{name}.npy", "w", force_zip64=True) as member:
             np.lib.format.write_array(member, values, allow_pickle=False)
 
     def rows(self, name: str, shape: tuple[int, int], dtype: np.dtype, chunks: Iterable[np.ndarray]) -> None:
@@ -81,7 +75,7 @@ class NpzWriter:
             ValueError: together the chunks have another shape.
         """
         written = 0
-        with self._zip.open(f"{name}.npy", "w", force_zip64=True) as member:
+        with self.open(f"{name}.npy", "w", force_zip64=True) as member:
             header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(member, header)
             for chunk in chunks:

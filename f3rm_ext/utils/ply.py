@@ -109,7 +109,6 @@ class Table:
     name: str
     """Name of the element, such as ``vertex``."""
     count: int
-    """Number of rows."""
     kinds: dict[str, str] = field(default_factory=dict)
     """Kind of each property, numpy's name without the byte order."""
     has_lists: bool = False
@@ -125,13 +124,11 @@ class PlyTables:
     """The tables of a PLY file, ASCII or binary. Its header is in memory; rows are read in chunks."""
 
     path: Path
-    """The file."""
     order: str
     """Byte order, ``<`` or ``>``; empty for ASCII."""
     tables: dict[str, Table]
     """Tables by their names, in the order of the file."""
     comments: list[str]
-    """Comments of the header."""
     start: int
     """Offset of the first row, bytes."""
 

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import json
 import os
 import re
@@ -178,13 +179,9 @@ def _read_ply(path: Path) -> dict[str, Any]:
 
 
 def _read_comment_lines(path: Path) -> dict[str, Any]:
-    lines = []
     with path.open("rb") as stream:
-        for line in stream:
-            if not line.startswith(b"#") or len(lines) > _MOST_LINES:
-                break
-            lines.append(line[1:].decode("ascii", "replace").strip())
-    return _entries(lines)
+        lines = itertools.takewhile(lambda line: line.startswith(b"#"), itertools.islice(stream, _MOST_LINES))
+        return _entries([line[1:].decode("ascii", "replace").strip() for line in lines])
 
 
 def _read_glb(path: Path) -> dict[str, Any]:

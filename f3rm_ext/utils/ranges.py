@@ -21,9 +21,7 @@ class Range:
     """
 
     least: float | int = -math.inf
-    """Smallest value."""
     most: float | int = HUGE
-    """Largest value."""
     above: bool = False
     """Whether the smallest value itself is out of range."""
     below: bool = False

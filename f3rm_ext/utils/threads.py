@@ -84,12 +84,9 @@ def usable_cores() -> int:
 def _openmp_libraries() -> Iterator[ctypes.CDLL]:
     """Modules through which the OpenMP of PyTorch and that of numba can be called; they may be two libraries."""
     for module in ("torch._C", "numba.np.ufunc.omppool"):
-        if module.partition(".")[0] not in sys.modules:
-            continue
-        try:
-            yield ctypes.CDLL(importlib.import_module(module).__file__)
-        except (ImportError, OSError, TypeError):  # numba's is not there without an OpenMP on the machine
-            continue
+        if module.partition(".")[0] in sys.modules:
+            with contextlib.suppress(ImportError, OSError, TypeError):  # numba's is not there without an OpenMP here
+                yield ctypes.CDLL(importlib.import_module(module).__file__)
 
 
 def _start_sleeping_team(library: ctypes.CDLL) -> None:
@@ -216,9 +213,7 @@ def numba_layer() -> str:
     if chosen in ("tbb", "omp", "workqueue"):
         return chosen
     for layer in ("tbb", "omp"):
-        try:
+        with contextlib.suppress(ImportError):
             importlib.import_module(f"numba.np.ufunc.{layer}pool")
-        except ImportError:
-            continue
-        return layer
+            return layer
     return "workqueue"

@@ -69,11 +69,9 @@ class Outcome:
     """Times, peak memory and result of a command that has ended."""
 
     seconds: float = 0.0
-    """Wall time of the command."""
     working_s: float = 0.0
     """Wall time since the first step (:data:`f3rm_ext.events.STEPS`), without preparations; 0 without steps."""
     stopped_by_limit: bool = False
-    """Whether the command was stopped at its time limit."""
     peak_mib: float = 0.0
     """Peak resident memory of its process, MiB; 0 where the system does not tell."""
     notes: list[str] = field(default_factory=list)

@@ -37,14 +37,12 @@ class Record:
 
     state: Literal["running", "finished"] = "running"
     title: str = ""
-    """Title of the stage in messages and reports."""
     options: dict[str, str] = field(default_factory=dict)
     """Values of the options that the user decided, by name."""
     inputs: dict[str, str] = field(default_factory=dict)
     """Hashes of what it was made of, by name."""
     outputs: dict[str, Output] = field(default_factory=dict)
     command: str = ""
-    """The command line that ran the stage."""
     seconds: float = 0.0
     """Wall time of all its runs."""
     working_s: float = 0.0

@@ -38,7 +38,6 @@ class Stage:
     outputs: dict[str, Path] = field(default_factory=dict)
     """Files that it writes, by name; those of a training follow from its record, see :meth:`files`."""
     pictures: Path | None = None
-    """Folder of pictures that it writes."""
     experiment: str = ""
     """Folder of a training in ``runs``; by default the name of the stage."""
     is_rewritten: bool = False
