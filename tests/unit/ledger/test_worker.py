@@ -5,6 +5,7 @@ import time
 from dataclasses import replace as replaced
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -161,12 +162,17 @@ class Clock:
         self.now_s += seconds
 
 
-def test_warm_up_is_excluded_and_callbacks_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, seen = Clock(monkeypatch), []
-    trainer = Trainer(clock, step_s=0.3, callback_s=0.2)
-    watch = Stopwatch(10, lambda done, total: seen.append((done, total)))
+def timed(monkeypatch: pytest.MonkeyPatch, steps: int = 110, **options: Any) -> tuple[Trainer, Stopwatch]:
+    """A training whose window has 110 steps, of which so many are made."""
+    trainer, watch = Trainer(Clock(monkeypatch), step_s=0.3, callback_s=0.2), Stopwatch(10, **options)
     watch.attach(trainer, 110)
-    trainer.train(110)
+    trainer.train(steps)
+    return trainer, watch
+
+
+def test_warm_up_is_excluded_and_callbacks_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    _, watch = timed(monkeypatch, report=lambda *counts: seen.append(counts))
     figures = watch.figures()
     assert figures["it_per_s"] == pytest.approx(2.0)
     assert (watch.first_step, watch.last_step) == (3000, 3110)
@@ -176,10 +182,7 @@ def test_warm_up_is_excluded_and_callbacks_count(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_checkpoint_within_the_window_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = Trainer(Clock(monkeypatch), step_s=0.3, callback_s=0.2)
-    watch = Stopwatch(10, save_after=3050)
-    watch.attach(trainer, 110)
-    trainer.train(110)
+    trainer, watch = timed(monkeypatch, save_after=3050)
     assert trainer.saved == [3049]
     assert watch.figures()["it_per_s"] == pytest.approx(2.0)
 
@@ -209,10 +212,7 @@ def test_memory_of_the_whole_gpu_and_what_moved_out_of_it(monkeypatch: pytest.Mo
 
 
 def test_a_window_that_was_not_finished_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = Trainer(Clock(monkeypatch), 0.3, 0.2)
-    watch = Stopwatch(10)
-    watch.attach(trainer, 110)
-    trainer.train(50)
+    _, watch = timed(monkeypatch, steps=50)
     assert "it_per_s" not in watch.figures()
 
 

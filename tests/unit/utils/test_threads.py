@@ -17,55 +17,44 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is Linux'
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[..., None]:
-    """Writes files of control groups: folder, then name and content."""
-
-    def write(folder: str, **files: str) -> None:
-        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (tmp_path / folder / name.replace("__", ".")).write_text(content + "\n")
-
-    return write
-
-
-@pytest.fixture
 def set_quota(monkeypatch: pytest.MonkeyPatch) -> Callable[[float | None], None]:
     """Gives this process so many cores by its control group; None sets no limit."""
     return lambda quota: monkeypatch.setattr(threads, "own_quota", lambda: quota)
 
 
+def version_1(folder: str, quota: int) -> dict[str, str]:
+    """Files of a control group of version 1."""
+    return {f"{folder}/cpu.cfs_quota_us": str(quota), f"{folder}/cpu.cfs_period_us": "100000"}
+
+
+MEMORY = version_1("memory/docker/x", 1)
+MEMBERSHIPS = "5:memory:/docker/x\n4:%s:/docker/x\n1:name=systemd:/docker/x\n"
+UNIFIED = {"unified/a/cpu.max": "100000 100000"}
+NESTED = {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000", "a/b/c/cpu.max": "400000 100000"}
+
+
 class TestQuota:
-    def test_version_2(self, write: Callable[..., None], tmp_path: Path) -> None:
-        write("", cpu__max="150000 100000")
-        assert threads.cpu_quota("0::/\n", tmp_path) == 1.5
-
-    def test_the_tightest_of_the_groups_around_counts(self, write: Callable[..., None], tmp_path: Path) -> None:
-        write("a", cpu__max="200000 100000")
-        write("a/b", cpu__max="max 100000")
-        write("a/b/c", cpu__max="400000 100000")
-        assert threads.cpu_quota("0::/a/b/c\n", tmp_path) == 2
-
-    @pytest.mark.parametrize(("mount", "controllers"), [("cpu", "cpu"), ("cpu,cpuacct", "cpu,cpuacct")])
-    def test_version_1(self, write: Callable[..., None], tmp_path: Path, mount: str, controllers: str) -> None:
-        write(f"{mount}/docker/x", cpu__cfs_quota_us="250000", cpu__cfs_period_us="100000")
-        write("memory/docker/x", cpu__cfs_quota_us="1", cpu__cfs_period_us="100000")
-        memberships = f"5:memory:/docker/x\n4:{controllers}:/docker/x\n1:name=systemd:/docker/x\n"
-        assert threads.cpu_quota(memberships, tmp_path) == 2.5
-        write("unified/a", cpu__max="100000 100000")
-        assert threads.cpu_quota(f"{memberships}0::/a\n", tmp_path) == 1, "both versions at once"
-
-    def test_group_named_as_outside_of_the_container(self, write: Callable[..., None], tmp_path: Path) -> None:
-        write("cpu", cpu__cfs_quota_us="50000", cpu__cfs_period_us="100000")
-        assert threads.cpu_quota("4:cpu:/docker/0123abc\n", tmp_path) == 0.5
-        write("", cpu__max="50000 100000")
-        assert threads.cpu_quota("0::/../../x\n", tmp_path) == 0.5
-
-    @pytest.mark.parametrize("content", ["max 100000", "", "one two three", "x 100000", "100000 0"])
-    def test_what_cannot_be_read_is_no_limit(self, write: Callable[..., None], tmp_path: Path, content: str) -> None:
-        write("", cpu__max=content)
-        assert threads.cpu_quota("0::/\n", tmp_path) is None
-        write("cpu", cpu__cfs_quota_us="-1", cpu__cfs_period_us="100000")
-        assert threads.cpu_quota("4:cpu:/\n", tmp_path) is None
+    @pytest.mark.parametrize(
+        ("files", "memberships", "expected"),
+        [
+            ({"cpu.max": "150000 100000"}, "0::/\n", 1.5),
+            (NESTED, "0::/a/b/c\n", 2),
+            (version_1("cpu/docker/x", 250000) | MEMORY, MEMBERSHIPS % "cpu", 2.5),
+            (version_1("cpu,cpuacct/docker/x", 250000) | MEMORY, MEMBERSHIPS % "cpu,cpuacct", 2.5),
+            (version_1("cpu/docker/x", 250000) | UNIFIED, MEMBERSHIPS % "cpu" + "0::/a\n", 1),  # both versions at once
+            (version_1("cpu", 50000), "4:cpu:/docker/0123abc\n", 0.5),  # named as outside of the container
+            ({"cpu.max": "50000 100000"}, "0::/../../x\n", 0.5),
+            (version_1("cpu", -1), "4:cpu:/\n", None),
+            *(({"cpu.max": text}, "0::/\n", None) for text in ("max 100000", "", "one two three", "x 1000", "1000 0")),
+        ],
+    )
+    def test_the_tightest_of_the_groups_around_counts(
+        self, tmp_path: Path, files: dict[str, str], memberships: str, expected: float | None
+    ) -> None:
+        for name, content in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(content + "\n")
+        assert threads.cpu_quota(memberships, tmp_path) == expected
 
     @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (0.5, 1), (1.5, 2), (3.0, 3), (64.0, 4)])
     def test_usable_cores(

@@ -13,7 +13,7 @@ from rich.console import Console
 from f3rm_ext import compat
 from f3rm_ext.html.content import ReportContent
 from f3rm_ext.workflow import chain, demo, runner
-from f3rm_ext.workflow.commands import Command, CommandError, Outcome
+from f3rm_ext.workflow.commands import Command, Outcome
 from f3rm_ext.workflow.options import ChainOptions
 
 _NAMES = {"ns-train": (0, 2), "ns-eval": (0, 1)}
@@ -170,8 +170,3 @@ def run_chain(player: Player, capture: Path, tmp_path: Path) -> Callable[..., st
         return console.file.getvalue()  # type: ignore[attr-defined]
 
     return run
-
-
-@pytest.fixture
-def failure() -> Callable[[str], CommandError]:
-    return CommandError

@@ -9,6 +9,7 @@ import pytest
 
 from f3rm_ext.errors import ConfigError, UserError
 from f3rm_ext.workflow import runner
+from f3rm_ext.workflow.commands import CommandError
 from f3rm_ext.workflow.manifest import NAME
 
 RunChain = Callable[..., str]
@@ -194,10 +195,8 @@ def test_a_lost_or_changed_file_is_made_again(run_chain: RunChain, player: Any, 
     assert player.names()[:2] == ["export refined-mesh", "export texture"]
 
 
-def test_a_failure_leaves_the_manifest_as_it_was(
-    run_chain: RunChain, player: Any, failure: Any, tmp_path: Path
-) -> None:
-    player.failures["Texture"] = failure("No photo sees the mesh.")
+def test_a_failure_leaves_the_manifest_as_it_was(run_chain: RunChain, player: Any, tmp_path: Path) -> None:
+    player.failures["Texture"] = CommandError("No photo sees the mesh.")
     with pytest.raises(UserError, match="No photo"):
         run_chain()
     assert [record["state"] for record in records(tmp_path).values()] == ["finished"] * 4 + ["running"]

@@ -29,6 +29,19 @@ time.sleep(60)
 """
 
 
+CALLER = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from f3rm_ext.workflow.commands import Command, run_command
+command = Command("Working", [sys.executable, "-c", {code!r}], Path({log!r}))
+try:
+    run_command(command, Path.cwd(), Console(file=sys.stderr))
+except KeyboardInterrupt:
+    sys.exit(77)
+"""
+
+
 @pytest.fixture
 def console() -> Console:
     return Console(file=io.StringIO(), width=200)
@@ -127,18 +140,7 @@ def test_ctrl_c_and_sigterm_reach_the_command_once_and_wait_for_it(
     tmp_path: Path, wait_until: Callable[..., None], number: int, code: int
 ) -> None:
     log = tmp_path / "work.log"
-    caller = f"""
-import sys
-from pathlib import Path
-from rich.console import Console
-from f3rm_ext.workflow.commands import Command, run_command
-command = Command("Working", [sys.executable, "-c", {PATIENT!r}], Path({str(log)!r}))
-try:
-    run_command(command, Path({str(tmp_path)!r}), Console(file=sys.stderr))
-except KeyboardInterrupt:
-    sys.exit(77)
-"""
-    process = subprocess.Popen([sys.executable, "-c", caller])
+    process = subprocess.Popen([sys.executable, "-c", CALLER.format(code=PATIENT, log=str(log))])
     wait_until(lambda: log.exists() and "ready" in log.read_text().split("\n"), 60, "it began")
     process.send_signal(number)
     assert process.wait(timeout=60) == code
@@ -147,17 +149,8 @@ except KeyboardInterrupt:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a command with the program that started it")
 def test_a_command_dies_with_the_program_that_started_it(tmp_path: Path, wait_until: Callable[..., None]) -> None:
-    log = tmp_path / "log"
-    caller = f"""
-import sys
-from pathlib import Path
-from rich.console import Console
-from f3rm_ext.workflow.commands import Command, run_command
-code = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)"
-command = Command("Working", [sys.executable, "-c", code], Path({str(log)!r}))
-run_command(command, Path({str(tmp_path)!r}), Console(file=sys.stderr))
-"""
-    process = subprocess.Popen([sys.executable, "-c", caller])
+    log, code = tmp_path / "log", "import os, time; print('pid', os.getpid(), flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", CALLER.format(code=code, log=str(log))])
     wait_until(lambda: log.exists() and "\npid " in log.read_text(), 60, "it began")
     child = psutil.Process(int(log.read_text().splitlines()[1].split()[1]))
     process.kill()

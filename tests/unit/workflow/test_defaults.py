@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.workflow.commands import CommandError
 from f3rm_ext.workflow.defaults import choose_scale, longest_side_px
 from f3rm_ext.workflow.manifest import NAME
 
@@ -100,16 +101,12 @@ def test_it_is_the_time_of_both_trainings(run_chain: RunChain, options: dict[str
     assert f"about {minutes} minutes" in run_chain(**options)
 
 
-def test_a_chain_runs_even_if_its_time_cannot_be_told(
-    run_chain: RunChain, player: Any, failure: Callable[[str], Exception]
-) -> None:
-    player.failures["Estimate of the time"] = failure("It failed.")
-    assert "estimate.log" in run_chain()
-    assert len(commands(player, "ns-train")) == 2
-
-
-def test_a_chain_runs_even_if_estimating_takes_too_long(run_chain: RunChain, player: Any) -> None:
-    player.timing = {}
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_chain_runs_even_if_estimating_fails_or_takes_too_long(run_chain: RunChain, player: Any, fails: bool) -> None:
+    if fails:
+        player.failures["Estimate of the time"] = CommandError("It failed.")
+    else:
+        player.timing = {}
     assert "estimate.log" in run_chain()
     assert len(commands(player, "ns-train")) == 2
 

@@ -151,15 +151,12 @@ def test_a_mesh_too_large_for_a_page(textured: Path, monkeypatch: pytest.MonkeyP
         page_mesh(textured)
 
 
-def test_the_camera_begins_at_the_first_photo(tmp_path: Path) -> None:
-    (tmp_path / "transforms.json").write_text(
-        json.dumps({"h": 200, "fl_y": 100, "frames": [{"file_path": "a", "transform_matrix": POSE}]})
-    )
-    view = first_photo_view(tmp_path)
+def test_the_camera_begins_at_the_first_photo(folder: Path) -> None:
+    view = first_photo_view(folder)
     assert view.pop("fov_deg") == pytest.approx(90)
     assert view == {"position": [5, 7, -6], "ahead": [0, 0, -1], "up": [0, 1, 0]}
-    (tmp_path / "transforms.json").write_text("{}")
-    assert first_photo_view(tmp_path) == {}
+    (folder / "transforms.json").write_text("{}")
+    assert first_photo_view(folder) == {}
 
 
 def test_only_the_home_folder_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
