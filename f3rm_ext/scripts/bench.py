@@ -10,6 +10,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.ledger.entry import Protocol, Status
 from f3rm_ext.scripts.common import OutArg, require_own_file
+from f3rm_ext.utils.console import console
 from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -71,7 +72,6 @@ class Run(_LedgerOptions):
 
     def main(self) -> int:
         from f3rm_ext.ledger.runs import Bench, Variant, baseline_variant, require_python
-        from f3rm_ext.utils.console import console
 
         if not self.command:
             raise ConfigError("There is no run to measure: give a method and its options after `--`, as for ns-train.")
@@ -115,7 +115,6 @@ class Add(_LedgerOptions):
 
     def main(self) -> int:
         from f3rm_ext.ledger.runs import Bench, add_runs
-        from f3rm_ext.utils.console import console
 
         if not self.runs:
             raise ConfigError("There is nothing to add: give run folders, or the config.yml of runs.")

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import ConfigError, MeshError
+from f3rm_ext.utils.console import note, say
 from f3rm_ext.utils.ranges import Range, check_ranges
 
 if TYPE_CHECKING:
@@ -65,7 +66,6 @@ class SplatBudgetOptions:
         """Chooses what a file keeps and says so; None where there is no limit. Losses are of the format of ``out``."""
         from f3rm_ext.export.budget import Limit, reduce_splats
         from f3rm_ext.splat.gaussians import MAX_SH_DEGREE
-        from f3rm_ext.utils.console import note
 
         if self.max_mb is None and self.max_loss_db is None:
             return None
@@ -87,7 +87,6 @@ class MeshOutput:
 
     def require_other(self, mesh: Path) -> None:
         """Raises MeshError where the file is the mesh that is read."""
-        from f3rm_ext.errors import MeshError
 
         if self.out.resolve() == mesh.resolve():
             raise MeshError(f"--out is the mesh itself, {mesh}: choose another name, so that both stay.")
@@ -101,7 +100,6 @@ class MeshOutput:
             record: its provenance; of its entries ``seconds`` and ``peak_mib`` are printed too.
         """
         from f3rm_ext.mesh.mesh_files import axis_up, write_mesh
-        from f3rm_ext.utils.console import say
 
         up = axis_up(self.out, self.up)
         write_mesh(self.out, mesh, record, up)

@@ -8,6 +8,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.scripts.common import OutArg, check_crop, check_suffix, require_own_file, write_json
+from f3rm_ext.utils.console import console, image_progress, say
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -94,7 +95,6 @@ class EvalMesh:
     def main(self) -> int:
         from f3rm_ext.mesh.mesh_files import read_surface
         from f3rm_ext.mesh.metrics import compare
-        from f3rm_ext.utils.console import console, image_progress, say
 
         if self.out is not None:
             require_own_file(self.out, COMMAND)
@@ -162,7 +162,6 @@ class EvalMesh:
 
         from f3rm_ext.mesh import protocols
         from f3rm_ext.mesh.mesh_files import box_mask
-        from f3rm_ext.utils.console import image_progress
 
         if self.protocol == "dtu":
             assert self.observation_mask is not None

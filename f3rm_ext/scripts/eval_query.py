@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.query.options import QueryTarget
 from f3rm_ext.scripts.common import OutArg, require_own_file, write_json
+from f3rm_ext.utils.console import note, say
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -134,8 +135,6 @@ class EvalQuery(QueryTarget):
     def _report(self, out: Path, record: dict[str, object], results: "dict[Protocol, QueryMetrics]") -> int:
         from nerfstudio.utils.rich_utils import CONSOLE
 
-        from f3rm_ext.utils.console import say
-
         CONSOLE.print(self._table(results))
         CONSOLE.print(self._class_table(results))
         figures = {
@@ -152,7 +151,6 @@ class EvalQuery(QueryTarget):
         from f3rm_ext.mesh.texture.photos import open_capture
         from f3rm_ext.query import evaluation
         from f3rm_ext.query.predictions import PredictionFolder, TrainingPhotos, judge_points, judge_views
-        from f3rm_ext.utils.console import note
 
         predictions = PredictionFolder(folder)
         out = self.out or folder / "query.json"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.scripts.common import OutArg, check_suffix, require_own_file, write_json
+from f3rm_ext.utils.console import image_progress, say
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ class EvalScales:
 
         from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.splat.multiscale_eval import evaluate_scales, select_scales, strip_png
-        from f3rm_ext.utils.console import image_progress, say
         from f3rm_ext.utils.output_file import write_file
         from f3rm_ext.utils.provenance import sign_png
 

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from f3rm_ext.scripts.common import MeshPhotos, OutArg, check_suffix, require_own_file, write_json
+from f3rm_ext.utils.console import image_progress, say
 
 COMMAND = "f3rm-ext eval texture"
 
@@ -45,7 +46,6 @@ class EvalTexture(MeshPhotos):
         from f3rm_ext.mesh.mesh_files import find_frame, read_mesh
         from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo
         from f3rm_ext.model_components.masks import grey_out_bytes
-        from f3rm_ext.utils.console import image_progress, say
         from f3rm_ext.utils.output_file import require_writable, write_file
         from f3rm_ext.utils.output_folder import png_bytes
         from f3rm_ext.utils.provenance import require_ours

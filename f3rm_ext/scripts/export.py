@@ -22,6 +22,7 @@ from f3rm_ext.scripts.export_mesh import Mesh, RefinedMesh
 from f3rm_ext.scripts.export_page import Page
 from f3rm_ext.scripts.export_part import Part
 from f3rm_ext.scripts.export_texture import Texture
+from f3rm_ext.utils.console import image_progress, say
 from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -94,7 +95,6 @@ class Features(QueryOptions, FrameOption):
         from f3rm_ext.query.builders import encode_queries
         from f3rm_ext.query.queryable import get_head
         from f3rm_ext.query.writer import provenance
-        from f3rm_ext.utils.console import image_progress, say
 
         for path in (self.out, self.out.with_suffix(".npz")):
             require_own_file(path, f"f3rm-ext {COMMAND}")
@@ -223,7 +223,6 @@ class Splats(SplatBudgetOptions, QueryInputs, SpzOptions):
         from f3rm_ext.export.splats import export_run, load_splat_run
         from f3rm_ext.splat.files.formats import SCORED, format_to_write, require_replaceable
         from f3rm_ext.splat.files.pruning import export_size
-        from f3rm_ext.utils.console import say
 
         kind = format_to_write(self.out, self.spz_version)
         queries = parse_queries(self)
@@ -326,7 +325,6 @@ class Convert(SpzOptions):
 
     def main(self) -> int:
         from f3rm_ext.splat.files import convert_splats
-        from f3rm_ext.utils.console import say
 
         made = convert_splats(
             self.source, self.out, self.sh_degree, self.bad_values, self.spz_axes, self.spz_version, self.max_mb

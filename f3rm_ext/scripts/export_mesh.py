@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.scripts.common import FrameOption, MeshOutput, Vector, check_crop, measured_cost
+from f3rm_ext.utils.console import image_progress, note, show_stages
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ class Mesh(FrameOption, MeshOutput):
     def main(self) -> int:
         from f3rm_ext.mesh.extraction import extract_mesh
         from f3rm_ext.mesh.mesh_files import require_output
-        from f3rm_ext.utils.console import image_progress, note, show_stages
         from f3rm_ext.utils.open3d_library import open3d
 
         require_output(self.out)
@@ -141,7 +141,6 @@ class Mesh(FrameOption, MeshOutput):
         """Brings a mesh of the scene frame to that of the file, and crops it."""
         import numpy as np
 
-        from f3rm_ext.errors import MeshError
         from f3rm_ext.mesh.cleaning import select_faces
         from f3rm_ext.mesh.mesh_files import box_mask
 

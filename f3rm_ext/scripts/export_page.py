@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import ConfigError, MeshError
 from f3rm_ext.query.options import QueryInputs, parse_queries
 from f3rm_ext.scripts.common import OutArg, SplatBudgetOptions, check_suffix, require_own_file
+from f3rm_ext.utils.console import note, say
 
 if TYPE_CHECKING:
     from f3rm_ext.query.embeddings import Query
@@ -69,13 +70,11 @@ class Page(SplatBudgetOptions, QueryInputs):
         return self._export_splats() if self.mesh is None else self._export_mesh(self.mesh)
 
     def _export_mesh(self, mesh: Path) -> int:
-        from f3rm_ext.errors import MeshError
         from f3rm_ext.html.content import capture_name
         from f3rm_ext.mesh.texture.photos import open_run_capture
         from f3rm_ext.preview.cameras import source_cameras
         from f3rm_ext.preview.content import MeshContent, open_content
         from f3rm_ext.preview.mesh_page import COMMAND, write_mesh_page
-        from f3rm_ext.utils.console import note, say
 
         require_own_file(self.out, COMMAND)
         content = open_content(mesh)
@@ -99,7 +98,6 @@ class Page(SplatBudgetOptions, QueryInputs):
         from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.html.content import capture_name
         from f3rm_ext.html.page import plural
-        from f3rm_ext.utils.console import say
 
         assert self.load_config is not None
         require_own_file(self.out, COMMAND)

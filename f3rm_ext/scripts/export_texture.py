@@ -8,6 +8,7 @@ import tyro
 
 from f3rm_ext.mesh.options import TextureOptions
 from f3rm_ext.scripts.common import MeshOutput, MeshPhotos, measured_cost
+from f3rm_ext.utils.console import image_progress, note, show_stages
 
 if TYPE_CHECKING:
     from f3rm_ext.mesh.texture.baking import BakedMesh
@@ -41,7 +42,6 @@ class Texture(MeshPhotos, MeshOutput):
     def main(self) -> int:
         from f3rm_ext.mesh.mesh_files import find_frame, read_mesh, require_output
         from f3rm_ext.mesh.texture.baking import bake_texture, bake_vertices
-        from f3rm_ext.utils.console import image_progress, note, show_stages
 
         self.require_other(self.mesh)
         require_output(self.out, textured=True)

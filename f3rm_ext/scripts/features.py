@@ -11,6 +11,7 @@ import tyro
 from f3rm_ext.errors import ConfigError, FeatureStoreError
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.scripts.lift_mesh import LiftMesh
+from f3rm_ext.utils.console import console, image_progress, say
 
 if TYPE_CHECKING:
     from nerfstudio.engine.trainer import TrainerConfig
@@ -72,7 +73,6 @@ class Extract:
         from f3rm_ext.compat import default_device_type
         from f3rm_ext.features.source import prepare_features
         from f3rm_ext.features.store.feature_store import cache_root
-        from f3rm_ext.utils.console import say
 
         if not self.features.extractors:
             raise ConfigError("No extractor is given: name one, e.g. --extractors clip.")
@@ -137,7 +137,6 @@ class Lift:
 
         from f3rm_ext.export.splats import load_splat_run
         from f3rm_ext.splat.features.heads import save_lifted
-        from f3rm_ext.utils.console import say
 
         if not self.extractors:
             raise ConfigError("No extractor is given: name one, e.g. --extractors clip.")
@@ -185,7 +184,6 @@ class Info(_Store):
         from rich.table import Table
 
         from f3rm_ext.features.store.feature_store import cache_root
-        from f3rm_ext.utils.console import console, say
 
         cache = cache_root(self.cache_dir)
         table = Table(title=f"Features in {cache}", title_justify="left")
@@ -233,7 +231,6 @@ class Verify(_Store):
     def main(self) -> int:
         from f3rm_ext.features.pca_codes import load_basis
         from f3rm_ext.features.store.feature_store import cache_root
-        from f3rm_ext.utils.console import image_progress, say
 
         cache = cache_root(self.cache_dir)
         damages: list[str] = []

@@ -8,6 +8,7 @@ import tyro
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.scripts.common import MeshPhotos, measured_cost, require_own_file
+from f3rm_ext.utils.console import image_progress, say, show_stages
 
 if TYPE_CHECKING:
     from f3rm_ext.features.base import FeatureMap
@@ -61,7 +62,6 @@ class LiftMesh(MeshPhotos):
         from f3rm_ext.mesh.semantics.mesh_run import frame_of_mesh, open_capture_manager
         from f3rm_ext.mesh.texture.photos import dataset_photos
         from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
-        from f3rm_ext.utils.console import image_progress, say, show_stages
 
         mesh, out = read_mesh(self.mesh), features_path(self.mesh)
         if self.code_map:

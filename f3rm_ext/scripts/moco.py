@@ -11,6 +11,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.options import Architecture, TrainConfig
 from f3rm_ext.scripts.common import require_own_file
+from f3rm_ext.utils.console import console, image_progress, say
 from f3rm_ext.utils.ranges import Positive, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ class Pairs:
 
     def main(self) -> int:
         from f3rm_ext.moco.pairs import PRESETS, Pair, listed_queues
-        from f3rm_ext.utils.console import console
 
         check_ranges(self)
 
@@ -138,8 +138,6 @@ _COSTS = {"memory_gib": ("GiB", "{:.2f}"), "memory_share": ("in use", "{:.0%}"),
 def _print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
     from rich.box import SIMPLE
     from rich.table import Table
-
-    from f3rm_ext.utils.console import console
 
     table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 0), pad_edge=False)
     for name in header:
@@ -237,7 +235,6 @@ class Eval:
 
     def main(self) -> int:
         from f3rm_ext.moco.evaluation import scores_table
-        from f3rm_ext.utils.console import image_progress, say
 
         if self.table is not None:
             require_own_file(self.table, _EVAL, "--table")

@@ -14,6 +14,7 @@ import tyro
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError, MemoryShortageError
 from f3rm_ext.planning.options import PlanOptions
+from f3rm_ext.utils.console import console
 from f3rm_ext.utils.ranges import Range
 
 if TYPE_CHECKING:
@@ -85,7 +86,6 @@ class Plan(PlanOptions):
         from f3rm_ext.planning.question import Question
         from f3rm_ext.planning.table import show
         from f3rm_ext.planning.throughput import probe, read_throughput
-        from f3rm_ext.utils.console import console
 
         options = {option.name: getattr(self, option.name) for option in fields(PlanOptions)}
         question = Question(self.words[0], self.words[1:], **options)

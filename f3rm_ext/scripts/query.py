@@ -9,6 +9,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryOptions, parse_queries
 from f3rm_ext.scripts.common import OutArg
+from f3rm_ext.utils.console import console, say
 from f3rm_ext.utils.ranges import Range
 
 if TYPE_CHECKING:
@@ -72,7 +73,6 @@ class Query(QueryOptions):
         from f3rm_ext.query.render import score_views
         from f3rm_ext.query.run import read_camera_path
         from f3rm_ext.query.writer import QueryWriter
-        from f3rm_ext.utils.console import console, say
 
         if self.list_groups:
             return self._list_groups()
@@ -113,7 +113,6 @@ class Query(QueryOptions):
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.query.group_list import PICTURE, list_groups, tabulate
         from f3rm_ext.query.queryable import HasGroups, get_head
-        from f3rm_ext.utils.console import say
 
         run, out = open_run_or_mesh(self.load_config, self.mesh, self.data), self.out or self.target_folder() / "groups"
         views, grouped, head = self._views(run, None), run.model, get_head(run.model.query_heads(), self.feature)
@@ -127,7 +126,6 @@ class Query(QueryOptions):
 
     def _views(self, run: "Photos", path: "CameraPath | None") -> "list[View]":
         from f3rm_ext.query.run import photo_views
-        from f3rm_ext.utils.console import console
 
         if path is None:
             return photo_views(run, self.views, self.scale)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from f3rm_ext.scripts.common import OutArg, check_suffix, require_own_file, write_json
+from f3rm_ext.utils.console import say
 
 if TYPE_CHECKING:
     from f3rm_ext.sfm.metrics import PoseMetrics
@@ -46,7 +47,6 @@ class Eval:
     def main(self) -> int:
         from f3rm_ext.sfm import capture_cameras, metrics
         from f3rm_ext.sfm.capture_cameras import match_images, read_capture_cameras
-        from f3rm_ext.utils.console import say
         from f3rm_ext.utils.output_folder import made_by
 
         if self.out is not None:

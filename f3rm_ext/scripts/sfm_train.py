@@ -20,6 +20,7 @@ from f3rm_ext.sfm.diffusion.settings import (
     parse_settings,
     scale_steps,
 )
+from f3rm_ext.utils.console import image_progress, say
 
 _LAUNCHED = "LOCAL_RANK"
 """Set by accelerate in each process that it starts."""
@@ -69,7 +70,6 @@ class Train:
 
     def _show_plan(self, settings: Settings, processes: int) -> int:
         from f3rm_ext.sfm.diffusion.plan import memory_lines, plan_lines
-        from f3rm_ext.utils.console import say
 
         settings = scale_steps(settings, processes)
         say(*plan_lines(settings, processes), *memory_lines(settings, processes))
@@ -99,7 +99,6 @@ class Prepare:
 
     def main(self) -> int:
         from f3rm_ext.sfm.diffusion.co3d_lists import FrameLists, convert_captures, find_downloads, list_co3d
-        from f3rm_ext.utils.console import image_progress, say
 
         first, *others = self.category or ("",)
         every = first == "all" and not others
@@ -184,7 +183,6 @@ def _launch(launcher: list[str], preset: Preset, words: list[str]) -> int:
 def _train(settings: Settings) -> int:
     from f3rm_ext.sfm.diffusion.plan import plan_lines
     from f3rm_ext.sfm.diffusion.training import Training, make_accelerator
-    from f3rm_ext.utils.console import say
 
     accelerator, warning = make_accelerator()
     settings = scale_steps(settings, accelerator.num_processes)

@@ -9,6 +9,7 @@ import tyro
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryInputs, parse_queries
 from f3rm_ext.scripts.common import OutArg
+from f3rm_ext.utils.console import note, say
 from f3rm_ext.utils.ranges import Range, check_ranges
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ class Clean:
 
     def main(self) -> int:
         from f3rm_ext.export.clean import COMMAND, clean_splats, write_cleaned
-        from f3rm_ext.utils.console import note, say
 
         run_folder = self.load_config.resolve().parent
         out = self.out or run_folder.with_name(f"{run_folder.name}-clean")
@@ -101,7 +101,6 @@ class Select(QueryInputs):
 
     def main(self) -> int:
         from f3rm_ext.export.select import COMMAND, Wish, select_splats, write_selection
-        from f3rm_ext.utils.console import note, say
         from f3rm_ext.utils.output_folder import file_names
 
         wish = Wish(parse_queries(self), self.threshold, self.label, self.box)
@@ -149,7 +148,6 @@ class Confidence:
         from f3rm_ext.export.confidence import COMMAND, measure_confidence, save_confidence, write_measurement
         from f3rm_ext.export.derived import require_own_run
         from f3rm_ext.export.splats import load_splat_run
-        from f3rm_ext.utils.console import note, say
 
         run_folder = self.load_config.resolve().parent
         out = self.out or run_folder.with_name(f"{run_folder.name}-confidence")

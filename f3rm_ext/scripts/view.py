@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from f3rm_ext.compat import LOCAL_HOST
+from f3rm_ext.errors import CaptureError
 from f3rm_ext.scripts.common import serve_until_interrupt
+from f3rm_ext.utils.console import note, say
 from f3rm_ext.utils.ranges import Count, Range, check_ranges
 
 if TYPE_CHECKING:
@@ -59,7 +61,6 @@ class View:
     def main(self) -> int:
         from f3rm_ext.preview.content import open_content
         from f3rm_ext.preview.server import serve_content
-        from f3rm_ext.utils.console import say
 
         content = open_content(
             self.file, bad_values=self.bad_values, spz_axes=self.spz_axes, max_gaussians=self.max_gaussians
@@ -72,10 +73,8 @@ class View:
 
     def _cameras(self, content: "Content") -> "tuple[list[NamedCamera], str]":
         """The cameras, and where they are from."""
-        from f3rm_ext.errors import CaptureError
         from f3rm_ext.mesh.texture.photos import open_capture
         from f3rm_ext.preview.cameras import find_cameras_file, read_cameras_file, source_cameras
-        from f3rm_ext.utils.console import note
 
         if self.data is not None:
             frame = content.frame if self.frame == "auto" else self.frame
