@@ -124,15 +124,15 @@ def gather_points(
         raise ConfigError("This model has no density: leave --density out and use --accumulation.")
     cameras = cameras.to(torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
-    tally, cloud, wanted = Tally(), None, float(options.points)
+    tally, parts, wanted = Tally(), list[Cloud](), float(options.points)
     for _ in range(_MAX_ROUNDS):
-        before = 0 if cloud is None else len(cloud)
-        parts = [] if cloud is None else [cloud]
+        before = sum(map(len, parts))
         for index in torch.randperm(len(cameras), generator=generator).tolist():
             camera = _small_camera(cameras[index : index + 1], wanted / len(cameras), generator)
             parts.append(_visible_points(model, camera, options, queries, tally))
             on_progress(min(options.points, sum(map(len, parts))))
         cloud = voxel_downsample(Cloud.join(parts), options.voxel)
+        parts = [cloud]
         on_progress(min(options.points, len(cloud)))
         missing = options.points - len(cloud)
         stalled = before and len(cloud) - before < _STALLED * (options.points - before)
@@ -142,7 +142,7 @@ def gather_points(
         wanted = min(
             max(1.1 * missing / share, 0.1 * options.points), _MAX_RAYS_PER_POINT * options.points - tally.rays
         )
-    assert cloud is not None
+    (cloud,) = parts
     if not len(cloud):
         raise ConfigError(
             f"No point is left to export: {tally}; lower --accumulation, --density or --threshold, or enlarge the box."

@@ -100,10 +100,8 @@ def package_versions(packages: Iterable[str]) -> dict[str, str]:
 
 def processor() -> str:
     """Returns the name of the processor."""
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()

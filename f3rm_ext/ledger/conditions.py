@@ -21,8 +21,7 @@ def hardware(device_type: str) -> str:
     if device_type == "cuda":
         import torch
 
-        names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-        return " + ".join(names)
+        return " + ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
     return f"{processor()}, {usable_cores()} cores"
 
 

@@ -287,8 +287,7 @@ class _ViewEvaluator:
             reset_peak(device)
             with torch.no_grad():
                 outputs = self.model.get_outputs_for_camera(camera)
-            self.peak_mib = max(self.peak_mib, peak_mib(device))
-            with torch.no_grad():
+                self.peak_mib = max(self.peak_mib, peak_mib(device))
                 metrics, images = self.model.get_image_metrics_and_images(outputs, batch)
             if "l1" not in metrics and "img" in images:  # nerfstudio's own methods: photo and rendering side by side
                 photo, rendering = torch.chunk(images["img"], 2, dim=1)

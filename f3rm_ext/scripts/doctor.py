@@ -1,5 +1,6 @@
 """``f3rm-ext doctor``: reports what is installed and how to get what is missing, offline and in seconds."""
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -73,11 +74,8 @@ def _reason(error: BaseException) -> str:
 def check_packages() -> Iterator[Finding]:
     """Checks versions of packages and whether they can be imported."""
     yield Finding("packages", "f3rm_ext", Verdict.OK, __version__)
-    python = platform.python_version()
-    if (3, 10) <= sys.version_info < (3, 15):
-        yield Finding("packages", "python", Verdict.OK, python)
-    else:
-        yield Finding("packages", "python", Verdict.ABSENT, python, "3.10 to 3.14 have been tried.")
+    advice = "" if (3, 10) <= sys.version_info < (3, 15) else "3.10 to 3.14 have been tried."
+    yield Finding("packages", "python", Verdict.ABSENT if advice else Verdict.OK, platform.python_version(), advice)
     for distribution, (module, essential, purpose) in _PACKAGES.items():
         verdict = Verdict.BROKEN if essential else Verdict.ABSENT
         install = f"`pip install {distribution}`; needed for {purpose}."
@@ -88,14 +86,11 @@ def check_packages() -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             yield Finding("packages", distribution, verdict, "not installed", install)
             continue
-        try:
-            findable = importlib.util.find_spec(module) is not None
-        except (ImportError, ValueError):
-            findable = False
-        if findable:
-            yield Finding("packages", distribution, Verdict.OK, version)
-        else:
-            yield Finding("packages", distribution, verdict, f"{version}, but it cannot be imported", install)
+        with contextlib.suppress(ImportError, ValueError):
+            if importlib.util.find_spec(module) is not None:
+                yield Finding("packages", distribution, Verdict.OK, version)
+                continue
+        yield Finding("packages", distribution, verdict, f"{version}, but it cannot be imported", install)
 
 
 def check_devices() -> Iterator[Finding]:
@@ -121,14 +116,13 @@ def check_devices() -> Iterator[Finding]:
 
 def check_threads() -> Iterator[Finding]:
     """Checks how many threads compute on the CPU, what limits them, and how they wait."""
+    advice = ""
     if threads.numba_layer() == "workqueue":
         advice = (
             "Install GNU OpenMP (Debian: apt-get install libgomp1): with the layer `workqueue`, numba ends the process "
             "when two threads compute at once."
         )
-        yield Finding("devices", "threads", Verdict.ABSENT, threads.describe(), advice)
-    else:
-        yield Finding("devices", "threads", Verdict.OK, threads.describe())
+    yield Finding("devices", "threads", Verdict.ABSENT if advice else Verdict.OK, threads.describe(), advice)
 
 
 def _cuda_grids(hash_backends: ModuleType) -> Iterator[Finding]:

@@ -161,8 +161,10 @@ class Manifest:
         if record is None:
             return ""
         for option in sorted(set(record.options) | set(options)):
-            if record.options.get(option) != options.get(option):
-                return f"{option} {_describe_change(record.options.get(option), options.get(option))}"
+            before, now = record.options.get(option), options.get(option)
+            if before != now:
+                was = "" if before is None else f"was {before} and "
+                return f"{option} {was}is now {'left out' if now is None else now}"
         for item in sorted(set(record.inputs) | set(inputs)):
             if record.inputs.get(item) != inputs.get(item):
                 return f"its input ({item}) has changed"
@@ -210,9 +212,3 @@ def identify_photos(images: Path) -> dict[str, Any]:
     """Returns what identifies photos without poses: their folder, or video. Photos may be added and removed."""
     path = str(images.resolve())
     return {"path": path, "digest": hash_bytes(path.encode())}
-
-
-def _describe_change(before: str | None, now: str | None) -> str:
-    if before is None:
-        return f"is now {now}"
-    return f"was {before} and is now left out" if now is None else f"was {before} and is now {now}"
