@@ -1,11 +1,11 @@
 """Saving what was edited in the viewer: what is still shown of a run, as a run of its own."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from f3rm_ext.data.image_datamanager import ImageDataManager
 from f3rm_ext.engine import checkpoint as checkpoints
 from f3rm_ext.engine.config_file import read_config
 from f3rm_ext.export.derived import CONFIG, Report, require_divisible, write_derived
@@ -13,15 +13,12 @@ from f3rm_ext.export.select import COMMAND
 from f3rm_ext.export.splats import SplatRun
 from f3rm_ext.html.tables import Table
 from f3rm_ext.splat.files.scores import GaussianScores
+from f3rm_ext.splat.gaussian_model import GaussianModel
 from f3rm_ext.utils.output_folder import new_folder
-
-if TYPE_CHECKING:
-    from f3rm_ext.data.image_datamanager import ImageDataManager
-    from f3rm_ext.splat.gaussian_model import GaussianModel
-    from f3rm_ext.viewer.edits import Edits
+from f3rm_ext.viewer.edits import Edits
 
 
-def save_edits(model: "GaussianModel", manager: "ImageDataManager", checkpoint: Path, edits: "Edits") -> Path:
+def save_edits(model: GaussianModel, manager: ImageDataManager, checkpoint: Path, edits: Edits) -> Path:
     """Writes what is shown after an edit or more as a run in a new folder beside that of the checkpoint.
 
     See :func:`~f3rm_ext.export.derived.write_derived`. Returns config.yml of the new run.

@@ -3,44 +3,40 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from nerfstudio.engine.trainer import TrainerConfig
+
+from f3rm_ext.data.eval_dataloaders import NO_EVAL_IMAGES
+from f3rm_ext.data.image_datamanager import ImageDataManager
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.engine.opening import open_run
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.query.run import Run
 from f3rm_ext.splat.files import BadValues, SplatInfo, export_splats
 from f3rm_ext.splat.files.scores import GaussianScores
 from f3rm_ext.splat.files.spz import Axes, SpzVersion
+from f3rm_ext.splat.gaussian_model import GaussianModel
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import fuse, smoothing_filter
 from f3rm_ext.splat.rendering import SplatScene
-
-if TYPE_CHECKING:
-    from nerfstudio.engine.trainer import TrainerConfig
-
-    from f3rm_ext.data.image_datamanager import ImageDataManager
-    from f3rm_ext.data.pinhole_dataset import PinholeDataset
-    from f3rm_ext.splat.gaussian_model import GaussianModel
 
 
 @dataclass
 class SplatRun(Run):
     """A trained run of splats, opened for evaluation or export."""
 
-    model: "GaussianModel"
-    manager: "ImageDataManager"  # pyright: ignore[reportIncompatibleVariableOverride]
+    model: GaussianModel
+    manager: ImageDataManager  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @property
-    def photos(self) -> "PinholeDataset":
+    def photos(self) -> PinholeDataset:
         """The held-out photos.
 
         Raises:
             CaptureError: there are none.
         """
         if self.manager.eval_dataset is None:
-            from f3rm_ext.data.eval_dataloaders import NO_EVAL_IMAGES
-
             raise CaptureError(NO_EVAL_IMAGES)
         return self.manager.eval_dataset
 
@@ -77,16 +73,13 @@ class SplatRun(Run):
         return SplatScene(gaussians, mip, background=model.background, near_plane=model.config.near_plane)
 
 
-def load_splat_run(load_config: Path, change: "Callable[[TrainerConfig], None]" = lambda config: None) -> SplatRun:
+def load_splat_run(load_config: Path, change: Callable[[TrainerConfig], None] = lambda config: None) -> SplatRun:
     """Opens a run of splats; ``change`` may edit its options first.
 
     Raises:
         ConfigError: the file does not exist, is no valid config, or is of a method without splats.
         CheckpointError: the run has no checkpoint yet, or all are damaged.
     """
-    from f3rm_ext.data.image_datamanager import ImageDataManager
-    from f3rm_ext.splat.gaussian_model import GaussianModel
-
     opened = open_run(
         load_config,
         lambda config: issubclass(config.pipeline.model._target, GaussianModel),

@@ -73,10 +73,8 @@ def source_cameras(source: PhotoSource, frame: Literal["capture", "scene"]) -> l
 
 def find_cameras_file(path: Path) -> Path | None:
     """Returns the ``cameras.json`` of the 3DGS output folder in which a file lies, or lies beside; None without one."""
-    for folder in path.absolute().parents[:3]:
-        if (folder / CAMERAS_FILE).is_file():
-            return folder / CAMERAS_FILE
-    return None
+    files = (folder / CAMERAS_FILE for folder in path.absolute().parents[:3])
+    return next((file for file in files if file.is_file()), None)
 
 
 def read_cameras_file(path: Path) -> list[NamedCamera]:

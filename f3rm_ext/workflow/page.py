@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from f3rm_ext.capture.checks import read_transforms
 from f3rm_ext.errors import CaptureError, MeshError
 from f3rm_ext.html.content import capture_name, machine_facts
 from f3rm_ext.html.page import Picture, duration, plural, render_page
@@ -124,8 +125,6 @@ def first_photo_view(data: Path) -> dict[str, Any]:
         ``position``, ``ahead`` (viewing direction), ``up`` (axis about which dragging turns) and ``fov_deg`` (vertical
         field of view); empty where poses or intrinsics of the capture do not tell.
     """
-    from f3rm_ext.capture.checks import read_transforms
-
     try:
         meta, _ = read_transforms(data)
         poses = np.array([frame["transform_matrix"] for frame in meta["frames"]], dtype=float)
