@@ -220,7 +220,6 @@ def estimate_normals(
     """Estimates unit normals: across the plane that fits a point's neighbours best, towards the side it was seen from.
 
     Args:
-        points: in any unit.
         seen_from: a place outside the surface for each point, such as the centre of the camera that saw it.
 
     Returns:

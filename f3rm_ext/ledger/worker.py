@@ -77,10 +77,7 @@ def report(done: int, total: int) -> None:
 
 
 def train(job: TrainJob) -> dict[str, Any]:
-    """Runs ns-train and times its steps.
-
-    Returns:
-        ``values``, ``conditions``, ``origin``, ``method``, ``seed`` and ``config``.
+    """Runs ns-train, times its steps, and returns values, conditions, origin, method, seed and config of the run.
 
     Raises:
         ConfigError: the run cannot be measured like this.
@@ -139,10 +136,7 @@ def train(job: TrainJob) -> dict[str, Any]:
 
 def set_window(config: Any, job: TrainJob) -> int:
     """Shortens a run to the window that is measured, with its schedule unchanged, and turns off saving, evaluation and
-    the viewer.
-
-    Returns:
-        The number of steps of the window.
+    the viewer. Returns the number of steps of the window.
 
     Raises:
         ConfigError: the run has no such window, or uses several devices.
@@ -222,8 +216,7 @@ def recorded_first_step(config: Any) -> int | None:
 def evaluate(job: EvalJob) -> dict[str, Any]:
     """Evaluates a run as ns-eval does, and some of its training views.
 
-    Returns:
-        ``values``, ``conditions``, ``cost`` (figures of its training), ``method``, ``seed`` and ``origin``.
+    Returns values, conditions, cost (figures of its training), method, seed and origin.
     """
     from torch.utils._pytree import tree_leaves
 

@@ -52,10 +52,7 @@ class Plan(PlanOptions):
 
     @classmethod
     def parse(cls, arguments: Sequence[str], prog: str) -> "Plan":
-        """Reads a command line: own options, and everything else for ns-train.
-
-        Args:
-            arguments: without the program's name.
+        """Reads a command line without the program's name: own options, and everything else for ns-train.
 
         Raises:
             ConfigError: an option is wrong or the method is missing.

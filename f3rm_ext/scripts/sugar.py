@@ -42,10 +42,7 @@ class Run(ChainOptions):
 
     @classmethod
     def parse(cls, arguments: Sequence[str], prog: str) -> "Run":
-        """Reads a command line: ``run``, own options, and options of single stages.
-
-        Args:
-            arguments: without the program's name.
+        """Reads a command line without the program's name: ``run``, own options, and options of single stages.
 
         Raises:
             ConfigError: an option is wrong.

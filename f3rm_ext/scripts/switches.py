@@ -19,11 +19,10 @@ class _Switch(NamedTuple):
 
 
 def parse_command(kind: Any, prog: str, arguments: Sequence[str]) -> Any:
-    """Returns a command with the options of a command line.
+    """Returns a command with the options of a command line without the program's name.
 
     Args:
         kind: dataclass of the command, or a union of those of its subcommands.
-        arguments: without the program's name.
 
     Raises:
         SystemExit: from tyro, after help (0) or wrong options (2).
@@ -32,15 +31,11 @@ def parse_command(kind: Any, prog: str, arguments: Sequence[str]) -> Any:
 
 
 def plain_switches(kind: Any, arguments: Sequence[str]) -> list[str]:
-    """Returns a command line whose switches have the form that tyro reads. Other words stay.
+    """Returns a command line whose switches have the form that tyro reads. Other words stay, and all after ``--``.
 
     >>> from dataclasses import make_dataclass
     >>> plain_switches(make_dataclass("Command", [("json", bool)]), ["--json", "False", "a.ply"])
     ['--no-json', 'a.ply']
-
-    Args:
-        kind: dataclass of the command, or a union of those of its subcommands.
-        arguments: the words typed. Those after ``--`` are of another program.
     """
     switches = dict(_switches(_chosen(kind, arguments)))
     plain: list[str] = []

@@ -110,8 +110,7 @@ class DemoRun(StageRunner):
     def _train(self, method: str, data: Path, digest: str) -> tuple[Path, dict[str, str]]:
         """Trains, or resumes a training that has steps and time left.
 
-        Returns:
-            The run folder, and what names its result as an input of later stages.
+        Returns the run folder, and what names its result as an input of later stages.
 
         Raises:
             ConfigError: the time was over before the first checkpoint.

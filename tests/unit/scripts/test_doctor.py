@@ -53,18 +53,16 @@ def test_open3d(monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.verdict is Verdict.ABSENT and "libusb-package" in finding.advice
 
 
-class TestDevices:
-    def test_gpu_and_its_memory(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        pretend_gpus: Callable[[int], None],
-        set_gpu_memory: Callable[..., None],
-    ) -> None:
-        pretend_gpus(1)
-        properties = SimpleNamespace(name="GPU X", total_memory=24 << 30)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-        set_gpu_memory(20 << 30, 24 << 30)
-        assert by_name(doctor.check_devices)["cuda:0"].status == "GPU X, 24.0 GiB, 20.0 GiB free"
+def test_gpu_and_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    pretend_gpus: Callable[[int], None],
+    set_gpu_memory: Callable[..., None],
+) -> None:
+    pretend_gpus(1)
+    properties = SimpleNamespace(name="GPU X", total_memory=24 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    set_gpu_memory(20 << 30, 24 << 30)
+    assert by_name(doctor.check_devices)["cuda:0"].status == "GPU X, 24.0 GiB, 20.0 GiB free"
 
 
 def test_threading_layer_that_two_threads_cannot_share(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,16 +162,15 @@ class TestWeights:
         assert finding.status == "RuntimeError: it is broken" and "some-package" in finding.advice
 
 
-class TestStorage:
-    def test_folder_of_the_environment(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setenv("F3RM_EXT_CACHE", str(tmp_path / "not" / "yet"))
-        usage = SimpleNamespace(free=100 << 30)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path == tmp_path else None)
-        (finding,) = doctor.check_storage()
-        assert finding.verdict is Verdict.OK and finding.status == f"{tmp_path / 'not' / 'yet'} (100.0 GiB free)"
-        usage.free = 1 << 30
-        (finding,) = doctor.check_storage()
-        assert finding.verdict is Verdict.ABSENT and finding.advice
+def test_folder_of_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("F3RM_EXT_CACHE", str(tmp_path / "not" / "yet"))
+    usage = SimpleNamespace(free=100 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage if path == tmp_path else None)
+    (finding,) = doctor.check_storage()
+    assert finding.verdict is Verdict.OK and finding.status == f"{tmp_path / 'not' / 'yet'} (100.0 GiB free)"
+    usage.free = 1 << 30
+    (finding,) = doctor.check_storage()
+    assert finding.verdict is Verdict.ABSENT and finding.advice
 
 
 class TestMethods:
