@@ -41,7 +41,6 @@ def plain(value: Any) -> Any:
 
 
 def make_path(folder: Path, step: int) -> Path:
-    """Returns the path of the checkpoint of a step."""
     return folder / f"step-{step:09d}.ckpt"
 
 

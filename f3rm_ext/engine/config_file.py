@@ -48,8 +48,6 @@ class _UnsafeConfig(Exception):
 
 
 class _Place(NamedTuple):
-    """The field of a config for which a value is built."""
-
     owner: type
     name: str
     default: Any

@@ -62,7 +62,6 @@ class TrainingCost:
         }
 
     def state(self) -> dict[str, float]:
-        """Returns the values that a checkpoint keeps."""
         return {"train_peak_mib": self.peak_mib, "train_it_per_s": self.it_per_s}
 
     def restore(self, state: Mapping[str, float]) -> None:

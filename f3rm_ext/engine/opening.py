@@ -16,11 +16,8 @@ class OpenedRun(NamedTuple):
     """A trained run, in evaluation mode."""
 
     config: "TrainerConfig"
-    """Options of the run, from its config.yml."""
     pipeline: "Pipeline"
-    """The run's pipeline, which has its model and its datamanager."""
     checkpoint: Path
-    """The file that was loaded."""
     step: int
     """Last training step in the checkpoint."""
 

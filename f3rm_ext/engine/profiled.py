@@ -74,7 +74,6 @@ class ProfiledTrainer:
         return [option for part in parts if isinstance(part, SavesMemory) for option in part.memory_options()]
 
     def train(self) -> None:
-        """Trains, and ends the profile however training ends."""
         try:
             super().train()  # type: ignore[misc]
         except BaseException as error:
@@ -83,7 +82,6 @@ class ProfiledTrainer:
         self._end_profile("finished")
 
     def train_iteration(self, step: int) -> Any:
-        """Runs one optimisation step."""
         if self.profiler is None:
             return super().train_iteration(step)  # type: ignore[misc]
         with self.profiler.step(step):
@@ -92,7 +90,6 @@ class ProfiledTrainer:
         return outcome
 
     def eval_iteration(self, step: int) -> None:
-        """Runs nerfstudio's evaluation at a step."""
         if self.profiler is None or not self._evaluates(step):
             super().eval_iteration(step)  # type: ignore[misc]
             return

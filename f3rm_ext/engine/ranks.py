@@ -59,7 +59,6 @@ def largest_over_ranks(*tensors: Tensor) -> None:
 
 
 def send_from_first(tensors: Iterable[Tensor]) -> None:
-    """Overwrites tensors by those of rank 0."""
     for tensor in (tensor for tensor in tensors if tensor.numel()):
         dist.broadcast(tensor.detach(), src=0)
 

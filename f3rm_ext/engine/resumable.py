@@ -36,7 +36,6 @@ class ResumableTrainer(StoppableTrainer, Trainer):
 
     @property
     def _sharded(self) -> bool:
-        """Whether each rank has parameters of its own."""
         model = self.pipeline.model
         return self.ranks is not None and isinstance(model, ShardsParameters) and model.sharded
 

@@ -54,8 +54,7 @@ class StoppableTrainer(ABC):
         self.base_dir.mkdir(parents=True, exist_ok=True)  # on a machine that has not started the run
 
     @abstractmethod
-    def save_checkpoint(self, step: int) -> None:
-        """Saves the last complete step."""
+    def save_checkpoint(self, step: int) -> None: ...
 
     def _together(self) -> AbstractContextManager[None]:
         """Ends this process with a sentence if another one of the run ends."""

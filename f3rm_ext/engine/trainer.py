@@ -151,7 +151,6 @@ class F3rmTrainerConfig(TrainerConfig):
         self.timestamp = launch.broadcast_first(self.timestamp)
 
     def print_to_terminal(self) -> None:
-        """Prints the options, once."""
         if is_first():
             super().print_to_terminal()
 
@@ -364,7 +363,6 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
         self._step_at_work = step
 
     def _step_post_backward(self, step: int) -> None:
-        """Runs after all other callbacks of a step."""
         self._step_at_work = None
         if is_first():
             events.progress(events.STEPS, step + 1, self._end_step)

@@ -59,15 +59,12 @@ class FeatureSize:
     """Size of the features of one image."""
 
     rows: int
-    """Number of patch rows."""
     cols: int
-    """Number of patch columns."""
     dim: int
     """Numbers per patch."""
 
     @property
     def numbers(self) -> int:
-        """Numbers of the whole image."""
         return self.rows * self.cols * self.dim
 
 
@@ -99,7 +96,6 @@ class FeatureMap:
     values: Float16[np.ndarray, "rows cols feat"]
     """Features (or PCA codes), memory-mapped; not normalised."""
     grid: PatchGrid
-    """Positions of the patches in the image."""
     residual_norm: Float16[np.ndarray, "rows cols"] | None = None
     """Norm of the part of each patch's feature that PCA codes leave out; None for full features."""
 

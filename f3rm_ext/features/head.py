@@ -41,7 +41,6 @@ class BaseFeatureHead(nn.Module):
 
     @property
     def spec(self) -> FeatureSpec:
-        """Spec that this head was built from."""
         display = DisplayBasis(self.display_mean, self.display_components, self.display_low, self.display_high)
         return FeatureSpec(display=display, code_basis=self.basis, **{key: getattr(self, key) for key in _FACTS})
 

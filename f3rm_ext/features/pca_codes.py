@@ -34,7 +34,6 @@ class CodeBasis:
     energy: tuple[float, ...]
     """Share of the features' energy (mean squared norm) along each of all D directions, descending."""
     digest: str
-    """Hash of the stored basis."""
 
     @property
     def explained(self) -> float:
@@ -156,7 +155,6 @@ def load_basis(root: Path) -> CodeBasis | None:
 
 
 def open_codes(store: FeatureStore, root: Path, basis: CodeBasis) -> FeatureStore:
-    """Opens the store of the codes made with a basis."""
     identity = {**store.manifest.identity, "codes": str(len(basis.rows)), "basis": basis.digest}
     return FeatureStore.open(root, identity, len(basis.rows), residual=True)
 

@@ -64,7 +64,6 @@ class PackedMaps:
     offset: Int64[Tensor, "cams"]
     """First patch of each image."""
     shape: Int64[Tensor, "cams 2"]
-    """Rows and columns."""
     origin_px: Float32[Tensor, "cams 2"]
     """Centre (y, x) of the first patch."""
     stride_px: Float32[Tensor, "cams 2"]
@@ -88,7 +87,6 @@ class PackedMaps:
         ).to(device)
 
     def to(self, device: torch.device | str) -> "PackedMaps":
-        """Returns the same maps on another device."""
         return replace(self, **{name: value.to(device) for name, value in vars(self).items()})
 
     def sample(self, image_slot: Int[Tensor, "rays"], yx_px: Float[Tensor, "rays 2"]) -> Float32[Tensor, "rays feat"]:

@@ -51,7 +51,6 @@ class FeatureSource:
         self._heads = [(spec.name, store, images.keys(), _scales(dataset, images)) for spec, store, images in heads]
 
     def __len__(self) -> int:
-        """Number of images."""
         return self._count
 
     @property

@@ -58,7 +58,6 @@ class FeatureSpace:
         return cls(basis=torch.eye(codes, codes + 1), transform=None)
 
     def to(self, device: torch.device | str) -> "FeatureSpace":
-        """Returns the same space on another device."""
         basis, transform = (None if part is None else part.to(device) for part in (self.basis, self.transform))
         return FeatureSpace(basis, transform, self.energy)
 

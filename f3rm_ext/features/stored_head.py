@@ -32,9 +32,7 @@ class StoredHead:
     text: str
     """The extractor as the user wrote it."""
     name: str
-    """Name of the head."""
     identity: ExtractorIdentity
-    """Identity of the extractor."""
     dim: int
     """Dimension of the full features."""
     codes: int

@@ -54,7 +54,6 @@ class Backbone(nn.Module):
         return maps
 
     def forward(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch feat"]:
-        """Returns the mean of the last feature map."""
         return self.maps(images)[-1].mean(dim=(2, 3))
 
     def _block(self, block: nn.Module, inputs: Tensor) -> Tensor:
@@ -107,7 +106,6 @@ class Encoder(nn.Module):
         self.projector = _v3_head([width, *[hidden] * (layers - 1), dim], last_norm=True)
 
     def forward(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch dim"]:
-        """Returns unit embeddings, float32."""
         return functional.normalize(self.projector(self.backbone(images)).float(), dim=1)
 
 
@@ -156,14 +154,12 @@ def update_statistics(key: nn.Module, query: nn.Module, momentum: float) -> None
 
 
 def is_vit(architecture: str) -> bool:
-    """Returns whether an architecture is a Vision Transformer."""
     return architecture.startswith("vit")
 
 
 def make_backbone(
     architecture: Architecture, image_size: int, use_grad_checkpointing: bool = False
 ) -> Backbone | VitBackbone:
-    """Returns a backbone with random weights."""
     if is_vit(architecture):
         return VitBackbone(architecture, image_size, use_grad_checkpointing)
     return Backbone(architecture, use_grad_checkpointing)

@@ -41,11 +41,9 @@ class LabelledImages:
     """Pictures with the class that their folder names."""
 
     images: UInt8[np.ndarray, "images side side 3"]
-    """All pictures."""
     labels: Int[Tensor, "images"]
     """Class index of each picture."""
     classes: tuple[str, ...]
-    """Names of the classes."""
 
 
 def read_labelled(folder: Path, side: int) -> LabelledImages:
@@ -75,7 +73,6 @@ def read_labelled(folder: Path, side: int) -> LabelledImages:
 
 
 def open_backbone(path: Path) -> tuple[Network, Architecture]:
-    """Reads the weights that a training exported."""
     from safetensors import SafetensorError, safe_open
 
     try:

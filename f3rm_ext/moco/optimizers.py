@@ -52,7 +52,6 @@ class Lars(torch.optim.Optimizer):
 def make_optimizer(
     name: OptimizerName, parameters: Iterable[Parameter], learning_rate: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Returns the optimiser of a name for those parameters that require gradients."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if name == "adamw":
         return torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)

@@ -118,15 +118,11 @@ class Plan:
     pair: Pair
     """Batch and queue; with v3 the queue is the batch."""
     learning_rate: float
-    """Peak learning rate."""
     momentum: float
     """Momentum of the key encoder at the first step, 0 to below 1."""
     temperature: float
-    """Temperature of the contrastive loss."""
     optimizer: OptimizerName
-    """Name of the optimiser."""
     weight_decay: float
-    """Weight decay of the optimiser."""
     warmup_steps: int
     """Optimiser steps during which the learning rate rises."""
 
@@ -141,7 +137,6 @@ class Plan:
         return self.pair.optimizer_steps
 
     def record(self) -> dict[str, Any]:
-        """Returns the plain values by which a checkpoint and a resumed run are compared."""
         names = ("algorithm", "architecture", "use_amp", "image_size", "mask_same_image", "batch_negatives")
         options = {name: getattr(self.config, name) for name in (*names, "color_jitter", "seed")}
         own = {"learning_rate": self.learning_rate, "momentum": self.momentum, "temperature": self.temperature}

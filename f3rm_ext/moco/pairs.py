@@ -20,11 +20,8 @@ class Preset:
     batch_size: int
     """Images per process and forward pass."""
     queue_size: int
-    """Keys in the queue."""
     epochs: int
-    """Passes over the images."""
     gradient_accumulation_steps: int = 4
-    """Batches per optimiser step."""
     use_amp: bool = True
     """Whether the forward pass uses bfloat16."""
 
@@ -45,17 +42,12 @@ class Pair:
     batch_size: Count
     """Images per process and forward pass."""
     queue_size: Count
-    """Keys in the queue."""
     images: Count = 2000
-    """Images of the data set."""
     processes: Count = 1
     """Processes, each with its own batch, whose keys are gathered."""
     gradient_accumulation_steps: Count = 1
-    """Batches per optimiser step."""
     epochs: Count = 300
-    """Passes over the images."""
     momentum: Annotated[float, Range(0, 1, below=True)] = MOMENTUM
-    """Momentum of the key encoder."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -131,7 +123,6 @@ class Pair:
         return self.optimizer_steps * (1 - self.momentum)
 
     def record(self) -> dict[str, int | float | bool]:
-        """Returns all values by name, for JSON."""
         derived = (
             *("gathered_batch", "effective_batch", "batches_in_queue", "is_multiple", "same_image_keys"),
             *("same_image_share", "accuracy_ceiling", "is_advised", "views", "optimizer_steps", "time_constants"),

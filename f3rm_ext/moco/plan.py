@@ -38,7 +38,6 @@ class MemoryLine:
     fixed_bytes: float
     """Memory that does not depend on the batch: weights, gradients, optimiser, queue."""
     image_bytes: float
-    """Memory of each image of the batch."""
 
     def largest_batch(self, limit_bytes: float) -> int:
         """Returns the most images that fit; 0 if none do."""
@@ -59,14 +58,12 @@ class MemoryPlan:
     peak_bytes: int
     """Memory of a device at the peak of a step, with an allowance."""
     limit_bytes: int
-    """Memory of the device."""
     line: MemoryLine | None
     """Memory of tensors by batch, where the preset is auto."""
     context_bytes: int = 0
     """Memory of the device that a training cannot measure itself."""
 
     def sentences(self) -> list[str]:
-        """Returns the sentences to print before the first step."""
         share = 100 * self.peak_bytes / self.limit_bytes
         left = (self.limit_bytes - self.peak_bytes) / GIB
         lines = [
@@ -231,7 +228,6 @@ def step_seconds(plan: Plan, device: torch.device) -> float:
 
 
 def _room(line: MemoryLine, device: Device) -> int:
-    """Returns the largest batch for a device."""
     return line.largest_batch(tensor_budget(device.memory_bytes, device.type))
 
 

@@ -54,7 +54,6 @@ class TrainingRun:
     """One call of ``f3rm-ext moco train``."""
 
     config: TrainConfig
-    """Options of the training."""
     _warned: bool = field(default=False, init=False)
 
     def main(self) -> int:
@@ -178,7 +177,6 @@ class TrainingRun:
         return 0
 
     def _shortage(self, training: Training) -> MemoryShortageError:
-        """Returns the error for a step in which memory ran out."""
         saved = checkpoint.newest_first(self.config.output / "checkpoints")
         resume = self._resume_command() if saved else None
         return shortage_error(training.step, training.device, memory_options(training.plan), resume=resume)
@@ -256,7 +254,6 @@ def _say(*sentences: str) -> None:
 
 
 def _device_name(device: str) -> str:
-    """Resolves ``auto``."""
     return default_device_type() if device == "auto" else device
 
 

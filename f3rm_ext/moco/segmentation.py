@@ -34,13 +34,11 @@ class MaskedImages:
     """Pictures with one class per pixel."""
 
     images: UInt8[np.ndarray, "images side side 3"]
-    """All pictures."""
     masks: UInt8[np.ndarray, "images side side"]
     """Class of each pixel; 255 is ignored."""
 
     @property
     def classes(self) -> list[int]:
-        """Sorted classes of all masks."""
         return [value for value in np.unique(self.masks).tolist() if value != IGNORED]
 
 

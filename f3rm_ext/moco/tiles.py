@@ -33,8 +33,6 @@ class _List(TypedDict):
 
 @dataclass(frozen=True)
 class Tiles:
-    """Square tiles of one size."""
-
     array: Path
     """The bytes, (tiles, side, side, 3), as a .npy file."""
     files: tuple[str, ...]
@@ -48,7 +46,6 @@ class Tiles:
         return len(self.files)
 
     def open(self) -> UInt8[np.ndarray, "tiles side side 3"]:
-        """Maps the bytes into memory."""
         return np.load(self.array, mmap_mode="r", allow_pickle=False)
 
 

@@ -28,12 +28,9 @@ class StepResult:
     accuracy: Tensor
     """Share of queries whose own key is the most similar, 0 to 1."""
     query: Tensor
-    """Embeddings of the last batch."""
     key: Tensor
-    """Keys of the last batch."""
 
     def scalars(self) -> dict[str, float]:
-        """Returns the values to log."""
         return {
             "loss": float(self.loss),
             "pretext_accuracy": float(self.accuracy),
@@ -185,12 +182,10 @@ class Training:
         return [*self.query.parameters(), *(self.predictor.parameters() if self.predictor else ())]
 
     def require_same(self) -> None:
-        """Checks that all processes hold the same parameters."""
         if self._ranks is not None:
             self._ranks.require_same(self.query.named_parameters(), f"after step {self.step}")
 
     def largest_over_ranks(self, number: int) -> int:
-        """Returns the largest of the numbers of all processes."""
         return number if self._ranks is None else max(value for (value,) in self._ranks.share([number]))
 
     def _predict(self, view: Tensor) -> Tensor:

@@ -136,7 +136,6 @@ class ViewPairs(Dataset):
         self._bytes = None
 
     def __getitems__(self, indices: list[tuple[int, int]]) -> Batch:
-        """Returns both views of a batch, and the numbers of the tiles."""
         if self._bytes is None:  # in the process that reads
             self._bytes = self._tiles.open()
         numbers = [number for _, number in indices]
@@ -173,7 +172,6 @@ class BatchSampler(Sampler):
             batch = (epoch + 1) * per_pass
 
     def order(self, epoch: int) -> list[int]:
-        """Returns the order of the tiles in one pass."""
         generator = torch.Generator().manual_seed(derive_seed(self._seed, "order", epoch))
         return torch.randperm(self._images, generator=generator).tolist()
 

@@ -59,7 +59,6 @@ def make_exposures(option: ExposureOption, num_images: int, metadata: Mapping[st
 
 
 def choices(option: ExposureOption, exposures: "ExposureModel | None") -> dict[str, str | float]:
-    """Returns what auto became, by name of the option, for :class:`~f3rm_ext.engine.protocols.HasChoices`."""
     return {"exposure": "off" if exposures is None else "on"} if option == "auto" else {}
 
 

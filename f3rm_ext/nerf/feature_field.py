@@ -86,11 +86,9 @@ class FeatureField(nn.Module):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the heads, the primary one first."""
         return tuple(self.heads)
 
     def head(self, name: str) -> FeatureHead:
-        """Returns the head of this name."""
         head = self.heads[name]
         assert isinstance(head, FeatureHead)
         return head

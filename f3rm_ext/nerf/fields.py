@@ -51,7 +51,6 @@ class GridOptions:
     """Binary logarithm of the largest number of table rows per level, 14 to 22."""
 
     def build(self, backend: Backend) -> HashGrid:
-        """Returns a hash grid of this size."""
         return HashGrid(**vars(self), backend=backend)
 
 

@@ -29,7 +29,6 @@ class GridLevel:
     offset: int
     """First row of this level in the table."""
     size: int
-    """Rows of this level."""
 
     @property
     def is_hashed(self) -> bool:
@@ -80,7 +79,6 @@ class LevelTensors:
     levels: tuple[GridLevel, ...]
     """The same as numbers."""
     scales: Float[Tensor, "levels"]
-    """Scale of each level."""
     rows: Int32[Tensor, "levels 6"]
     """Of each level: the factors of x, y and z, which are primes or strides; first row; number of rows; whether it is
     hashed. A row is the exclusive or (hashed) or the sum (dense) of factors times coordinates, modulo their number."""

@@ -51,12 +51,10 @@ class _Corners:
         return _Corners(rows.add_(numbers[3]).flatten(0, 2), torch.stack([1.0 - upper, upper], dim=1))
 
     def weights(self) -> Float[Tensor, "8 levels points"]:
-        """Returns the trilinear weights."""
         x, y, z = self.sides
         return (z[:, None, None] * y[:, None] * x).flatten(0, 2)
 
     def read(self, table: Float[Tensor, "entries level_feat"]) -> Float[Tensor, "8 levels points level_feat"]:
-        """Returns the features of the vertices."""
         return table.index_select(0, self.rows.flatten()).view(*self.rows.shape, -1)
 
     def position_gradient(self, by_weight: Float[Tensor, "8 levels points"]) -> Float[Tensor, "3 levels points"]:
@@ -73,7 +71,6 @@ class _Corners:
 
 
 def _chunk_values(device: torch.device, training: bool) -> int:
-    """Returns how many table values to read at a time."""
     if device.type == "cpu":
         return CHUNK_VALUES_CPU
     if training or device.type != "cuda":

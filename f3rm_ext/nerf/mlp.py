@@ -25,7 +25,6 @@ class Mlp(nn.Module):
         self.linear_output = out_dim is not None
 
     def forward(self, x: Float[Tensor, "*batch in_feat"]) -> Float[Tensor, "*batch out_feat"]:
-        """Applies the layers to the last dimension."""
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             x = layer(x)
@@ -56,7 +55,6 @@ class RaySplitMlp(nn.Module):
     def forward(
         self, per_ray: Float[Tensor, "rays ray_feat"], per_sample: Float[Tensor, "rays samples sample_feat"]
     ) -> Float[Tensor, "rays samples out_feat"]:
-        """Applies the network to every sample."""
         weight = self.first.weight
         shared = functional.linear(per_ray, weight[:, : self.ray_dim])
         own = functional.linear(per_sample, weight[:, self.ray_dim :])

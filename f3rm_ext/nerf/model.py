@@ -173,7 +173,6 @@ class F3rmModelConfig(OwnModelConfig):
         check_ranges(self.feature_grid, "pipeline.model.feature-grid.")
 
     def memory_options(self, state: RunState) -> list[MemoryOption]:
-        """Returns the options that lower the memory of a training step."""
         return list(
             field_options(
                 self.num_samples,
@@ -184,7 +183,6 @@ class F3rmModelConfig(OwnModelConfig):
         )
 
     def picture_memory_options(self, state: RunState) -> list[MemoryOption]:
-        """Returns the options that lower the memory of a picture."""
         chunk = self.eval_num_rays_per_chunk or default_chunk(torch.device(state.device_type))
         return list(halve(QualityImpact.NONE, "pipeline.model.eval-num-rays-per-chunk", chunk, MIN_CHUNK))
 
@@ -204,7 +202,6 @@ class F3rmModel(QueryableField):
     config: F3rmModelConfig
 
     def populate_modules(self) -> None:
-        """Builds fields, sampler, renderers and metrics."""
         device = torch.device(self.kwargs.get("device") or "cpu")
         threads.settle(numba=device.type == "cpu")
         config = self.config
@@ -325,7 +322,6 @@ class F3rmModel(QueryableField):
         return self.renderer_rgb.blend_background(torch.zeros(4, device=self.device))
 
     def memory_options(self) -> list[MemoryOption]:
-        """Returns the options that lower the memory of a training step."""
         state = RunState(self.device.type, self.num_train_data, has_features=bool(self.feature_field.names))
         return self.config.memory_options(state)
 
@@ -335,7 +331,6 @@ class F3rmModel(QueryableField):
         return json.dumps({**self.cost.state(), "steps_since_proposal_update": sampler._steps_since_update})
 
     def set_extra_state(self, state: str) -> None:
-        """Restores what :meth:`get_extra_state` returned."""
         values = json.loads(state)
         self.cost.restore(values)
         self.proposal_sampler._steps_since_update = int(values["steps_since_proposal_update"])

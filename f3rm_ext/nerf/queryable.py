@@ -79,7 +79,6 @@ class QueryableField(Model, ABC):
     # --- queries -----------------------------------------------------------------------------------------------------
 
     def query_heads(self) -> dict[str, FeatureHead]:
-        """Returns the distilled features by name, the primary one first."""
         return {name: self.feature_field.head(name) for name in self.feature_field.names}
 
     def render_camera(

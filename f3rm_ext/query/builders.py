@@ -102,7 +102,6 @@ class ExamplePlace:
     """The place in a photo from which an example of a class is taken."""
 
     name: str
-    """The class."""
     draw: int
     """Number of the example."""
     photo: int

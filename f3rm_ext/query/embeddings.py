@@ -45,12 +45,10 @@ class Embeddings:
 
     @classmethod
     def empty(cls, dim: int) -> "Embeddings":
-        """Returns no directions."""
         return cls(torch.zeros(0, dim), ())
 
     @classmethod
     def join(cls, parts: Sequence["Embeddings"]) -> "Embeddings":
-        """Returns all directions of one or more parts."""
         return cls(torch.cat([part.values for part in parts]), tuple(s for part in parts for s in part.sources))
 
     @classmethod

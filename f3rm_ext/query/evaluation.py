@@ -30,9 +30,7 @@ class LabelledCamera:
     """A photo's camera, with labels."""
 
     file: Path
-    """The photo."""
     camera: Cameras
-    """One camera."""
     truth: LabelledView
     """Labels at the camera's size."""
 
@@ -148,7 +146,6 @@ class LabelledPoints:
     """Class of each, as numbered in the label images."""
 
     def masks(self, truth: CaptureGroundTruth) -> dict[str, Bool[np.ndarray, " points"]]:
-        """Returns the points of each class, by its name."""
         return {thing.name: self.labels == thing.label for thing in truth.things}
 
 

@@ -46,8 +46,6 @@ _LEAST_PX = 60
 
 @dataclass
 class Group:
-    """One group."""
-
     number: int
     """From 0, the one that photos see most of first."""
     points: int
@@ -116,7 +114,6 @@ def draw_groups(
 
 
 def tabulate(groups: Sequence[Group]) -> Table:
-    """Returns the groups as a table."""
     has_names = any(group.names for group in groups)
     rows = [
         [

@@ -16,7 +16,6 @@ THRESHOLDS = np.linspace(-1.0, 1.0, 401)
 _RIM = 0.02
 """Width of the rim of :func:`boundary_iou`, as a share of the image's diagonal."""
 _RESAMPLES = 2000
-"""Samples of the bootstrap."""
 
 
 @dataclass
@@ -53,7 +52,6 @@ class QueryMetrics:
     """
 
     threshold: float = PINNED_THRESHOLD
-    """The fixed threshold."""
     _pairs: list[_Pair] = field(default_factory=list)
 
     def add(
@@ -100,7 +98,6 @@ class QueryMetrics:
         )
 
     def __len__(self) -> int:
-        """Number of pairs."""
         return len(self._pairs)
 
     def summary(self) -> dict[str, Any]:

@@ -77,7 +77,6 @@ class Region:
 
     @property
     def is_point(self) -> bool:
-        """Whether it is a point, without extent."""
         return self.x_px is not None and self.width_px is None
 
     def box_px(self, width_px: int, height_px: int) -> tuple[float, float, float, float]:
@@ -116,7 +115,6 @@ class QuerySpec:
     feature: str = ""
     """The distilled feature to query; empty for the first."""
     temperature: float = 0.1
-    """Temperature of the relevancy, above 0."""
 
 
 @dataclass
@@ -131,7 +129,6 @@ class QueryTarget:
     """Folder of the mesh's capture; by default the folder it was in when features were lifted."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError unless there is either a run or a mesh."""
         if (self.load_config is None) == (self.mesh is None):
             raise ConfigError("A query needs a run or a mesh with features: give either --load-config or --mesh.")
         if self.mesh is None and self.data is not None:
@@ -171,7 +168,6 @@ class QueryInputs:
     """Scores from this value upwards count as a match, -1 to 1."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if an option cannot work."""
         check_ranges(self)
         if not all(text.strip() for text in self.negative):
             raise ConfigError("A text after --negative is empty: write a phrase, or `--negative none`.")
@@ -185,7 +181,6 @@ class QueryOptions(QueryInputs, QueryTarget):
     """Options of the commands that run queries on a run or a mesh."""
 
     def __post_init__(self) -> None:
-        """See :class:`QueryTarget` and :class:`QueryInputs`."""
         QueryTarget.__post_init__(self)
         QueryInputs.__post_init__(self)
 

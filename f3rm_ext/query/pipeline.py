@@ -40,7 +40,6 @@ class FeaturePipelineConfig(VanillaPipelineConfig):
     """Options of :class:`FeaturePipeline`."""
 
     _target: type = field(default_factory=lambda: FeaturePipeline)
-    """Class to build."""
 
 
 class FeaturePipeline(VanillaPipeline):

@@ -40,10 +40,8 @@ class PredictionFolder:
     """The predictions of one program for one capture."""
 
     folder: Path
-    """The folder."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if there is no such folder."""
         if not self.folder.is_dir():
             raise ConfigError(f"There is no folder of predictions {self.folder}: give the folder with --predictions.")
 
@@ -112,9 +110,7 @@ class Judgement:
     """The figures of predictions, with what they rest on."""
 
     rendered: QueryMetrics
-    """Photos."""
     judged: list[str] = field(default_factory=list)
-    """Photos that were judged."""
     training: list[str] = field(default_factory=list)
     """Photos left out because they, or copies of them, were trained on."""
     missing: list[str] = field(default_factory=list)

@@ -61,11 +61,8 @@ class Queryable(Protocol):
     """A model that can be queried: a feature field, or splats with features."""
 
     training: bool
-    """Whether it is in training mode."""
 
-    def train(self, mode: bool = True) -> object:
-        """Switches training mode on or off."""
-        ...
+    def train(self, mode: bool = True) -> object: ...
 
     @property
     def device(self) -> torch.device:

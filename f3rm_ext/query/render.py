@@ -29,11 +29,9 @@ class ScoredView:
     """One view, rendered and scored."""
 
     view: View
-    """The view."""
     scores: Float32[np.ndarray, "h w queries"]
     """Relevancy or cosine of each query."""
     rgb: UInt8[np.ndarray, "h w 3"]
-    """The rendered picture."""
     depth: Float32[np.ndarray, "h w"]
     """Median distance along the ray, scene units."""
     accumulation: Float32[np.ndarray, "h w"]
@@ -60,7 +58,6 @@ def score_views(model: Queryable, views: Sequence[View], queries: Sequence[Query
 
 
 def score_view(model: Queryable, view: View, queries: Sequence[Query]) -> ScoredView:
-    """Renders a view and scores its pixels."""
     scores, outputs = score_image(model, view.camera, queries)
     rgb, depth, accumulation = (outputs[name].float().cpu().numpy() for name in ("rgb", "depth", "accumulation"))
     return ScoredView(

@@ -45,7 +45,6 @@ class Photos:
     model: Any
     """The model, a :class:`~f3rm_ext.query.queryable.Queryable`, in evaluation mode."""
     manager: "F3rmDataManager | ImageDataManager"
-    """The photos and cameras."""
 
     def __post_init__(self) -> None:
         self._sources: dict[str, FeatureSource] | None = None
@@ -58,7 +57,6 @@ class Photos:
 
     @property
     def frame(self) -> CaptureFrame:
-        """The map between the scene frame and that of the capture."""
         return CaptureFrame.from_outputs(self.manager.train_dataparser_outputs, self.data)
 
     def describe(self) -> dict[str, object]:
@@ -78,11 +76,9 @@ class Photos:
         return dataset
 
     def cameras(self, split: str) -> Cameras:
-        """Returns the cameras of a split, scene frame."""
         return self.dataset(split).cameras
 
     def files(self, split: str) -> list[Path]:
-        """Returns the image files of a split."""
         return [Path(name) for name in self.dataset(split).image_filenames]
 
     def find_photo(self, name: str) -> tuple[str, int] | None:
@@ -202,17 +198,13 @@ def _require_same_space(head: QueryHead, spec: "FeatureSpec | None") -> None:
 
 @dataclass
 class Run(Photos):
-    """A trained run."""
-
     config: "TrainerConfig"
     """Options of the run, as in its config.yml."""
     checkpoint: Path
-    """The checkpoint that was loaded."""
     step: int
     """Number of the last training step in the checkpoint."""
 
     def describe(self) -> dict[str, object]:
-        """The run as JSON, for files that hold results."""
         return {"checkpoint": str(self.checkpoint.resolve()), "step": self.step, "method": self.config.method_name}
 
 

@@ -94,7 +94,6 @@ def write_at(picture: UInt8[np.ndarray, "h w 3"], places: Mapping[str, tuple[int
 
 
 def resize(picture: UInt8[np.ndarray, "h w 3"], height_px: int, width_px: int) -> UInt8[np.ndarray, "_ _ 3"]:
-    """Resizes a picture."""
     if picture.shape[:2] == (height_px, width_px):
         return picture
     return np.asarray(Image.fromarray(picture).resize((width_px, height_px), Image.Resampling.LANCZOS))
@@ -116,7 +115,6 @@ class Overview:
         """Name of each view that is shown, and its thumbnails, one for each column."""
 
     def add(self, number: int, name: str, pictures: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> None:
-        """Adds a view if it is one of those shown."""
         if number in self.shown:
             self.rows.append((name, [_thumbnail(picture) for picture in pictures[:_MAX_COLUMNS]]))
 
@@ -163,7 +161,6 @@ def _write_line(draw: ImageDraw.ImageDraw, place: tuple[int, int], text: str, wi
 
 
 def _shorten(text: str, width_px: int, font: ImageFont.FreeTypeFont) -> str:
-    """The text, shortened to a width."""
     if font.getlength(text) <= width_px:
         return text
     while text and font.getlength(text + "…") > width_px:

@@ -35,7 +35,6 @@ class QueryResult:
     summary: dict[str, Any]
     """The content of summary.json."""
     folder: Path
-    """The folder."""
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,6 @@ def provenance(command: str, run: Photos, queries: Sequence[Query], threshold: f
 
 
 def provenance_lines(record: Mapping[str, Any]) -> list[str]:
-    """Returns the provenance as lines of text, for the overview."""
     mesh = record.get("mesh")
     lines = [f"{record['method']}, step {record['step']}, {record['checkpoint']}" if mesh is None else f"mesh {mesh}"]
     for query in record["queries"]:

@@ -34,17 +34,13 @@ class Host(Protocol):
     store: QueryStateStore
 
     @property
-    def viewer_control(self) -> ViewerControl:
-        """The control of the viewer that shows the panel."""
-        ...
+    def viewer_control(self) -> ViewerControl: ...
 
     def act(self, action: Callable[[], None]) -> Callable[[object], None]:
         """Returns the callback of an element."""
         ...
 
-    def say(self, activity: str = "", problem: str = "") -> None:
-        """Shows a status."""
-        ...
+    def say(self, activity: str = "", problem: str = "") -> None: ...
 
     def show_output(self, name: str) -> None:
         """Shows an output, unless one was chosen that is none of the panel's."""

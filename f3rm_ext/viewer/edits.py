@@ -17,7 +17,6 @@ class PointSelection:
     name: str
     """Name of the query or the group that chose them."""
     chosen: Bool[Tensor, " points"]
-    """True for the chosen points."""
     shares: Float[Tensor, " points"]
     """Share of each that lies on what was asked for, 0 to 1."""
     core: Bool[Tensor, " points"]
@@ -25,7 +24,6 @@ class PointSelection:
 
     @cached_property
     def count(self) -> int:
-        """Number of points."""
         return int(self.chosen.sum())
 
 
@@ -36,7 +34,6 @@ class Edit:
     name: str
     """Title in the viewer, such as "remove banana"."""
     rows: Int64[Tensor, " hidden"]
-    """Indices of the points."""
     shares: Float[Tensor, " hidden"]
     """Their shares, see :class:`PointSelection`."""
 

@@ -26,14 +26,10 @@ _FOV_RANGE_RAD = (radians(20.0), radians(100.0))
 
 @dataclass(frozen=True)
 class FirstView:
-    """The first view of a page."""
-
     index: int
-    """Number of the training camera."""
     c2w: Float[np.ndarray, "3 4"]
     """Pose of the camera in the scene frame, OpenGL axes."""
     fov_rad: float
-    """Vertical field of view of the camera."""
     distance: float
     """Distance from the camera to the point that the view turns about, scene units, above 0."""
 

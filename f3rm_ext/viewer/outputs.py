@@ -68,7 +68,6 @@ class RefittedColors:
         self._range = high - self._low
 
     def __call__(self, rendered: Float[Tensor, "rays hidden"]) -> Float[Tensor, "rays 3"]:
-        """Returns RGB, 0 to 1."""
         value = self._space.coordinates(rendered) @ self._components.T - self._offset
         return ((value - self._low) / self._range).clamp(0.0, 1.0)
 

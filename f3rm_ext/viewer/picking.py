@@ -54,7 +54,6 @@ class Viewpoint:
 
     camera: Cameras
     obb_box: OrientedBox | None = None
-    """The crop box; None without cropping."""
 
 
 @contextmanager

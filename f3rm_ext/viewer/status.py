@@ -35,13 +35,11 @@ class StatusLine(ViewerElement[str]):
         self._handle = viser_server.gui.add_markdown(self.content)
 
     def install(self, viser_server: ViserServer) -> None:
-        """Adds the text to a viewer."""
         self._on_install()
         self._create_gui_handle(viser_server)
 
     @property
     def is_installed(self) -> bool:
-        """Whether the text was added to a viewer."""
         return self._handle is not None
 
     def show(self, content: str) -> None:
@@ -59,7 +57,6 @@ class MemoryLine(StatusLine):
         self._device, self._shown_s = device, -math.inf
 
     def update(self) -> None:
-        """Reads the memory and shows it."""
         if time.monotonic() - self._shown_s >= _MEMORY_PERIOD_S:
             self._shown_s = time.monotonic()
             self.show(f"**Memory** {describe_use(torch.device(self._device()))}")

@@ -77,13 +77,11 @@ class ClipExtractor(preprocess.PatchExtractor):
 
     @classmethod
     def weights_status(cls, config: ClipConfig) -> WeightsStatus:
-        """Tells whether the weights are on this machine."""
         weights = ClipModel.from_name(config.model).weights(config.pretrained)
         return NO_WEIGHTS if weights is None else status(weights)
 
     @classmethod
     def feature_size(cls, config: ClipConfig, height_px: int, width_px: int) -> FeatureSize:
-        """Tells the size of an image's features without weights."""
         architecture = ClipModel.from_name(config.model)
         patch = architecture.patch_px
         height, width = preprocess.whole_patches(height_px, width_px, config.short_side_px, patch)
@@ -99,7 +97,6 @@ class ClipExtractor(preprocess.PatchExtractor):
 
     @property
     def identity(self) -> ExtractorIdentity:
-        """Architecture, weights and image size."""
         mean, std = self._architecture.normalisation(self.config.pretrained)
         return ExtractorIdentity(
             extractor="clip",
@@ -112,12 +109,10 @@ class ClipExtractor(preprocess.PatchExtractor):
 
     @property
     def patch_px(self) -> int:
-        """Side of a patch."""
         return self._architecture.patch_px
 
     @property
     def dim(self) -> int:
-        """Dimension of the space shared with text."""
         return self._architecture.dim
 
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:

@@ -27,7 +27,6 @@ class ClipModel:
     dim: int
     """Dimension of the space shared with text."""
     patch_px: int
-    """Side of a patch."""
 
     @classmethod
     def from_name(cls, name: str) -> "ClipModel":

@@ -61,7 +61,6 @@ class DaisyExtractor:
 
     @property
     def identity(self) -> ExtractorIdentity:
-        """The parameters of the descriptor."""
         return ExtractorIdentity(
             extractor="dense-daisy",
             model=f"daisy {RINGS}x{HISTOGRAMS}x{ORIENTATIONS} radius {self.config.radius_px} + Lab phases 1",
@@ -73,7 +72,6 @@ class DaisyExtractor:
 
     @property
     def dim(self) -> int:
-        """Dimensions of texture and colour together."""
         return TEXTURE_DIM + COLOR_DIM
 
     @property

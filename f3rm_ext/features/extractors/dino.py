@@ -97,7 +97,6 @@ class _VitExtractor(preprocess.PatchExtractor):
 
     @classmethod
     def weights_source(cls, config: DinoConfig) -> Weights:
-        """Tells where the weights of a model come from."""
         repository, url = cls.published(config.model)
         return Weights(
             model=f"{cls.title} {config.model}",
@@ -114,7 +113,6 @@ class _VitExtractor(preprocess.PatchExtractor):
 
     @classmethod
     def weights_status(cls, config: DinoConfig) -> WeightsStatus:
-        """Tells whether the weights are on this machine."""
         return status(cls.weights_source(config))
 
     @classmethod
@@ -133,7 +131,6 @@ class _VitExtractor(preprocess.PatchExtractor):
 
     @property
     def identity(self) -> ExtractorIdentity:
-        """Weights, image size, and which features of the network are used."""
         layers = "+".join(str(layer % self._vit.depth) for layer in self.config.layers)
         return ExtractorIdentity(
             extractor=self.name,
@@ -146,12 +143,10 @@ class _VitExtractor(preprocess.PatchExtractor):
 
     @property
     def patch_px(self) -> int:
-        """Side of a patch."""
         return self._vit.patch_px
 
     @property
     def dim(self) -> int:
-        """Width of the ViT."""
         return self._vit.width
 
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
@@ -181,7 +176,6 @@ class DinoExtractor(_VitExtractor):
 
     @staticmethod
     def published(model: str) -> tuple[str, str]:
-        """Returns where DINO's weights are."""
         repository, stem = _DINO_FILES[model]
         return repository, f"{_DINO_URL}/{stem}/{stem}.pth"
 
@@ -194,7 +188,6 @@ class Dinov2Extractor(_VitExtractor):
 
     @staticmethod
     def published(model: str) -> tuple[str, str]:
-        """Returns where DINOv2's weights are."""
         size, _, registers = model.partition("_")
         repository = f"facebook/dinov2-{'with-registers-' if registers else ''}{_DINOV2_SIZES[size]}"
         stem = f"dinov2_{size}" + ("_reg4" if registers else "")

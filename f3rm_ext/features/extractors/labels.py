@@ -45,7 +45,6 @@ class LabelsExtractor:
 
     @property
     def identity(self) -> ExtractorIdentity:
-        """Class names and the content of the label images."""
         return ExtractorIdentity(
             extractor="labels",
             model=f"{self.dim} classes",
@@ -65,7 +64,6 @@ class LabelsExtractor:
         return 1
 
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
-        """Returns the geometry of one patch per pixel."""
         return PatchGrid.covering(height_px, width_px, height_px, width_px)
 
     def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:

@@ -53,14 +53,12 @@ class MocoExtractor(preprocess.PatchExtractor):
 
     @classmethod
     def weights_status(cls, config: MocoConfig) -> WeightsStatus:
-        """Tells whether the weights are on this machine."""
         if config.weights is None:
             return WeightsStatus(path=None, advice="Needs moco:weights=…/backbone.safetensors of your own training.")
         return status(_weights(config))
 
     @property
     def identity(self) -> ExtractorIdentity:
-        """Weights, image size and stage."""
         return ExtractorIdentity(
             extractor="moco",
             model=self._model,
@@ -77,7 +75,6 @@ class MocoExtractor(preprocess.PatchExtractor):
 
     @property
     def dim(self) -> int:
-        """Channels of the features."""
         if isinstance(self._network, VisionTransformer):
             return self._network.width
         first = 64 if self._model == "resnet18" else 256

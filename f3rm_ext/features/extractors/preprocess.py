@@ -123,7 +123,6 @@ class PatchExtractor(ABC):
         """Side of a patch; the sides of images are resized to multiples of it."""
 
     def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
-        """Returns the features of each image, (rows, cols, D), float32 on the CPU, not normalised."""
         return extract_in_batches(
             images, self._input_size, self._forward, batch_size=self.batch_size, device=self.device
         )

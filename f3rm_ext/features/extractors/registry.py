@@ -57,9 +57,7 @@ class ExtractorFactory(Protocol):
     config_class: ClassVar[type]
     """Dataclass of the options, in which every field has a default."""
 
-    def __call__(self, config: Any, *, device: torch.device) -> Extractor:
-        """Builds the extractor."""
-        ...
+    def __call__(self, config: Any, *, device: torch.device) -> Extractor: ...
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,6 @@ class ExtractorInfo:
     provider: str
     """``built in``, or the package that registers the extractor."""
     broken: bool = False
-    """True if loading it failed."""
 
     def weights_status(self, options: str = "") -> WeightsStatus:
         """See :func:`weights_status`; options as ``key=value,key=value``."""

@@ -50,7 +50,6 @@ class WeightsStatus:
     advice: str
     """One sentence that says where the file is or what to do."""
     missing: bool = False
-    """True if weights are needed and are not on this machine."""
 
 
 NO_WEIGHTS = WeightsStatus(path=None, advice="Needs no weights.")
@@ -75,7 +74,6 @@ def locate(weights: Weights) -> Path | None:
 
 
 def status(weights: Weights) -> WeightsStatus:
-    """Returns the status of these weights for ``doctor``."""
     path = locate(weights)
     if path is not None:
         return WeightsStatus(path=path, advice=f"Weights found: {path}.")

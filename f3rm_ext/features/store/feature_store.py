@@ -44,7 +44,6 @@ def cache_root(cache_dir: Path | None, kind: str = "features") -> Path:
 
 
 def store_root(cache: Path, identity: ExtractorIdentity) -> Path:
-    """Returns the folder of one extractor's features."""
     return cache / f"{plain_name(identity.extractor)}-{identity.key()}"
 
 
@@ -62,7 +61,6 @@ class Damage:
     """A shard that differs from its entry in the manifest."""
 
     path: Path
-    """The shard's file."""
     reason: str
     """Reason, as a clause."""
 
@@ -96,14 +94,12 @@ class FeatureStore:
 
     @property
     def dim(self) -> int:
-        """Feature dimension."""
         return self.manifest.dim
 
     def __contains__(self, key: object) -> bool:
         return key in self.manifest.images
 
     def path(self, key: str) -> Path:
-        """Returns the file of an image's shard."""
         return self.root / shard_name(key)
 
     # Writing, which requires the lock.

@@ -34,7 +34,6 @@ class ImageDataset(Protocol):
     """
 
     image_filenames: Any
-    """Path of each image."""
     cameras: Any
     """Nerfstudio's ``Cameras``; extraction reads ``height`` and ``width`` in pixels."""
     scale_factor: float
@@ -131,14 +130,11 @@ def _is_entry(entry: object) -> bool:
 
 @dataclass(frozen=True)
 class Decoded:
-    """One image, decoded."""
-
     key: str
     """Key of the image, see :func:`image_key`."""
     pixels: UInt8[np.ndarray, "h w 3"]
     """RGB; a transparent image is laid on white."""
     file: Path
-    """File that it was read from."""
 
 
 class ImageSet:

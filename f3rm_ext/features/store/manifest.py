@@ -26,14 +26,10 @@ class ShardEntry:
     blake2b: str
     """Hash of the shard's file, 32 hex digits."""
     grid: PatchGrid
-    """Positions of the patches in the image."""
     height_px: int
-    """Height of the image."""
     width_px: int
-    """Width of the image."""
 
     def to_json(self, key: str) -> dict[str, Any]:
-        """Returns the entry as it stands in the manifest."""
         return {
             "file": shard_name(key),
             "bytes": self.bytes,
@@ -71,7 +67,6 @@ class Manifest:
     identity: dict[str, str]
     """Fields of the extractor's identity; for PCA codes also their number and the hash of their basis."""
     dim: int
-    """Feature dimension."""
     residual: bool = False
     """Whether each shard has one more channel, the norm of what the PCA codes leave out."""
     images: dict[str, ShardEntry] = field(default_factory=dict)
