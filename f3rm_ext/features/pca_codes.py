@@ -168,7 +168,9 @@ def build_codes(
     device: torch.device,
     on_progress: Callable[[], None] = lambda: None,
 ) -> FeatureStore:
-    """Makes the basis, unless it exists, and the codes that are missing. The caller must hold the store's lock.
+    """Makes the basis, unless it exists, and the codes that are missing; returns the store of the codes.
+
+    The caller must hold the store's lock.
 
     A damaged basis or code is made again, because both follow from the full features.
 
@@ -177,9 +179,6 @@ def build_codes(
         root: Folder of the codes, see :func:`codes_root`.
         basis_keys: Images that the basis is fitted to (training).
         keys: Images that need codes (training and evaluation).
-
-    Returns:
-        The store of the codes.
 
     Raises:
         ExtractorError: Codes overflow half precision.
@@ -192,7 +191,8 @@ def build_codes(
     if basis is None or code_store is None:
         # Codes of the old basis are coordinates in other directions than those of the new one.
         shutil.rmtree(root, ignore_errors=True)
-        basis = _fit(store, root, basis_keys, codes, device)
+        maps = (torch.from_numpy(np.array(store.load(key).values)) for key in sorted(set(basis_keys)))
+        basis = save_basis(root, *principal_rows(second_moment(maps, store.dim, device), codes))
         code_store = open_codes(store, root, basis)
     remove_temporaries(root)
     code_store.recover()
@@ -215,8 +215,3 @@ def build_codes(
             code_store.commit()
     code_store.commit()
     return code_store
-
-
-def _fit(store: FeatureStore, root: Path, keys: Sequence[str], codes: int, device: torch.device) -> CodeBasis:
-    maps = (torch.from_numpy(np.array(store.load(key).values)) for key in sorted(set(keys)))
-    return save_basis(root, *principal_rows(second_moment(maps, store.dim, device), codes))

@@ -117,8 +117,7 @@ def prepare_features(
         raise ConfigError("There are no training images to extract features of: check the capture and its split.")
     device = torch.device(device)
     cache = cache_root(options.cache_dir)
-    index = ImageIndex(cache / INDEX_NAME)
-    images = _SeenImages(datasets, index)
+    images = _SeenImages(datasets, cache)
 
     def prepare(text: str, name: str) -> tuple[FeatureSpec, FeatureStore, list[ImageSet]]:
         together = local_size > 1 and not repair
@@ -182,8 +181,7 @@ def open_features(
         FeatureStoreError: A shard is damaged.
     """
     cache = cache_root(cache_dir)
-    index = ImageIndex(cache / INDEX_NAME)
-    images = _SeenImages(datasets, index)
+    images = _SeenImages(datasets, cache)
     heads = []
     for spec in specs:
         sets = images.of(full=resizes(spec.extractor))
@@ -210,8 +208,8 @@ def _sources(
 class _SeenImages:
     """The images of data sets as extractors see them."""
 
-    def __init__(self, datasets: Sequence[ImageDataset], index: ImageIndex) -> None:
-        self._datasets, self._index = datasets, index
+    def __init__(self, datasets: Sequence[ImageDataset], cache: Path) -> None:
+        self._datasets, self._index = datasets, ImageIndex(cache / INDEX_NAME)
         self._sets: dict[bool, list[ImageSet]] = {}
 
     def of(self, *, full: bool) -> list[ImageSet]:

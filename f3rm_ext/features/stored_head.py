@@ -11,7 +11,7 @@ import torch
 from f3rm_ext.errors import FeatureStoreError
 from f3rm_ext.features.base import Extractor, ExtractorIdentity
 from f3rm_ext.features.display import fit_display, load_display, sample_patches, save_display
-from f3rm_ext.features.pca_codes import CodeBasis, build_codes, codes_root, load_basis, open_codes
+from f3rm_ext.features.pca_codes import build_codes, codes_root, load_basis, open_codes
 from f3rm_ext.features.spec import FeatureSpec
 from f3rm_ext.features.store.extraction import disk_errors, extract_missing, pending, say_waiting, wait_until
 from f3rm_ext.features.store.feature_store import FeatureStore, shard_bytes, store_root
@@ -67,7 +67,19 @@ class StoredHead:
             store = open_codes(store, root, basis)
         if pending(store, self.sets, repair=False):
             return None
-        return self._spec(store, basis)
+        display = load_display(self._display_path(store), store.dim)
+        if display is None:
+            return None
+        spec = FeatureSpec(
+            name=self.name,
+            dim=store.dim,
+            extractor=self.text,
+            identity=dataclasses.asdict(self.identity),
+            display=display,
+            code_basis=None if basis is None else basis.rows,
+            code_energy=1.0 if basis is None else basis.explained,
+        )
+        return spec, store
 
     def extract(self, extractor: Extractor, *, repair: bool) -> None:
         """Extracts the full features that are missing. The caller must hold the lock.
@@ -189,25 +201,7 @@ class StoredHead:
             image_set.look_up()
 
     def _codes_root(self, store: FeatureStore) -> Path:
-        return codes_root(store, self._set_key(), self.codes)
-
-    def _set_key(self) -> str:
-        return set_key(self.sets[0].keys())
+        return codes_root(store, set_key(self.sets[0].keys()), self.codes)
 
     def _display_path(self, store: FeatureStore) -> Path:
-        return store.root / "display" / f"{self._set_key()}.json"
-
-    def _spec(self, store: FeatureStore, basis: CodeBasis | None) -> tuple[FeatureSpec, FeatureStore] | None:
-        display = load_display(self._display_path(store), store.dim)
-        if display is None:
-            return None
-        spec = FeatureSpec(
-            name=self.name,
-            dim=store.dim,
-            extractor=self.text,
-            identity=dataclasses.asdict(self.identity),
-            display=display,
-            code_basis=None if basis is None else basis.rows,
-            code_energy=1.0 if basis is None else basis.explained,
-        )
-        return spec, store
+        return store.root / "display" / f"{set_key(self.sets[0].keys())}.json"

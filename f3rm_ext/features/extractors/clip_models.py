@@ -15,6 +15,7 @@ from f3rm_ext.features.extractors.weights import Weights
 RANDOM = "random"
 """Tag of seeded random weights, which are for tests: the features mean nothing."""
 _RANDOM_SEED = 0
+_SUFFIXES = {".bin", ".pt", ".pth", ".safetensors"}
 _OPENAI_EXTRAS = ("input_resolution", "context_length", "vocab_size")
 
 
@@ -72,7 +73,7 @@ class ClipModel:
         label = f"CLIP {self.name}"
         tag = open_clip.get_pretrained_cfg(self.name, pretrained)
         if not tag:
-            if _looks_like_path(pretrained):
+            if "/" in pretrained or "\\" in pretrained or Path(pretrained).suffix in _SUFFIXES:
                 return Weights(model=label, option="pretrained", local=Path(pretrained).expanduser())
             tags = open_clip.list_pretrained_tags_by_model(self.name)
             raise ExtractorError(
@@ -135,10 +136,6 @@ def load_clip(architecture: ClipModel, pretrained: str, path: Path | None) -> An
                 "check model= and pretrained=."
             ) from error
     return model.eval().requires_grad_(False)
-
-
-def _looks_like_path(text: str) -> bool:
-    return "/" in text or "\\" in text or Path(text).suffix in {".bin", ".pt", ".pth", ".safetensors"}
 
 
 def _openai_archive(path: Path) -> dict[str, torch.Tensor] | None:

@@ -40,7 +40,10 @@ class LabelsExtractor:
                 f"There are no label images in {config.data}: `labels:data=CAPTURE` needs a transforms.json with "
                 "`classes`, and `label_file_path` for each frame."
             )
-        self._digest = self._digest_of_labels()
+        digest = hashlib.sha256("\n".join(self.truth.names).encode())
+        for path in self.truth.files(LABEL_KEYS):
+            digest.update(path.read_bytes())
+        self._digest = digest.hexdigest()[:16]
         self._names = [name.casefold() for name in self.truth.names]
 
     @property
@@ -67,11 +70,7 @@ class LabelsExtractor:
         return PatchGrid.covering(height_px, width_px, height_px, width_px)
 
     def extract(self, images: Sequence[UInt8[np.ndarray, "_ _ 3"]]) -> list[Float[Tensor, "_ _ feat"]]:
-        """Always fails, because labels are found by file; see :meth:`extract_files`.
-
-        Raises:
-            ExtractorError: Always.
-        """
+        """Raises ExtractorError, because labels are found by file; see :meth:`extract_files`."""
         raise ExtractorError("Labels belong to the files of a capture: an image without a file has none.")
 
     def extract_files(
@@ -97,12 +96,6 @@ class LabelsExtractor:
                     f"{self.config.data} has no class {prompt!r}{close_match(prompt, self.truth.names)}: "
                     f"look for one that it has ({', '.join(self.truth.names)})."
                 )
-
-    def _digest_of_labels(self) -> str:
-        digest = hashlib.sha256("\n".join(self.truth.names).encode())
-        for path in self.truth.files(LABEL_KEYS):
-            digest.update(path.read_bytes())
-        return digest.hexdigest()[:16]
 
     def _shares(self, file: Path, height_px: int, width_px: int) -> Float[Tensor, "_ _ feat"]:
         labels = self.truth.label_image(file)

@@ -59,12 +59,13 @@ class MocoExtractor(preprocess.PatchExtractor):
 
     @property
     def identity(self) -> ExtractorIdentity:
+        source = "the last block" if isinstance(self._network, VisionTransformer) else f"stage {self.config.stage}"
         return ExtractorIdentity(
             extractor="moco",
             model=self._model,
             weights=file_hash(self._path),
             resolution=f"short side {self.config.short_side_px} px in whole strides of {self.patch_px}",
-            preprocessing=f"bicubic antialiased, ImageNet mean and std; output of {self._source}",
+            preprocessing=f"bicubic antialiased, ImageNet mean and std; output of {source}",
         )
 
     @property
@@ -79,10 +80,6 @@ class MocoExtractor(preprocess.PatchExtractor):
             return self._network.width
         first = 64 if self._model == "resnet18" else 256
         return first * 2 ** (int(self.config.stage) - 1)
-
-    @property
-    def _source(self) -> str:
-        return "the last block" if isinstance(self._network, VisionTransformer) else f"stage {self.config.stage}"
 
     def patch_grid(self, height_px: int, width_px: int) -> PatchGrid:
         """Returns the centres of what features see: of patches; of a ResNet, whose padding decides, of first pixels."""

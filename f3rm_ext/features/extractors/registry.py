@@ -112,9 +112,6 @@ def feature_size(text: str, height_px: int, width_px: int) -> FeatureSize:
 
     >>> feature_size("clip:model=ViT-B-16,short_side_px=64", height_px=90, width_px=160)
     FeatureSize(rows=4, cols=7, dim=512)
-
-    Raises:
-        ExtractorError: See :func:`build_extractor`.
     """
     factory = _factory(extractor_name(text))
     tell = getattr(factory, "feature_size", None)
@@ -142,9 +139,6 @@ def understands_text(text: str) -> bool:
 
     >>> understands_text("clip:model=ViT-B-16"), understands_text("dinov2")
     (True, False)
-
-    Raises:
-        ExtractorError: The extractor is unknown or broken.
     """
     return hasattr(_factory(extractor_name(text)), "encode_text")
 
@@ -157,7 +151,8 @@ def available_extractors() -> dict[str, ExtractorInfo]:
             continue
         provider = " and ".join(_provider(point) for point in points)
         try:
-            description, broken = _description(_factory(name)), False
+            lines = (getattr(_factory(name), "__doc__", None) or "").strip().splitlines()
+            description, broken = lines[0] if lines else "No description.", False
         except ExtractorError as error:
             description, broken = str(error), True
         result[name] = ExtractorInfo(name, description, provider, broken)
@@ -206,8 +201,3 @@ def _factory(name: str) -> ExtractorFactory:
 
 def _provider(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else point.value
-
-
-def _description(factory: ExtractorFactory) -> str:
-    lines = (getattr(factory, "__doc__", None) or "").strip().splitlines()
-    return lines[0] if lines else "No description."

@@ -140,7 +140,7 @@ class VisionTransformer(nn.Module):
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.width, _, self.patch_px, _ = state["patch_embed.proj.weight"].shape
-        self.depth = block_count(state)
+        self.depth = 1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks."))
         self.heads = self.width // HEAD_WIDTH
         if self.heads == 0 or self.width % self.heads:
             raise ExtractorError(
@@ -258,11 +258,6 @@ class VisionTransformer(nn.Module):
             if facet == "token" and index in indices:
                 blocks[index] = self._normalize(x, index) if normed else x
         return [blocks[index][:, -rows * cols :].unflatten(1, (rows, cols)) for index in indices]
-
-
-def block_count(state: Mapping[str, Tensor]) -> int:
-    """Returns the number of transformer blocks in a state dict with common names."""
-    return 1 + max(int(name.split(".")[1]) for name in state if name.startswith("blocks."))
 
 
 def to_common_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -191,10 +191,7 @@ class FeatureStore:
 
     def verify(self, keys: Iterable[str] | None = None) -> Iterator[Damage]:
         """Reads shards whole (all of them by default) and yields those that differ from the manifest."""
-        for key in self.manifest.images if keys is None else keys:
-            damage = self.damage(key)
-            if damage is not None:
-                yield damage
+        yield from filter(None, map(self.damage, self.manifest.images if keys is None else keys))
 
     def load(self, key: str) -> FeatureMap:
         """Memory-maps the features of an image. The first call for an image checks the whole shard.

@@ -96,7 +96,11 @@ class ImageIndex:
         """Reads what other processes have added."""
         try:
             entries = json.loads(self.path.read_bytes())["entries"]
-            self._entries = {name: entry for name, entry in entries.items() if _is_entry(entry)}
+            self._entries = {
+                name: entry
+                for name, entry in entries.items()
+                if isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], str)
+            }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self._entries = {}
 
@@ -122,10 +126,6 @@ class ImageIndex:
             write_atomic(self.path, json.dumps({"format": 1, "entries": dict(entries)}, indent=0).encode())
         except OSError:
             return
-
-
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], str)
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,7 @@ class ImageSet:
             raise CaptureError(
                 f"Image {self.name(i)} cannot be read ({error}): mend or replace it, or take it out of the capture."
             ) from error
-        key = image_key(image)
-        self._keys[i] = key
+        self._keys[i] = key = image_key(image)
         if file is not None:
             self.index.set(*file, key)
         return Decoded(key, blend_background(image), Path(self.name(i)))
