@@ -77,6 +77,10 @@ class FeatureSpace:
         """Returns the vectors of the distilled space at these coordinates; :meth:`project` is its inverse."""
         return coordinates if self.basis is None else coordinates @ self.basis.T.to(coordinates)
 
+    def left_out(self, features: Float[Tensor, "*batch feat"]) -> Float[Tensor, "*batch"] | None:
+        """Returns the norms of what PCA codes leave out of full features, known on average; None for full features."""
+        return features.norm(dim=-1) * (1.0 / self.energy - 1.0) ** 0.5 if self.energy < 1.0 else None
+
     def best_cosines(
         self, rendered: Float[Tensor, "rays hidden"], vectors: Float[Tensor, "vectors feat"], ends: Sequence[int]
     ) -> Float[Tensor, "rays groups"]:

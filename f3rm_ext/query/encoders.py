@@ -144,16 +144,11 @@ class ExampleEncoder:
         height, width = image.shape[:2]
         region.require_inside(width, height)
         extractor = self._extractors.get(head)
-        values = extract_values(extractor, image, path)
-        if head.basis is not None:
-            values = encode(head.basis.float().cpu(), values)
-        half = values.numpy().astype(np.float16)
-        has_codes = head.basis is not None
-        return FeatureMap(
-            values=half[..., :-1] if has_codes else half,
-            grid=extractor.patch_grid(height, width),
-            residual_norm=half[..., -1] if has_codes else None,
-        )
+        values, grid = extract_values(extractor, image, path), extractor.patch_grid(height, width)
+        if head.basis is None:
+            return FeatureMap(values.numpy().astype(np.float16), grid)
+        codes = encode(head.basis.float().cpu(), values).numpy().astype(np.float16)
+        return FeatureMap(codes[..., :-1], grid, codes[..., -1])
 
 
 def require_same_model(head: QueryHead, extractor: Extractor) -> None:

@@ -1,6 +1,6 @@
 """Compares queries with labels: in rendered views, at points in space, and in the 2D features."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,23 +25,18 @@ _PIXELS_AT_ONCE = 1 << 14
 _SCORES_AT_ONCE = 1 << 26
 
 
-@dataclass(frozen=True)
-class LabelledCamera:
-    """A photo's camera, with labels."""
+def find_labelled_cameras(
+    files: Sequence[Path], cameras: Cameras, truth: LabelSource
+) -> Iterator[tuple[Path, Cameras, LabelledView]]:
+    """Yields photo, camera and labels, at the camera's size, of those views of a split that have labels.
 
-    file: Path
-    camera: Cameras
-    truth: LabelledView
-    """Labels at the camera's size."""
-
-
-def find_labelled_cameras(files: Sequence[Path], cameras: Cameras, truth: LabelSource) -> Iterable[LabelledCamera]:
-    """Yields the views of a split that have labels. Raises CaptureError if labels cannot be read."""
+    Raises CaptureError if labels cannot be read.
+    """
     for index, file in enumerate(files):
         camera = cameras[index : index + 1]
         view = truth.view(file, int(camera.height.item()), int(camera.width.item()))
         if view is not None:
-            yield LabelledCamera(file, camera, view)
+            yield file, camera, view
 
 
 def count_view(

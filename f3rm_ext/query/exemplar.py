@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float32
 
 from f3rm_ext.features.base import FeatureMap, PatchGrid
 from f3rm_ext.features.sampling import PackedMaps
+from f3rm_ext.features.space import MIN_NORM
 from f3rm_ext.query.embeddings import Embeddings
 from f3rm_ext.query.options import Region
 
@@ -30,7 +31,6 @@ _KMEANS_SEED = 0
 _KMEANS_ROUNDS = 10
 _COMPARED_PHOTOS = 12
 """With how many photos a distinctive patch is compared, at most."""
-_MIN_LENGTH = 1e-8
 _SAME = 1e-5
 """Directions count as the same up to this difference of their cosine from 1."""
 
@@ -40,8 +40,8 @@ def _region_direction(feature_map: FeatureMap, region: Region) -> Float32[np.nda
     packed = PackedMaps.pack([feature_map])
     places = torch.from_numpy(_sample_places(feature_map.grid, region))
     sampled = packed.sample(torch.zeros(len(places), dtype=torch.long), places)
-    mean = (sampled / sampled.norm(dim=-1, keepdim=True).clamp_min(_MIN_LENGTH)).mean(dim=0)
-    return (mean / mean.norm().clamp_min(_MIN_LENGTH)).numpy()
+    mean = (sampled / sampled.norm(dim=-1, keepdim=True).clamp_min(MIN_NORM)).mean(dim=0)
+    return (mean / mean.norm().clamp_min(MIN_NORM)).numpy()
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def scene_clusters(maps: Sequence[FeatureMap]) -> Float32[np.ndarray, "clusters 
     chances, parts = np.random.default_rng(_KMEANS_SEED), []
     for feature_map in maps:
         values = append_residual(feature_map).values
-        solid = np.flatnonzero(np.linalg.norm(values.astype(np.float32), axis=-1) > _MIN_LENGTH)
+        solid = np.flatnonzero(np.linalg.norm(values.astype(np.float32), axis=-1) > MIN_NORM)
         chosen = chances.permutation(solid)[:_CLUSTERED]
         parts.append(_unit_patches(values.reshape(-1, values.shape[-1])[chosen]))
     return cluster_centres(np.concatenate(parts), SCENE)
@@ -245,10 +245,10 @@ def cluster_centres(unit: Float32[np.ndarray, "points feat"], count: int) -> Flo
         own = (unit @ centres.T).argmax(axis=1)
         sums = np.eye(len(centres), dtype=np.float32)[own].T @ unit
         lengths = np.linalg.norm(sums, axis=1)
-        centres = sums[lengths > _MIN_LENGTH] / lengths[lengths > _MIN_LENGTH, None]
+        centres = sums[lengths > MIN_NORM] / lengths[lengths > MIN_NORM, None]
     return centres
 
 
 def _unit_patches(values: np.ndarray) -> Float32[np.ndarray, "patches feat"]:
     flat = values.reshape(-1, values.shape[-1]).astype(np.float32)
-    return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), _MIN_LENGTH)
+    return flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), MIN_NORM)

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Float16, Float32, Int, Int32, Int64
 from torch import Tensor
 
+from f3rm_ext.features.space import MIN_NORM
 from f3rm_ext.query.relevancy import OTHER
 from f3rm_ext.utils.pictures import pick_evenly
 
@@ -30,7 +31,6 @@ _DIMENSIONS = 32
 _SAMPLE = 4096
 """Points that scales and principal components are fitted to, at most."""
 _CHUNK = 8192
-_MIN_LENGTH = 1e-8
 _LEAST_SPREAD = 0.05
 """Unit vectors with a smaller mean squared distance are all alike, and their differences are noise."""
 _SEEN = 0.5
@@ -236,4 +236,4 @@ def _scale(rows: Float[np.ndarray, "points coord"], weight: float = 1.0) -> Floa
 
 
 def _unit(rows: Float[np.ndarray, "points coord"]) -> Float[np.ndarray, "points coord"]:
-    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _MIN_LENGTH)
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), MIN_NORM)

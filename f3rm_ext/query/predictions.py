@@ -306,12 +306,10 @@ def _key(name: str) -> str:
 def _resize(values: np.ndarray, height_px: int, width_px: int) -> Float[Tensor, "h w"]:
     if values.ndim != 2:
         raise ConfigError(f"A prediction has {values.ndim} axes, but a view has two: write one picture per class.")
-    picture = torch.from_numpy(values.astype(np.float32))[None, None]
-    if picture.shape[2:] == (height_px, width_px):
+    picture, size = torch.from_numpy(values.astype(np.float32))[None, None], (height_px, width_px)
+    if picture.shape[2:] == size:
         return picture[0, 0]
-    is_mask = values.dtype.kind == "b" or bool(np.isin(values, (0, 1)).all())
-    size = (height_px, width_px)
-    if is_mask:
+    if values.dtype.kind == "b" or np.isin(values, (0, 1)).all():  # a mask
         return torch.nn.functional.interpolate(picture, size, mode="nearest-exact")[0, 0]
     return torch.nn.functional.interpolate(picture, size, mode="bilinear", align_corners=False, antialias=True)[0, 0]
 

@@ -252,8 +252,7 @@ def render_map(model: Queryable, head: QueryHead, camera: Cameras, obb_box: Orie
     space = head.space()
     extra: dict[str, ExtraOutput] = {"map": lambda _, rendered_of: space.features(rendered_of(head.name))}
     features = model.render_camera(camera, extra, obb_box)["map"].float().cpu()
-    # The norm of what the codes leave out of the full feature is known on average.
-    left_out = features.norm(dim=-1) * (1.0 / space.energy - 1.0) ** 0.5 if space.energy < 1.0 else None
+    left_out = space.left_out(features)
     rows, cols = features.shape[:2]
     return FeatureMap(
         values=features.numpy().astype(np.float16),

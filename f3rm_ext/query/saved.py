@@ -1,7 +1,6 @@
 """Queries that ``f3rm-ext query`` has saved, with their embeddings, to be asked again without encoders."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,8 @@ from f3rm_ext.query.run import Run
 from f3rm_ext.utils.output_folder import SUMMARY
 
 
-@dataclass(frozen=True)
-class SavedQueries:
-    """The queries of one call of ``f3rm-ext query``."""
-
-    queries: tuple[Query, ...]
-    threshold: float
-    """Scores from here upwards match."""
-
-
-def load_queries(path: Path, run: Run) -> SavedQueries:
-    """Reads queries that were saved of the same run.
+def load_queries(path: Path, run: Run) -> list[tuple[Query, float]]:
+    """Reads queries that were saved of the same run, each with the score from which upwards it matches.
 
     Args:
         path: the folder that ``f3rm-ext query`` wrote, or the summary.json in it.
@@ -59,5 +49,6 @@ def load_queries(path: Path, run: Run) -> SavedQueries:
         if negative is not None:
             against = load_embeddings(file.parent / negative, head.dim, head.basis)
         looked_for = load_embeddings(positive, head.dim, head.basis)
-        queries.append(Query(name, head.name, looked_for, against, temperature or DEFAULT_TEMPERATURE))
-    return SavedQueries(tuple(queries), threshold)
+        query = Query(name, head.name, looked_for, against, temperature or DEFAULT_TEMPERATURE)
+        queries.append((query, threshold))
+    return queries

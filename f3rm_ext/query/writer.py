@@ -3,7 +3,7 @@
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,11 @@ class ViewPictures:
     """Index of the query with the highest score, -1 below the threshold; None for a single query."""
     labels_picture: UInt8[np.ndarray, "height width 3"] | None
     """The labels in colours over the background, enlarged where small, with a legend below; None for one query."""
+
+    @property
+    def drawn(self) -> list[UInt8[np.ndarray, "_ _ 3"]]:
+        """Overlays and, if there is one, the picture of labels."""
+        return [*self.overlays.values(), *([] if self.labels_picture is None else [self.labels_picture])]
 
 
 class QueryWriter:
@@ -100,15 +105,23 @@ class QueryWriter:
             heat_of = {query.name: heat for query, heat in zip(self.queries, heats, strict=True)}
             overview = self._empty_overview(heats)
             task = progress.add_task("Views", total=len(self.views))
-            with self._videos() if self.fps is not None else contextlib.nullcontext() as videos:
+            videos: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+            if self.fps is not None:
+                videos = open_videos(self.out, self._video_names(), self.fps, json.dumps(self.provenance))
+            with videos as add_frames:
                 for number, scored in enumerate(scored_views):
                     pictures = self._draw(scored, heat_of)
                     summaries = summarize_view(scored, self.queries, self.threshold, self.frame)
                     self._write_view(scored, pictures)
-                    if videos is not None:
-                        videos.add(self._video_frames(pictures))
+                    if add_frames is not None:
+                        add_frames(dict(zip(self._video_names(), pictures.drawn, strict=True)))
                     overview.add(number, scored.view.name, self._overview_row(pictures, summaries))
-                    views[scored.view.name] = self._describe_view(scored, summaries)
+                    photo = scored.view.photo
+                    views[scored.view.name] = {
+                        "photo": None if photo is None else str(self.run.files(photo[0])[photo[1]]),
+                        "size_px": [scored.rgb.shape[1], scored.rgb.shape[0]],
+                        "queries": summaries,
+                    }
                     progress.advance(task)
         self.out.png(OVERVIEW, overview.draw(provenance_lines(self.provenance)))
         content = {
@@ -177,14 +190,6 @@ class QueryWriter:
             arrays["depth"] = scored.depth
         self.out.npz(f"scores/{view}.npz", arrays)
 
-    def _describe_view(self, scored: ScoredView, summaries: Mapping[str, dict]) -> dict[str, Any]:
-        photo = scored.view.photo
-        return {
-            "photo": None if photo is None else str(self.run.files(photo[0])[photo[1]]),
-            "size_px": [scored.rgb.shape[1], scored.rgb.shape[0]],
-            "queries": summaries,
-        }
-
     def _empty_overview(self, heats: Sequence[tuple[float, float]]) -> visualization.Overview:
         first = "photo" if self.views[0].photo is not None else "rendered"
         titles = [first, *(query.name for query in self.queries), *([LABELS] if self.has_labels else [])]
@@ -197,67 +202,43 @@ class QueryWriter:
             row.append(mark_spot(picture, int(y), int(x)) if score >= self.threshold else picture)
         return row if pictures.labels_picture is None else [*row, pictures.labels_picture]
 
-    def _videos(self) -> "Videos":
-        assert self.fps is not None
-        return Videos(self.out, self._video_names(), self.fps, json.dumps(self.provenance))
-
     def _video_names(self) -> list[str]:
         return [f"{slug}.mp4" for slug in self.slugs.values()] + ([f"{LABELS}.mp4"] if self.has_labels else [])
 
-    def _video_frames(self, pictures: ViewPictures) -> dict[str, np.ndarray]:
-        frames = [*pictures.overlays.values()]
-        if pictures.labels_picture is not None:
-            frames.append(pictures.labels_picture)
-        return dict(zip(self._video_names(), frames, strict=True))
 
+@contextlib.contextmanager
+def open_videos(
+    out: OutputFolder, names: Sequence[str], fps: float, comment: str
+) -> Iterator[Callable[[Mapping[str, UInt8[np.ndarray, "h w 3"]]], None]]:
+    """Writes videos side by side, each under a temporary name until it is complete; after an exception none is left.
 
-class Videos:
-    """Videos written side by side, each under a temporary name until it is complete.
-
-    A context manager: after an exception nothing is left.
+    Yields a function that adds one frame to each video, by its name. It cuts an odd last row or column, which many
+    players cannot show.
     """
+    import mediapy
 
-    def __init__(self, out: OutputFolder, names: Sequence[str], fps: float, comment: str) -> None:
-        self.out, self.names, self.fps, self.comment = out, list(names), fps, comment
+    provide_ffmpeg()
+    paths = {name: (out.folder / name).with_name(f".{Path(name).stem}.tmp{Path(name).suffix}") for name in names}
+    writers: dict[str, Any] = {}
+    try:
+        with contextlib.ExitStack() as stack:
 
-    def __enter__(self) -> "Videos":
-        provide_ffmpeg()
-        self._writers: dict[str, Any] = {}
-        self._stack = contextlib.ExitStack()
-        return self
+            def add(frames: Mapping[str, UInt8[np.ndarray, "h w 3"]]) -> None:
+                for name, frame in frames.items():
+                    even = np.ascontiguousarray(frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2])
+                    if name not in writers:
+                        paths[name].parent.mkdir(parents=True, exist_ok=True)
+                        options = {"crf": 20, "ffmpeg_args": ["-metadata", f"comment={comment}"]}
+                        writer = mediapy.VideoWriter(paths[name], even.shape[:2], fps=fps, **options)
+                        writers[name] = stack.enter_context(writer)
+                    writers[name].add_image(even)
 
-    def add(self, frames: Mapping[str, UInt8[np.ndarray, "h w 3"]]) -> None:
-        """Adds one frame to each video, by its name. Cuts an odd last row or column, which many players cannot show."""
-        import mediapy
-
-        for name, frame in frames.items():
-            even = np.ascontiguousarray(frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2])
-            if name not in self._writers:
-                path = self._temporary(name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                writer = mediapy.VideoWriter(
-                    path,
-                    (even.shape[0], even.shape[1]),
-                    fps=self.fps,
-                    crf=20,
-                    ffmpeg_args=["-metadata", f"comment={self.comment}"],
-                )
-                self._writers[name] = self._stack.enter_context(writer)
-            self._writers[name].add_image(even)
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            self._stack.close()
-            if kind is None:
-                for name in self._writers:
-                    self.out.take(name, self._temporary(name))
-        finally:
-            for name in self.names:
-                self._temporary(name).unlink(missing_ok=True)
-
-    def _temporary(self, name: str) -> Path:
-        path = self.out.folder / name
-        return path.with_name(f".{path.stem}.tmp{path.suffix}")
+            yield add
+        for name in writers:
+            out.take(name, paths[name])
+    finally:
+        for path in paths.values():
+            path.unlink(missing_ok=True)
 
 
 def provenance(command: str, run: Photos, queries: Sequence[Query], threshold: float) -> dict[str, object]:

@@ -255,17 +255,17 @@ class EvalQuery(QueryTarget):
         if not views:
             raise CaptureError("None of the held-out photos has labels, so there is nothing to compare with.")
         rendered, image_features = QueryMetrics(self.threshold), QueryMetrics(self.threshold)
-        for view in track(views, "Held-out views"):
-            index = files.index(view.file)
+        for file, camera, labels in track(views, "Held-out views"):
+            index = files.index(file)
             kept, feature_map = run.photo_mask("test", index), run.feature_map("test", index, head.name)
-            height, width = int(view.camera.height.item()), int(view.camera.width.item())
+            height, width = int(camera.height.item()), int(camera.width.item())
             score_map = partial(evaluation.score_feature_map, feature_map, height_px=height, width_px=width)
-            evaluation.count_draws(image_features, map_draws, score_map, view.truth, kept)
+            evaluation.count_draws(image_features, map_draws, score_map, labels, kept)
             evaluation.count_draws(
                 rendered,
                 draws,
-                lambda queries, camera=view.camera: score_image(run.model, camera, queries)[0],
-                view.truth,
+                lambda queries, camera=camera: score_image(run.model, camera, queries)[0],
+                labels,
                 kept,
             )
         results: dict[Protocol, QueryMetrics] = {"rendered": rendered, "image-features": image_features}

@@ -133,8 +133,7 @@ class Page(SplatBudgetOptions, QueryInputs):
 
         asked: list[tuple[Query, float]] = []
         if self.saved is not None:
-            saved = load_queries(self.saved, run)
-            asked = [(query, saved.threshold) for query in saved.queries]
+            asked = load_queries(self.saved, run)
         asked += [(query, self.threshold) for query in encode_queries(parse_queries(self), run)]
         names = [query.name for query, _ in asked]
         double = next((name for name in names if names.count(name) > 1), None)

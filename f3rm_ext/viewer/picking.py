@@ -92,12 +92,10 @@ def pick_feature(
     if float(outputs["accumulation"].reshape(-1)[0]) < SOLID:
         raise ConfigError("There is nothing where you clicked: click on something solid.")
     values = space.lift(outputs["clicked"].reshape(1, -1)).clone()
-    # The norm of what the codes leave out of the full feature is known on average.
-    left_out = values.norm(dim=1) * (1.0 / space.energy - 1.0) ** 0.5 if space.energy < 1.0 else None
     depth = float(outputs["depth"].reshape(-1)[0])
     direction = functional.normalize(torch.tensor(ray.direction), dim=0)
     x, y, z = (torch.tensor(ray.origin) + depth * direction).tolist()
-    return Embeddings.from_codes(values, (name,), left_out), (x, y, z)
+    return Embeddings.from_codes(values, (name,), space.left_out(values)), (x, y, z)
 
 
 def pick_thing(model: Queryable, head: QueryHead, ray: Ray, name: str, obb_box: OrientedBox | None = None) -> Example:

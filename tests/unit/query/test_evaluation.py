@@ -151,9 +151,9 @@ def test_scores_of_a_map_are_those_of_its_interpolated_features(with_codes) -> N
 
 
 def test_views_without_labels_are_left_out(plane) -> None:
-    found = list(find_labelled_cameras([plane / "b.png", plane / "a.png"], cameras(2), CaptureGroundTruth(plane)))
-    assert [view.file.name for view in found] == ["a.png"]
-    assert found[0].truth.masks["left"].shape == (HEIGHT, WIDTH) and found[0].camera.shape == (1,)
+    files = [plane / "b.png", plane / "a.png"]
+    ((file, camera, labels),) = find_labelled_cameras(files, cameras(2), CaptureGroundTruth(plane))
+    assert file.name == "a.png" and labels.masks["left"].shape == (HEIGHT, WIDTH) and camera.shape == (1,)
 
 
 def view_of(**sizes: int) -> LabelledView:

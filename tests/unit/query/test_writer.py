@@ -13,7 +13,7 @@ from f3rm_ext.query import render, writer
 from f3rm_ext.query.embeddings import Embeddings, Query
 from f3rm_ext.query.render import score_views
 from f3rm_ext.query.run import Photos, Run, photo_views
-from f3rm_ext.query.writer import QueryWriter, Videos
+from f3rm_ext.query.writer import QueryWriter, open_videos
 from f3rm_ext.utils.output_folder import OutputFolder
 
 RECORD = {"made_by": "f3rm-ext query", "step": 3, "queries": [{"name": "grüße"}]}
@@ -76,9 +76,9 @@ def test_videos(tmp_path) -> None:
     out = OutputFolder(tmp_path, RECORD)
     frames = np.zeros((3, 33, 65, 3), dtype=np.uint8)
     frames[1:, :, :, 0] = 255
-    with Videos(out, ["a.mp4", "b.mp4"], fps=10.0, comment='{"step": 3}') as videos:
+    with open_videos(out, ["a.mp4", "b.mp4"], fps=10.0, comment='{"step": 3}') as add_frames:
         for frame in frames:
-            videos.add({"a.mp4": frame, "b.mp4": frame[..., ::-1].copy()})
+            add_frames({"a.mp4": frame, "b.mp4": frame[..., ::-1].copy()})
     a, b = (pictures_of(tmp_path / name, fps=10) for name in ("a.mp4", "b.mp4"))
     assert a.shape == (3, 32, 64, 3)
     assert a[2, 5, 5, 0] > 200 and a[0, 5, 5, 0] < 50 and b[2, 5, 5, 2] > 200 and b[2, 5, 5, 0] < 50
@@ -89,8 +89,8 @@ def test_videos(tmp_path) -> None:
 def test_no_half_videos(tmp_path) -> None:
     with (
         pytest.raises(RuntimeError, match="stop"),
-        Videos(OutputFolder(tmp_path, RECORD), ["a.mp4"], 10.0, "") as videos,
+        open_videos(OutputFolder(tmp_path, RECORD), ["a.mp4"], 10.0, "") as add_frames,
     ):
-        videos.add({"a.mp4": np.zeros((32, 32, 3), dtype=np.uint8)})
+        add_frames({"a.mp4": np.zeros((32, 32, 3), dtype=np.uint8)})
         raise RuntimeError("stop")
     assert not list(tmp_path.iterdir())
