@@ -21,6 +21,7 @@ SPARES = 1
 """Checkpoints kept besides the newest with ``save_only_latest_checkpoint``, in case the newest is damaged."""
 
 _NAME = re.compile(r"step-(\d+)\.ckpt")
+_WRITE_FAILURES = ("PytorchStreamWriter", "unexpected pos")
 
 
 def plain(value: Any) -> Any:
@@ -55,11 +56,7 @@ def parse_step(path: Path) -> int | None:
 
 
 def folder_of(load_config: Path, name: str = "nerfstudio_models") -> Path:
-    """Returns the checkpoint folder of a run: beside its config.yml or, if that is a link, beside the file it leads to.
-
-    Args:
-        name: of the folder.
-    """
+    """Returns the checkpoint folder of a run: beside its config.yml or, if that is a link, beside its target."""
     folder = load_config.absolute().parent / name
     return folder if folder.is_dir() else load_config.resolve().parent / name
 
@@ -68,7 +65,7 @@ def newest_first(folder: Path) -> list[tuple[int, Path]]:
     """Returns steps and files of a checkpoint folder, damaged or not; empty if there is no such folder."""
     if not folder.is_dir():
         return []
-    files = [(int(match[1]), path) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    files = [(step, path) for path in folder.iterdir() if (step := parse_step(path)) is not None]
     return sorted(files, reverse=True)
 
 
@@ -106,7 +103,7 @@ def write(state: dict[str, Any], path: Path) -> None:
         temporary.replace(path)
         sync_folder(folder)
     except (OSError, RuntimeError) as error:  # torch reports a short write as RuntimeError
-        if isinstance(error, RuntimeError) and not _is_write_failure(error):
+        if isinstance(error, RuntimeError) and not any(part in str(error) for part in _WRITE_FAILURES):
             raise
         raise CheckpointError(
             f"The checkpoint {path} could not be written ({reason_of(error)}): earlier checkpoints are untouched, "
@@ -186,10 +183,6 @@ def load(path: Path, needed: Collection[str] = ("step", "pipeline", "optimizers"
     if not isinstance(state, dict) or not set(needed) <= state.keys():
         raise CheckpointError(f"The file {path} is not a checkpoint of a nerfstudio run: name a file step-*.ckpt.")
     return state
-
-
-def _is_write_failure(error: RuntimeError) -> bool:
-    return "PytorchStreamWriter" in str(error) or "unexpected pos" in str(error)
 
 
 def _stale_files(run: Path) -> Iterator[Path]:

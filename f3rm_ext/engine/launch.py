@@ -6,20 +6,19 @@ process and says by environment variables which one it is; there nerfstudio thin
 
 import atexit
 import os
-import random
 import shlex
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from nerfstudio.configs.base_config import MachineConfig
 from nerfstudio.utils import comms
 
 from f3rm_ext import compat, errors
+from f3rm_ext.engine.random_state import seed_all
 from f3rm_ext.engine.ranks import PATIENCE
 from f3rm_ext.errors import EXIT_CODE, ConfigError, RankError, reason_of
 
@@ -153,10 +152,7 @@ def place() -> tuple[int, int] | None:
 
 def seed(machine_seed: int) -> None:
     """Seeds this process as nerfstudio does where it starts the processes: with the machine's seed plus the rank."""
-    number = machine_seed + dist.get_rank()
-    random.seed(number)
-    np.random.seed(number)
-    torch.manual_seed(number)
+    seed_all(machine_seed + dist.get_rank())
 
 
 def broadcast_first(value: Any) -> Any:

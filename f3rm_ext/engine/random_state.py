@@ -35,16 +35,13 @@ def restore(state: dict[str, Any], device: torch.device, rank: int = 0) -> None:
 
     Args:
         state: captured by the process of rank 0.
-        device: the device whose generator is restored too.
         rank: of this process. Ranks other than 0 seed their generators from the state and their rank; otherwise all
             processes would draw the same numbers.
     """
     if rank:
         name = state["torch"].cpu().numpy().tobytes() + rank.to_bytes(4, "big")
         seed = int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> 1
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        seed_all(seed)
         return
     torch.set_rng_state(state["torch"].cpu())
     saved = state["numpy"]
@@ -60,6 +57,13 @@ def restore(state: dict[str, Any], device: torch.device, rank: int = 0) -> None:
     random.setstate((saved["version"], tuple(saved["words"].tolist()), saved["gauss"]))
     if device.type == "cuda" and "cuda" in state:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+def seed_all(seed: int) -> None:
+    """Seeds the generators of Python, numpy, which takes 32 bits of it, and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def step_seed(seed: int, step: int) -> int:

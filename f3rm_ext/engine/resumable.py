@@ -63,18 +63,14 @@ class ResumableTrainer(StoppableTrainer, Trainer):
         self._start_step = state["step"] + 1
         self._completed_step = state["step"]
         extra = state.get(EXTRA_KEY, {})
-        extra |= self._rank_part(extra)
+        if self.ranks is not None and len(parts := extra.get("ranks", [])) == self.ranks.size:
+            extra |= parts[self.ranks.rank]  # what it holds of this rank, unless their number has changed
         manager = self.pipeline.datamanager
         if "datamanager" in extra and isinstance(manager, HasCycle):
             manager.load_cycle_state(extra["datamanager"])
         self._random_state = extra.get("random")
         self._random_state_rank = extra.get("rank", 0)
         CONSOLE.print(f"Resuming after step {state['step']} from {path}", markup=False)
-
-    def _rank_part(self, extra: dict[str, Any]) -> dict[str, Any]:
-        """Returns what a checkpoint of as many ranks holds of this one; nothing if their number has changed."""
-        parts = extra.get("ranks", [])
-        return {} if self.ranks is None or len(parts) != self.ranks.size else {**parts[self.ranks.rank]}
 
     def restore_random_state(self) -> None:
         """Restores the random numbers of the checkpoint that was loaded; does nothing the second time."""

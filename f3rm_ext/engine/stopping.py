@@ -112,24 +112,23 @@ class StoppableTrainer(ABC):
 
     def _resume_clause(self) -> str:
         """Returns how to go on after another process has ended, as the rest of a sentence."""
-        command = self._resume_command()
-        if command is None:
+        if (command := self._resume_command()) is None:
             return "nothing was saved yet, so the same command starts again"
-        step, _ = checkpoint.newest_first(self.checkpoint_dir)[0]
-        return f"saved up to step {step}, continue with `{command}`"
+        return f"saved up to step {self._saved()[0][0]}, continue with `{command}`"
 
     def _resume_sentence(self) -> str:
-        command = self._resume_command()
-        if command is None:
+        if (command := self._resume_command()) is None:
             return "Nothing was saved yet: the same command starts again."
-        step, _ = checkpoint.newest_first(self.checkpoint_dir)[0]
-        return f"Saved up to step {step}; continue with: {command}"
+        return f"Saved up to step {self._saved()[0][0]}; continue with: {command}"
 
     def _resume_command(self) -> str | None:
         """Returns the command that continues from the last checkpoint of this run; None if there is none."""
-        if not checkpoint.newest_first(self.checkpoint_dir):
+        if not self._saved():
             return None
         return launch.command_prefix() + resume_command(sys.argv, self.checkpoint_dir)
+
+    def _saved(self) -> list[tuple[int, Path]]:
+        return checkpoint.newest_first(self.checkpoint_dir)
 
 
 def resume_command(argv: list[str], folder: Path) -> str:

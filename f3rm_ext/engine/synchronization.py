@@ -49,14 +49,11 @@ class SynchronizedOptimizers(Optimizers):
         if self._sharded:
             self.heard = max(number for (number,) in self._ranks.share([self._message()]))
         else:
-            self._synchronize(list(self._members(param_groups)))
+            optimizers = [self.optimizers[name] for name in param_groups]
+            self._synchronize(
+                [(each, item) for each in optimizers for group in each.param_groups for item in group["params"]]
+            )
         super().optimizer_scaler_step_some(grad_scaler, param_groups)
-
-    def _members(self, param_groups: list[str]) -> Iterator[tuple[torch.optim.Optimizer, Parameter]]:
-        for name in param_groups:
-            for group in self.optimizers[name].param_groups:
-                for parameter in group["params"]:
-                    yield self.optimizers[name], parameter
 
     def _synchronize(self, members: list[tuple[torch.optim.Optimizer, Parameter]]) -> None:
         shared = self._ranks.share([self._message(), *(int(parameter.grad is not None) for _, parameter in members)])

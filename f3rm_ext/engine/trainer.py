@@ -100,11 +100,7 @@ class F3rmTrainerConfig(TrainerConfig):
             raise CheckpointError(f"The checkpoint {self.load_checkpoint} given by --load-checkpoint does not exist.")
 
     def check_steps(self) -> None:
-        """Checks the numbers of steps.
-
-        Raises:
-            ConfigError: one of them cannot work.
-        """
+        """Raises ConfigError if a number of steps cannot work."""
         check_ranges(self)
         if 0 < self.schedule_steps < self.max_num_iterations:
             raise ConfigError(
@@ -113,11 +109,7 @@ class F3rmTrainerConfig(TrainerConfig):
             )
 
     def fit_model(self) -> None:
-        """Lets the model's options check and adapt these options.
-
-        Raises:
-            ConfigError: the model cannot be trained with these options.
-        """
+        """Lets the model's options check and adapt these options; see :class:`FitsTrainer`."""
         model = getattr(self.pipeline, "model", None)
         if isinstance(model, FitsTrainer):
             model.fit_trainer(self)
@@ -277,7 +269,7 @@ class F3rmTrainer(ProfiledTrainer, ResumableTrainer):
     # --- set-up ------------------------------------------------------------------------------------------------------
 
     def setup(self, test_mode: Literal["test", "val", "inference"] = "val") -> None:
-        """Builds pipeline, optimizers, viewer and writers; see nerfstudio's trainer.
+        """Builds pipeline, optimizers, viewer and writers.
 
         Raises:
             CheckpointError: the checkpoint to resume from is missing or does not fit.

@@ -45,22 +45,32 @@ def read_tiles(path: Path, side: int, reading: PictureOptions) -> dict[str, UInt
     """
     picture = _read(path, reading)
     if reading.tile_px is None:
-        short = min(picture.size)
-        left, top = (picture.width - short) // 2, (picture.height - short) // 2
-        return {"": _square(picture, left, top, short, side)}
+        return {"": _square(picture, central_square(picture.size), side)}
     length = reading.tile_px
     rows, columns = picture.height // length, picture.width // length
     if not rows * columns:
         raise ValueError(f"{picture.width} x {picture.height} px, smaller than a tile of {length} px")
     return {
-        f" [row {row}, column {column}]": _square(picture, column * length, row * length, length, side)
+        f" [row {row}, column {column}]": _square(
+            picture, (column * length, row * length, (column + 1) * length, (row + 1) * length), side
+        )
         for row in range(rows)
         for column in range(columns)
     }
 
 
-def _square(picture: Image.Image, left: int, top: int, length: int, side: int) -> UInt8[np.ndarray, "side side 3"]:
-    box = (left, top, left + length, top + length)
+def central_square(size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Returns left, top, right and bottom of the largest square in the middle of a picture of this width and height.
+
+    >>> central_square((40, 20))
+    (10, 0, 30, 20)
+    """
+    short = min(size)
+    left, top = (size[0] - short) // 2, (size[1] - short) // 2
+    return left, top, left + short, top + short
+
+
+def _square(picture: Image.Image, box: tuple[int, int, int, int], side: int) -> UInt8[np.ndarray, "side side 3"]:
     return np.asarray(picture.resize((side, side), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0))
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.moco.encoder import Backbone, make_backbone
 from f3rm_ext.moco.evaluation import Network, Scores, fine_tune, normalize_images, open_backbone
-from f3rm_ext.moco.pictures import WHOLE_PICTURE, read_tiles
+from f3rm_ext.moco.pictures import WHOLE_PICTURE, central_square, read_tiles
 from f3rm_ext.moco.tiles import find_files
 from f3rm_ext.moco.views import derive_seed
 from f3rm_ext.utils.pictures import UNREADABLE
@@ -62,7 +62,9 @@ def read_masked(folder: Path, masks: Path, side: int) -> MaskedImages:
                         f"The mask {mask} is {image.width} x {image.height} px of mode {image.mode}, its picture "
                         f"{picture.width} x {picture.height} px: give one byte per pixel, at the same size."
                     )
-                squares.append(_square(image, side))
+                # Resized as pictures are, without mixing classes.
+                box = central_square(image.size)
+                squares.append(np.asarray(image.resize((side, side), Image.Resampling.NEAREST, box=box)))
         except UNREADABLE:
             continue
         images.append(tile)
@@ -75,13 +77,6 @@ def read_masked(folder: Path, masks: Path, side: int) -> MaskedImages:
     if len(data.classes) < 2:
         raise ConfigError(f"The masks in {masks} have one class, {data.classes}: two are needed.")
     return data
-
-
-def _square(mask: Image.Image, side: int) -> UInt8[np.ndarray, "side side"]:
-    """Crops the central square, as for pictures, without mixing classes."""
-    short = min(mask.size)
-    left, top = (mask.width - short) // 2, (mask.height - short) // 2
-    return np.asarray(mask.resize((side, side), Image.Resampling.NEAREST, box=(left, top, left + short, top + short)))
 
 
 def evaluate_masks(

@@ -71,16 +71,12 @@ class Training:
         self.key.load_state_dict(self.query.state_dict())
         self.key.requires_grad_(False)
         self.predictor = predictor(config.architecture) if config.algorithm == "v3" else None
-        if device.type != "cpu":  # fake tensors of a plan cannot be moved
-            self.query.to(device)
-            self.key.to(device)
-            if self.predictor is not None:
-                self.predictor.to(device)
         self._ranks = Ranks() if world_size() > 1 and not alone else None
-        if self._ranks is not None:
-            for network in (self.query, self.key, self.predictor):
-                if network is not None:
-                    sync_batch_norms(network)
+        for network in (self.query, self.key, *([] if self.predictor is None else [self.predictor])):
+            if device.type != "cpu":  # fake tensors of a plan cannot be moved
+                network.to(device)
+            if self._ranks is not None:
+                sync_batch_norms(network)
         self.queue = None
         if config.algorithm == "v2":
             self.key.eval()
@@ -163,7 +159,9 @@ class Training:
                 ids = torch.cat([ids, self._gather(numbers)])
             logits = losses.info_nce_logits(query, key, negatives, temperature, numbers, ids)
             return losses.info_nce(logits), losses.pretext_accuracy(logits.detach()), query, key
-        query_1, query_2 = (self._predict(view) for view in (one, two))
+        assert self.predictor is not None
+        outputs = (self.predictor(self.query(view)).float() for view in (one, two))
+        query_1, query_2 = (torch.nn.functional.normalize(output, dim=1) for output in outputs)
         with torch.no_grad():
             key_1, key_2 = self.key(one), self.key(two)
         key_1, key_2 = self._gather(key_1), self._gather(key_2)
@@ -187,10 +185,6 @@ class Training:
 
     def largest_over_ranks(self, number: int) -> int:
         return number if self._ranks is None else max(value for (value,) in self._ranks.share([number]))
-
-    def _predict(self, view: Tensor) -> Tensor:
-        assert self.predictor is not None
-        return torch.nn.functional.normalize(self.predictor(self.query(view)).float(), dim=1)
 
     def state(self) -> dict[str, Any]:
         """Returns a checkpoint's tensors and plain values. The order and the views follow from seed and step."""

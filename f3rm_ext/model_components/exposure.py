@@ -74,8 +74,9 @@ class ExposureModel(nn.Module):
     def __init__(self, exif_stops: Sequence[float | None]) -> None:
         """Starts with the exposures of EXIF; photos without have the mean."""
         super().__init__()
-        self.register_buffer("exif_stops", _tensor(exif_stops))
-        self.stops = nn.Parameter(_deviations(self.exif_stops)[:, None].repeat(1, 3))
+        known = torch.tensor([math.nan if stops is None else stops for stops in exif_stops], dtype=torch.float32)
+        self.register_buffer("exif_stops", known)
+        self.stops = nn.Parameter((known - known.nanmean()).nan_to_num(0.0)[:, None].repeat(1, 3))
         """Binary logarithms of the gains, (photos, 3)."""
 
     def forward(
@@ -125,15 +126,6 @@ class ExposureModel(nn.Module):
         spread = deviations.square().sum()
         effect = (deviations * self.stops.detach()[known]).sum(dim=0) / spread
         return torch.where(spread > 0, effect, 1.0) * (exif_stops - mean)
-
-
-def _tensor(stops: Sequence[float | None]) -> Float[Tensor, "photos"]:
-    return torch.tensor([math.nan if value is None else value for value in stops], dtype=torch.float32)
-
-
-def _deviations(stops: Float[Tensor, "photos"]) -> Float[Tensor, "photos"]:
-    """Returns differences from the mean of those that are known; 0 for the others."""
-    return (stops - stops.nanmean()).nan_to_num(0.0)
 
 
 def apply_stops(rgb: Float[Tensor, "*batch 3"], stops: Float[Tensor, "*#batch 3"]) -> Float[Tensor, "*batch 3"]:
