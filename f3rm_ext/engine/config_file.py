@@ -100,7 +100,6 @@ class _Builder:
 
         Args:
             node: a node of the file, which must outlive the builder.
-            place: the field for which it is built, if any.
         """
         if node.tag == _GENERIC or node.tag.startswith(_NAME):
             value = self._resolve(node, place)  # depends on the place, so it is built anew for each alias

@@ -35,7 +35,6 @@ def open_run(
         usable: returns whether a run with these options can be used.
         lacking: end of the error if it cannot, after "is of the method X, ": for instance "which has no splats: give
             a run of sugar-ext".
-        step: last training step in the checkpoint; by default that of the newest.
 
     Raises:
         ConfigError: the file does not exist or cannot be understood, or the run is not usable.

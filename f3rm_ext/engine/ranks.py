@@ -87,11 +87,7 @@ class Ranks:
     """
 
     def __init__(self) -> None:
-        """Joins the other ranks, which must do the same.
-
-        Raises:
-            RankError: the processes cannot reach each other.
-        """
+        """Joins the other ranks, which must do the same. Raises RankError if the processes cannot reach each other."""
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._group = small_group()
 

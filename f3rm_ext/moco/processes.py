@@ -80,11 +80,6 @@ def start_processes(world_size: int, rank: int, dist_url: str) -> None:
     The arguments are the options of the original MoCo, which counts machines, not processes. Returns if one process
     is enough, or if torchrun has started this one.
 
-    Args:
-        world_size: Number of machines.
-        rank: Index of this machine, from 0.
-        dist_url: tcp://HOST:PORT of the first machine.
-
     Raises:
         ConfigError: The numbers contradict each other.
     """

@@ -189,7 +189,6 @@ def load_batches(
     """Yields endless batches of both views and the indices of their tiles.
 
     Args:
-        views: Augmentations of the first and of the second view.
         device: That of the training; batches for a GPU are in pinned memory.
     """
     return iter(

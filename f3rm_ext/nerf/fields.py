@@ -143,7 +143,6 @@ class SceneField(nn.Module):
         """Returns volume density (float32) at positions in the scene frame, and geometry codes for :meth:`color`.
 
         Args:
-            positions: scene frame.
             frozen: no gradient flows to the hash grid.
         """
         unit, inside = self.cube(positions)
@@ -162,7 +161,6 @@ class SceneField(nn.Module):
 
         Args:
             directions: unit view directions, scene frame.
-            geometry: codes from :meth:`density`.
             camera_indices: training image of each ray, which selects its appearance code; None takes the mean code.
         """
         per_ray = components_from_spherical_harmonics(levels=SH_LEVELS, directions=directions)
@@ -178,11 +176,7 @@ class SceneField(nn.Module):
 def render_normals(
     field: SceneField, positions: Float[Tensor, "rays samples 3"], weights: Float[Tensor, "rays samples 1"]
 ) -> Float[Tensor, "rays 3"]:
-    """Renders normals, the negative gradient of log density, and maps them from [-1, 1] to [0, 1].
-
-    Args:
-        positions: sample positions, scene frame.
-    """
+    """Renders normals, the negative gradient of log density, and maps them from [-1, 1] to [0, 1]."""
     with torch.enable_grad():
         points = positions.detach().requires_grad_(True)
         density, _ = field.density(points, frozen=True)

@@ -83,11 +83,7 @@ def text_queries(
     negatives: Negatives,
     temperature: float = DEFAULT_TEMPERATURE,
 ) -> list[Query]:
-    """Builds a query for each name, by text.
-
-    Raises:
-        UserError: see :meth:`~f3rm_ext.query.encoders.TextEncoder.encode`.
-    """
+    """Builds a query for each name, by text; see :meth:`~f3rm_ext.query.encoders.TextEncoder.encode`."""
     common = encoder.encode(head, DEFAULT_NEGATIVES) if negatives in ("common", "both") else Embeddings.empty(head.dim)
     embeddings = encoder.encode(head, names, known=names)
     queries = [

@@ -236,10 +236,7 @@ def score_image(
     """Renders the scores of every pixel and all outputs of the model, by name, in one pass over the rays.
 
     Features are compared in chunks of rays, in no more dimensions than there are hidden values: memory does not depend
-    on the dimension of the features.
-
-    Raises:
-        ConfigError: see :meth:`Scorer.from_model`.
+    on the dimension of the features. Errors are those of :meth:`Scorer.from_model`.
     """
     scorer = Scorer.from_model(model, queries)
     outputs = model.render_camera(camera, {"scores": lambda _, rendered_of: scorer(rendered_of)})

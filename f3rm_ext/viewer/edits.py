@@ -67,22 +67,14 @@ class Edits:
         return hidden
 
     def select(self, selection: PointSelection) -> "Edits":
-        """Selects points that are shown, in place of those that are selected.
-
-        Raises:
-            ConfigError: there are none.
-        """
+        """Selects points that are shown, in place of those that are selected. Raises ConfigError if there are none."""
         chosen = selection.chosen if self.hidden is None else selection.chosen & ~self.hidden
         if not bool(chosen.any()):
             raise ConfigError(f"Nothing that is shown is {selection.name}: lower the threshold, or ask for another.")
         return replace(self, selection=replace(selection, chosen=chosen))
 
     def remove(self) -> "Edits":
-        """Hides what is selected.
-
-        Raises:
-            ConfigError: nothing is selected, or nothing else is shown.
-        """
+        """Hides what is selected. Raises ConfigError if nothing is selected, or nothing else is shown."""
         selection = self._selected()
         return self._hide(f"remove {selection.name}", selection.chosen)
 
@@ -96,11 +88,7 @@ class Edits:
         return self._hide(f"keep {selection.name}", ~selection.core)
 
     def undo(self) -> "Edits":
-        """Takes the newest step back.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Takes the newest step back. Raises ConfigError if there is none."""
         if not self.steps:
             raise ConfigError("There is nothing to undo: everything is shown.")
         return Edits(self.total, self.steps[:-1], self.selection)
