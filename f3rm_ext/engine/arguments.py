@@ -10,10 +10,7 @@ Config = TypeVar("Config", bound=TrainerConfig)
 
 
 def parse_arguments(method: str, default: Config, arguments: Sequence[str]) -> Config:
-    """Returns the options of a run, as ``ns-train METHOD ARGUMENTS`` would have them.
-
-    Args:
-        default: its options; not changed.
+    """Returns the options of a run, as ``ns-train METHOD ARGUMENTS`` would have them; ``default`` stays as it is.
 
     Raises:
         ConfigError: an option cannot work.

@@ -63,10 +63,7 @@ _FIELDS: dict[str, Callable[[Sequence[str]], str]] = {
 
 
 def check_export(command: str, argv: Sequence[str], *, splats: bool, normals: bool = False) -> None:
-    """Checks that a command of ns-export can export a run.
-
-    Args:
-        splats: True for a run with splats, False for a field.
+    """Checks that a command of ns-export can export a run of splats or of a field.
 
     Raises:
         ConfigError: it cannot; the message names the command to use instead.

@@ -155,11 +155,8 @@ def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gi
     The batch of `auto` is the largest of :data:`BATCHES` that fits and leaves 20 steps per pass; its queue is the
     longest that is advised, images − effective batch.
 
-    Args:
-        limit_gib: Memory to plan for; by default the device's.
-
     Raises:
-        ConfigError: It does not fit.
+        ConfigError: It does not fit in the device, or in `limit_gib`.
     """
     limit = this_device(device.type) if limit_gib is None else Device(device.type, int(limit_gib * GIB))
     line = None

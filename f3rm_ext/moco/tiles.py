@@ -70,13 +70,10 @@ def prepare(
     reading: PictureOptions = WHOLE_PICTURE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tiles:
-    """Decodes a folder of pictures, or opens the array of an earlier call.
+    """Decodes a folder of pictures into an array in `cache`, or opens that of an earlier call.
 
     The side of all tiles is the median short side of the pictures (or of the tiles that they are cut into), clamped to
     1 to 2 times `image_size`, so that partial crops are still sharp. Unreadable files are skipped and listed.
-
-    Args:
-        cache: Folder of the array and its list.
 
     Raises:
         ConfigError: There are no readable pictures, or the cache cannot be written.

@@ -127,11 +127,6 @@ class _HashGridFunction(torch.autograd.Function):
 def hash_grid_torch(
     points: Float[Tensor, "points 3"], table: Float[Tensor, "entries level_feat"], levels: LevelTensors
 ) -> Float[Tensor, "points feat"]:
-    """Interpolates like ``hash_grid_reference``; differentiable once.
-
-    Args:
-        points: positions in [0, 1]³.
-        table: rows of all levels, on the device of the points and of their type.
-    """
+    """Interpolates like ``hash_grid_reference``, on the device and in the type of both; differentiable once."""
     training = torch.is_grad_enabled() and (points.requires_grad or table.requires_grad)
     return _HashGridFunction.apply(points, table, levels, training)  # type: ignore[return-value]

@@ -40,12 +40,7 @@ class QueryableField(Model, ABC):
     def get_outputs(
         self, ray_bundle: RayBundle | Cameras, extra: Mapping[str, ExtraOutput] | None = None
     ) -> dict[str, Any]:
-        """Renders rays.
-
-        Args:
-            ray_bundle: n rays, scene frame.
-            extra: further outputs by name, computed from hidden values rendered along the rays.
-        """
+        """Renders rays, and further outputs by name from hidden values rendered along them."""
 
     # --- images ------------------------------------------------------------------------------------------------------
 

@@ -1,9 +1,10 @@
-"""From what was typed, or from the classes of a labelled capture, to queries with embeddings."""
+"""From what was typed or saved, or from the classes of a labelled capture, to queries with embeddings."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from f3rm_ext.query.evaluation import MIN_VISIBLE_PX
 from f3rm_ext.query.exemplar import Example, deepest_pixel, join_examples, take_example
 from f3rm_ext.query.options import NO_NEGATIVES, QuerySpec, Region
 from f3rm_ext.query.queryable import QueryHead, get_head
-from f3rm_ext.query.run import Photos
+from f3rm_ext.query.run import Photos, Run
+from f3rm_ext.utils.output_folder import SUMMARY
 
 _SEED = 0
 """Draws the photos that examples come from."""
@@ -63,6 +65,50 @@ def encode(spec: QuerySpec, head: QueryHead, text_encoder: TextEncoder, example_
     unlike = [example_encoder.encode(head, region).positives for region in spec.negative_examples]
     negatives = Embeddings.join([negatives, *unlike])
     return Query(spec.name, head.name, positives, negatives, spec.temperature)
+
+
+def load_queries(path: Path, run: Run) -> list[tuple[Query, float]]:
+    """Reads queries that were saved of the same run, each with the score from which upwards it matches.
+
+    They have their embeddings, so that no encoder is needed.
+
+    Args:
+        path: the folder that ``f3rm-ext query`` wrote, or the summary.json in it.
+
+    Raises:
+        ConfigError: there is no such file, it is not of ``f3rm-ext query`` or of another run, or a file of vectors is
+            missing or has other dimensions.
+    """
+    file = path / SUMMARY if path.is_dir() else path
+    try:
+        record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        described, files, negatives = record["queries"], record["vectors"], record["negative_vectors"]
+        step, checkpoint, threshold = record["step"], Path(record["checkpoint"]), float(record["threshold"])
+        names = [(str(one["name"]), str(one["feature"]), one["temperature"]) for one in described]
+        vectors = [(file.parent / files[name], negatives.get(name)) for name, _, _ in names]
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"The saved query {file} cannot be read ({error}): give a folder of `f3rm-ext query`."
+        ) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{file} is no saved query of a run, or one of an earlier version ({error} is missing): ask again with "
+            "`f3rm-ext query`, and give the folder that it writes."
+        ) from error
+    if (step, checkpoint) != (run.step, run.checkpoint.resolve()):
+        raise ConfigError(
+            f"The saved query {file} is of another run ({checkpoint}): ask this one with `f3rm-ext query`, or give the "
+            "vectors alone with --vector."
+        )
+    queries = []
+    for (name, feature, temperature), (positive, negative) in zip(names, vectors, strict=True):
+        head = get_head(run.model.query_heads(), feature)
+        looked_for = load_embeddings(positive, head.dim, head.basis)
+        against = Embeddings.empty(head.dim)
+        if negative is not None:
+            against = load_embeddings(file.parent / negative, head.dim, head.basis)
+        queries.append((Query(name, head.name, looked_for, against, temperature or DEFAULT_TEMPERATURE), threshold))
+    return queries
 
 
 def query_example(name: str, head: QueryHead, example: Example) -> Query:

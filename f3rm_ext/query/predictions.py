@@ -239,11 +239,7 @@ def judge_points(
 
 
 class TrainingPhotos:
-    """The photos that a model was trained on: known by name, and copies of them by content.
-
-    Args:
-        photos: the photos; names alone will do.
-    """
+    """The photos that a model was trained on: known by name, which will do alone, and copies of them by content."""
 
     def __init__(self, photos: Iterable[Path]) -> None:
         paths = list(photos)

@@ -128,8 +128,7 @@ class Page(SplatBudgetOptions, QueryInputs):
         Raises:
             UserError: a question cannot be asked, is of another run, or has the name of another.
         """
-        from f3rm_ext.query.builders import encode_queries
-        from f3rm_ext.query.saved import load_queries
+        from f3rm_ext.query.builders import encode_queries, load_queries
 
         asked: list[tuple[Query, float]] = []
         if self.saved is not None:

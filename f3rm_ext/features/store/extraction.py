@@ -28,11 +28,7 @@ _ABANDONED_S = 600.0
 
 @contextlib.contextmanager
 def disk_errors(folder: Path, needed_bytes: Callable[[], int]) -> Iterator[None]:
-    """Turns errors of a full or read-only disk into a FeatureStoreError.
-
-    Args:
-        needed_bytes: Returns how much space is still needed.
-    """
+    """Turns errors of a full or read-only disk into a FeatureStoreError, which names the space still needed."""
     try:
         yield
     except OSError as error:

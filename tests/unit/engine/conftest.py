@@ -5,10 +5,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from f3rm_ext.engine.trainer import F3rmTrainer, F3rmTrainerConfig
 
 TOY = Path(__file__).with_name("toy_run.py")
 
@@ -26,9 +29,35 @@ def toy() -> ModuleType:
 
 
 @pytest.fixture
+def make_config(toy: ModuleType, tmp_path: Path) -> Callable[..., F3rmTrainerConfig]:
+    """Makes the options of a toy run of so many steps."""
+    return partial(toy.make_config, tmp_path)
+
+
+@pytest.fixture
+def train(toy: ModuleType, make_config: Callable[..., F3rmTrainerConfig]) -> Callable[..., F3rmTrainer]:
+    """Trains a toy run of so many steps."""
+    return lambda steps, seed=42, **options: toy.run(make_config(steps, **options), seed=seed)
+
+
+@pytest.fixture
 def in_each_step(toy: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], object]], None]:
     """Has something done in each training step of toy runs, which is given the step's number."""
     return lambda do: monkeypatch.setattr(toy.ToyPipelineConfig, "on_step", lambda config, step: do(step))
+
+
+@pytest.fixture
+def fail_in_step(in_each_step: Callable[..., None]) -> Callable[[BaseException, int], None]:
+    """Has a training step of toy runs fail."""
+
+    def fail(error: BaseException, at: int) -> None:
+        def on_step(step: int) -> None:
+            if step == at:
+                raise error
+
+        in_each_step(on_step)
+
+    return fail
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,9 +17,9 @@ def profile_of(trainer: Any) -> Profile:
     return read_profile(trainer.base_dir / NAME)
 
 
-def test_a_run_is_profiled_from_its_first_step_to_its_last(toy: ModuleType, tmp_path: Path) -> None:
+def test_a_run_is_profiled_from_its_first_step_to_its_last(train: Callable[..., Any]) -> None:
     observers = list(memory._observers)  # other tests end within a step
-    trainer = toy.run(toy.make_config(tmp_path, 8, profile_tensors=True, profile_tensors_every=3))
+    trainer = train(8, profile_tensors=True, profile_tensors_every=3)
     profile = profile_of(trainer)
     assert [one.step for one in profile.snapshots] == [0, 3, 6, 7]
     assert profile.end == "finished" and profile.start["method"] == "toy" and profile.device_total > 0
@@ -32,48 +31,39 @@ def test_a_run_is_profiled_from_its_first_step_to_its_last(toy: ModuleType, tmp_
     assert memory._observers == observers
 
 
-def test_without_the_option_there_is_none_and_training_is_the_same(toy: ModuleType, tmp_path: Path) -> None:
-    pipeline = toy.ToyPipelineConfig()
-    pipeline.on_step = random.seed  # the checks of types in tests draw from Python's generator
-    plain = toy.run(toy.make_config(tmp_path, 6, pipeline=pipeline))
-    options = {"profile_tensors": True, "profile_tensors_every": 1}
-    measured = toy.run(toy.make_config(tmp_path, 6, pipeline=pipeline, **options))
+def test_without_the_option_there_is_none_and_training_is_the_same(
+    train: Callable[..., Any], in_each_step: Callable[..., None]
+) -> None:
+    in_each_step(random.seed)  # the checks of types in tests draw from Python's generator
+    plain = train(6)
+    measured = train(6, profile_tensors=True, profile_tensors_every=1)
     assert not (plain.base_dir / NAME).exists()
     assert plain.pipeline.losses == measured.pipeline.losses
 
 
 @pytest.mark.parametrize("vis", ["tensorboard", "viewer"])
 def test_tensorboard_has_the_figures_even_if_the_run_writes_no_others(
-    toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vis: str
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, vis: str
 ) -> None:
     from f3rm_ext.workflow.records import read_scalars
 
     if vis == "viewer":  # The writers of nerfstudio stay from run to run within a process.
         monkeypatch.setattr(profiled.writer, "EVENT_WRITERS", [])
         monkeypatch.setattr(profiled.writer, "setup_event_writer", lambda *_, **__: None)
-    trainer = toy.run(toy.make_config(tmp_path, 4, profile_tensors=True, profile_tensors_every=2))
+    trainer = train(4, profile_tensors=True, profile_tensors_every=2)
     curves = read_scalars(trainer.base_dir)
     for tag in ("Tensor_Category/parameters_MB", "fragmentation_percent", "Large_Tensors/count"):
         assert [step for step, _ in curves[f"TensorProfiling/{tag}"]] == [0, 2, 3], tag
 
 
 def test_a_planted_leak_is_reported_in_training(
-    toy: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Callable[..., Any], in_each_step: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = []
-    pipeline = toy.ToyPipelineConfig()
-    pipeline.on_step = lambda step: kept.append(torch.zeros(1 << 20, dtype=torch.uint8))
-    toy.run(toy.make_config(tmp_path, 8, pipeline=pipeline, profile_tensors=True, profile_tensors_every=1))
+    in_each_step(lambda step: kept.append(torch.zeros(1 << 20, dtype=torch.uint8)))
+    train(8, profile_tensors=True, profile_tensors_every=1)
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("Memory leaks:") == 1 and "unnamed uint8 [1048576]" in said
-
-
-def failing(error: BaseException) -> Callable[[int], None]:
-    def on_step(step: int) -> None:
-        if step == 2:
-            raise error
-
-    return on_step
 
 
 @pytest.mark.parametrize(
@@ -84,10 +74,15 @@ def failing(error: BaseException) -> Callable[[int], None]:
         (SystemExit(130), "stopped"),
     ],
 )
-def test_the_profile_says_how_a_run_ended(toy: ModuleType, tmp_path: Path, error: BaseException, reason: str) -> None:
-    pipeline = toy.ToyPipelineConfig()
-    pipeline.on_step = failing(error)
-    config = toy.make_config(tmp_path, 5, pipeline=pipeline, profile_tensors=True)
+def test_the_profile_says_how_a_run_ended(
+    toy: ModuleType,
+    make_config: Callable[..., Any],
+    fail_in_step: Callable[..., None],
+    error: BaseException,
+    reason: str,
+) -> None:
+    fail_in_step(error, 2)
+    config = make_config(5, profile_tensors=True)
     with pytest.raises(BaseException):  # noqa: B017
         toy.run(config)
     assert read_profile(config.get_base_dir() / NAME).end == reason

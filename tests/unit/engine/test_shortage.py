@@ -1,17 +1,18 @@
 """Too little memory for a training step: what is said, and that what was saved is left alone."""
 
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
 from f3rm_ext.engine import checkpoint
-from f3rm_ext.engine.trainer import F3rmTrainer
+from f3rm_ext.engine.trainer import F3rmTrainer, F3rmTrainerConfig
 from f3rm_ext.errors import MemoryShortageError
 from f3rm_ext.memory.options import MemoryOption, QualityImpact, halve
 from f3rm_ext.memory.shortage import is_out_of_memory, shortage_error
+
+Train, MakeConfig = Callable[..., F3rmTrainer], Callable[..., F3rmTrainerConfig]
 
 OPTIONS = [
     MemoryOption(QualityImpact.RESTART, "table", 19, 18),
@@ -44,14 +45,6 @@ def test_main_memory_that_runs_out_on_windows_is_recognised() -> None:
     assert is_out_of_memory(RuntimeError(said)) and not is_out_of_memory(ValueError(said))
 
 
-def raising(error: Exception, at: int) -> Callable[[int], None]:
-    def on_step(step: int) -> None:
-        if step == at:
-            raise error
-
-    return on_step
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -65,19 +58,20 @@ class TestTraining:
     def test_a_step_without_memory_is_one_sentence_and_leaves_what_was_saved(
         self,
         toy: ModuleType,
-        tmp_path: Path,
+        make_config: MakeConfig,
+        train: Train,
         monkeypatch: pytest.MonkeyPatch,
         set_command_line: Callable[..., None],
-        in_each_step: Callable[..., None],
+        fail_in_step: Callable[..., None],
         error: Exception,
     ) -> None:
         set_command_line("ns-train", "toy", "--vis", "tensorboard")
-        in_each_step(raising(error, 6))
+        fail_in_step(error, 6)
         # Classes of their own: isinstance remembers which classes a protocol has accepted.
         for name, option in (("ToyData", OPTIONS[3]), ("ToyModel", OPTIONS[2])):
             saving = type(name, (getattr(toy, name),), {"memory_options": lambda self, option=option: [option]})
             monkeypatch.setattr(toy, name, saving)
-        config = toy.make_config(tmp_path, 9)
+        config = make_config(9)
         with pytest.raises(MemoryShortageError) as raised:
             toy.run(config)
         folder = config.get_base_dir() / "nerfstudio_models"
@@ -89,32 +83,30 @@ class TestTraining:
         assert text.index("--on-gpu False (now True)") < text.index("--rays 2048 (now 4096)")
 
         monkeypatch.undo()
-        whole = toy.run(toy.make_config(tmp_path, 9))
-        resumed = toy.run(toy.make_config(tmp_path, 9, load_dir=folder), seed=7)
+        whole = train(9)
+        resumed = train(9, load_dir=folder, seed=7)
         assert resumed.pipeline.losses == {step: loss for step, loss in whole.pipeline.losses.items() if step > 4}
 
     def test_running_out_before_the_first_checkpoint(
-        self, toy: ModuleType, tmp_path: Path, in_each_step: Callable[..., None], error: Exception
+        self, train: Train, fail_in_step: Callable[..., None], error: Exception
     ) -> None:
-        in_each_step(raising(error, 1))
+        fail_in_step(error, 1)
         with pytest.raises(MemoryShortageError, match=r"step 1 .*nothing was saved"):
-            toy.run(toy.make_config(tmp_path, 9))
+            train(9)
 
     def test_running_out_between_steps_is_none_of_training(
-        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+        self, train: Train, monkeypatch: pytest.MonkeyPatch, error: Exception
     ) -> None:
         def save(trainer: F3rmTrainer, step: int) -> None:
             raise error
 
         monkeypatch.setattr(F3rmTrainer, "save_checkpoint", save)
         with pytest.raises(type(error)) as raised:
-            toy.run(toy.make_config(tmp_path, 9))
+            train(9)
         assert raised.value is error
 
 
-def test_other_failures_of_a_step_stay_what_they_are(
-    toy: ModuleType, tmp_path: Path, in_each_step: Callable[..., None]
-) -> None:
-    in_each_step(raising(RuntimeError("a shape does not fit"), 2))
+def test_other_failures_of_a_step_stay_what_they_are(train: Train, fail_in_step: Callable[..., None]) -> None:
+    fail_in_step(RuntimeError("a shape does not fit"), 2)
     with pytest.raises(RuntimeError, match="a shape"):
-        toy.run(toy.make_config(tmp_path, 9))
+        train(9)

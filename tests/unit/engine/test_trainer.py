@@ -29,12 +29,13 @@ from f3rm_ext.engine.trainer import F3rmTrainer, F3rmTrainerConfig
 from f3rm_ext.errors import CheckpointError, ConfigError
 
 LAST = 10
+Train, MakeConfig = Callable[..., F3rmTrainer], Callable[..., F3rmTrainerConfig]
 
 
 @pytest.fixture
-def whole(toy: ModuleType, tmp_path: Path) -> F3rmTrainer:
+def whole(train: Train) -> F3rmTrainer:
     """Eleven steps at a stretch; checkpoints after steps 4, 8 and 10."""
-    return toy.run(toy.make_config(tmp_path, LAST + 1, save_only_latest_checkpoint=False))
+    return train(LAST + 1, save_only_latest_checkpoint=False)
 
 
 def steps(trainer: F3rmTrainer) -> list[int]:
@@ -45,8 +46,8 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def same_weights(first: Path, second: Path) -> bool:
-    one, two = checkpoint.load(first)["pipeline"], checkpoint.load(second)["pipeline"]
+def same_weights(first: F3rmTrainer, second: F3rmTrainer, step: int = LAST) -> bool:
+    one, two = (checkpoint.load(checkpoint.make_path(run.checkpoint_dir, step))["pipeline"] for run in (first, second))
     return one.keys() == two.keys() and all(
         torch.equal(value, two[key]) if isinstance(value, torch.Tensor) else value == two[key]
         for key, value in one.items()
@@ -55,46 +56,41 @@ def same_weights(first: Path, second: Path) -> bool:
 
 class TestResume:
     @pytest.mark.parametrize("step", [4, 8])
-    def test_goes_on_exactly_as_if_never_interrupted(
-        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, step: int
-    ) -> None:
-        config = toy.make_config(tmp_path, LAST + 1, load_dir=whole.checkpoint_dir, load_step=step)
-        resumed = toy.run(config, seed=7)
+    def test_goes_on_exactly_as_if_never_interrupted(self, train: Train, whole: F3rmTrainer, step: int) -> None:
+        resumed = train(LAST + 1, load_dir=whole.checkpoint_dir, load_step=step, seed=7)
         assert resumed.pipeline.losses == {done: loss for done, loss in whole.pipeline.losses.items() if done > step}
-        last = checkpoint.make_path(resumed.checkpoint_dir, LAST)
-        assert same_weights(last, checkpoint.make_path(whole.checkpoint_dir, LAST))
-        other = toy.run(toy.make_config(tmp_path, LAST + 1), seed=7)
+        assert same_weights(resumed, whole)
+        other = train(LAST + 1, seed=7)
         assert other.pipeline.losses != whole.pipeline.losses, "random numbers do not matter to the toy"
 
     def test_processes_of_several_devices_do_not_share_their_random_numbers(
-        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
+        self, train: Train, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        config = toy.make_config(tmp_path, LAST + 1, load_dir=whole.checkpoint_dir, load_step=4)
         monkeypatch.setattr("nerfstudio.utils.comms.get_rank", lambda: 1)
-        second = toy.run(config).pipeline.losses
+        second = train(LAST + 1, load_dir=whole.checkpoint_dir, load_step=4).pipeline.losses
         assert second.keys() == {5, 6, 7, 8, 9, 10}
         assert all(loss != whole.pipeline.losses[step] for step, loss in second.items())
 
     def test_learning_rates_are_in_units_of_the_scene(
-        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
+        self, toy: ModuleType, train: Train, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Where the model knows them; config.yml keeps what was asked for, so that they are not scaled twice."""
         monkeypatch.setattr(toy.ToyModel, "rate_factors", {"fields": 3.0, "others": 5.0}, raising=False)
-        larger = toy.run(toy.make_config(tmp_path, LAST + 1, save_only_latest_checkpoint=False))
-        resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=larger.checkpoint_dir, load_step=4))
+        larger = train(LAST + 1, save_only_latest_checkpoint=False)
+        resumed = train(LAST + 1, load_dir=larger.checkpoint_dir, load_step=4)
         rates = [run.optimizers.optimizers["fields"].param_groups[0]["lr"] for run in (whole, larger, resumed)]
         assert rates[1] == pytest.approx(3 * rates[0]) and rates[2] == pytest.approx(3 * rates[0])
         assert larger.config.optimizers["fields"]["optimizer"].lr == whole.config.optimizers["fields"]["optimizer"].lr
 
-    def test_stops_at_max_num_iterations(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
-        resumed = toy.run(toy.make_config(tmp_path, 15, load_dir=whole.checkpoint_dir))
+    def test_stops_at_max_num_iterations(self, train: Train, whole: F3rmTrainer) -> None:
+        resumed = train(15, load_dir=whole.checkpoint_dir)
         assert list(resumed.pipeline.losses) == [11, 12, 13, 14]
         assert steps(resumed) == [14, 12]
         assert resumed.config.max_num_iterations == 15 == GLOBAL_BUFFER["max_iter"]
 
-    def test_a_part_of_a_schedule_goes_on_as_the_whole(self, toy: ModuleType, tmp_path: Path) -> None:
+    def test_a_part_of_a_schedule_goes_on_as_the_whole(self, toy: ModuleType, make_config: MakeConfig) -> None:
         def make(steps: int, **options: Any) -> F3rmTrainerConfig:
-            config = toy.make_config(tmp_path, steps, **options)
+            config = make_config(steps, **options)
             config.optimizers["fields"]["scheduler"] = RunDecaySchedulerConfig(lr_final=1e-3)
             return config
 
@@ -104,15 +100,14 @@ class TestResume:
         window = toy.run(make(8, schedule_steps=10, load_dir=part.checkpoint_dir), seed=7)
         assert {**part.pipeline.losses, **rest.pipeline.losses} == whole.pipeline.losses
         assert window.pipeline.losses == {step: whole.pipeline.losses[step] for step in (6, 7)}
-        last = [checkpoint.make_path(run.checkpoint_dir, 9) for run in (rest, whole)]
-        assert same_weights(*last)
+        assert same_weights(rest, whole, 9)
         # Guards the test: a schedule as short as the part differs.
         assert toy.run(make(6)).pipeline.losses != part.pipeline.losses
 
-    def test_a_schedule_shorter_than_the_run(self, toy: ModuleType, tmp_path: Path) -> None:
+    def test_a_schedule_shorter_than_the_run(self, make_config: MakeConfig) -> None:
         with pytest.raises(ConfigError, match=r"--schedule-steps.*5.*--max-num-iterations.*6"):
-            toy.make_config(tmp_path, 6, schedule_steps=5).save_config()
-        toy.make_config(tmp_path, 6, schedule_steps=6).check()
+            make_config(6, schedule_steps=5).save_config()
+        make_config(6, schedule_steps=6).check()
 
     def test_evaluation_has_no_graph(self, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
         graphs: list[bool] = []
@@ -121,68 +116,62 @@ class TestResume:
         assert graphs == [False] and torch.is_grad_enabled()
 
     def test_callbacks_see_the_true_number_of_iterations(
-        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, in_each_step: Callable[..., None]
+        self, toy: ModuleType, make_config: MakeConfig, whole: F3rmTrainer, in_each_step: Callable[..., None]
     ) -> None:
         seen: list[int] = []
-        config = toy.make_config(tmp_path, 13, load_dir=whole.checkpoint_dir)
+        config = make_config(13, load_dir=whole.checkpoint_dir)
         in_each_step(lambda step: seen.append(config.max_num_iterations))
         toy.run(config)
         assert seen == [13, 13]
 
-    def test_accepts_the_run_folder_or_a_file(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
-        path = checkpoint.make_path(whole.checkpoint_dir, 8)
-        resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_checkpoint=path), seed=7)
+    def test_accepts_the_run_folder_or_a_file(self, train: Train, whole: F3rmTrainer) -> None:
+        resumed = train(LAST + 1, load_checkpoint=checkpoint.make_path(whole.checkpoint_dir, 8), seed=7)
         assert list(resumed.pipeline.losses) == [9, 10]
-        assert list(toy.run(toy.make_config(tmp_path, 12, load_dir=whole.base_dir)).pipeline.losses) == [11]
+        assert list(train(12, load_dir=whole.base_dir).pipeline.losses) == [11]
 
     def test_passes_over_a_truncated_newest_checkpoint(
-        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, capsys: pytest.CaptureFixture
+        self, train: Train, whole: F3rmTrainer, capsys: pytest.CaptureFixture
     ) -> None:
         truncate(checkpoint.make_path(whole.checkpoint_dir, LAST))
-        resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=whole.base_dir), seed=7)
+        resumed = train(LAST + 1, load_dir=whole.base_dir, seed=7)
         assert list(resumed.pipeline.losses) == [9, 10]
         printed = " ".join(capsys.readouterr().out.split())
         assert printed.count("Skipping damaged step-000000010.ckpt") == 1
 
     def test_finished_run_is_left_alone(
-        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer, capsys: pytest.CaptureFixture
+        self, toy: ModuleType, make_config: MakeConfig, whole: F3rmTrainer, capsys: pytest.CaptureFixture
     ) -> None:
-        config = toy.make_config(tmp_path, LAST + 1, load_dir=whole.base_dir, timestamp="again")
+        config = make_config(LAST + 1, load_dir=whole.base_dir, timestamp="again")
         with pytest.raises(SystemExit) as leaving:
             toy.run(config)
         assert leaving.value.code == 0 and "--max-num-iterations" in capsys.readouterr().out
         assert not config.get_base_dir().exists()
 
     def test_finished_run_is_not_trained_by_the_trainer_either(
-        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer
+        self, make_config: MakeConfig, whole: F3rmTrainer
     ) -> None:
-        resumed = toy.make_config(tmp_path, 8, load_dir=whole.base_dir).setup(local_rank=0, world_size=1)
+        resumed = make_config(8, load_dir=whole.base_dir).setup(local_rank=0, world_size=1)
         resumed.setup()
         resumed.train()
         assert resumed.pipeline.losses == {} and steps(resumed) == []
 
-    def test_other_model_is_one_sentence(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
-        config = toy.make_config(tmp_path, 20, load_dir=whole.base_dir, pipeline=toy.ToyPipelineConfig(width=3))
+    def test_other_model_is_one_sentence(self, toy: ModuleType, train: Train, whole: F3rmTrainer) -> None:
         with pytest.raises(CheckpointError, match=r"size mismatch .*config\.yml"):
-            toy.run(config)
+            train(20, load_dir=whole.base_dir, pipeline=toy.ToyPipelineConfig(width=3))
 
-    def test_missing_parameters_are_not_left_at_random(
-        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer
-    ) -> None:
+    def test_missing_parameters_are_not_left_at_random(self, train: Train, whole: F3rmTrainer) -> None:
         path = checkpoint.make_path(whole.checkpoint_dir, LAST)
         state = checkpoint.load(path)
         del state["pipeline"]["model.layer.bias"]
         checkpoint.write(state, path)
         with pytest.raises(CheckpointError, match=r"lacks model.layer.bias"):
-            toy.run(toy.make_config(tmp_path, 20, load_dir=whole.base_dir))
+            train(20, load_dir=whole.base_dir)
 
-    def test_checkpoint_of_nerfstudio_itself(
-        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_checkpoint_of_nerfstudio_itself(self, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(F3rmTrainer, "save_checkpoint", Trainer.save_checkpoint)
-        plain = toy.run(toy.make_config(tmp_path, 6))
+        plain = train(6)
         monkeypatch.undo()
-        resumed = toy.run(toy.make_config(tmp_path, 8, load_dir=plain.base_dir))
+        resumed = train(8, load_dir=plain.base_dir)
         assert list(resumed.pipeline.losses) == [6, 7]
 
     @pytest.mark.parametrize(
@@ -199,30 +188,27 @@ class TestResume:
             toy.run(toy.make_config(tmp_path / "out", 5, **options))
         assert not (tmp_path / "out").exists()
 
-    def test_absent_step_names_those_there(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
-        config = toy.make_config(tmp_path, 20, load_dir=whole.base_dir, load_step=5)
+    def test_absent_step_names_those_there(self, make_config: MakeConfig, whole: F3rmTrainer) -> None:
         with pytest.raises(CheckpointError, match=r"step-000000005\.ckpt.*--load-step.*10, 8, 4"):
-            config.check()
+            make_config(20, load_dir=whole.base_dir, load_step=5).check()
 
 
 class TestCheckpoints:
-    def test_newest_and_one_spare_are_kept_or_all(self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer) -> None:
-        assert steps(toy.run(toy.make_config(tmp_path, 14))) == [13, 12]
+    def test_newest_and_one_spare_are_kept_or_all(self, train: Train, whole: F3rmTrainer) -> None:
+        assert steps(train(14)) == [13, 12]
         assert steps(whole) == [10, 8, 4]
         # Nerfstudio parses every name in the folder.
         assert {path.suffix for path in whole.checkpoint_dir.iterdir()} == {".ckpt"}
 
-    def test_final_step_is_not_written_twice(
-        self, toy: ModuleType, tmp_path: Path, watch_calls: Callable[..., Any]
-    ) -> None:
+    def test_final_step_is_not_written_twice(self, train: Train, watch_calls: Callable[..., Any]) -> None:
         writes = watch_calls(checkpoint, "write")
-        toy.run(toy.make_config(tmp_path, 9))
+        train(9)
         assert [call.args[1].name for call in writes] == ["step-000000004.ckpt", "step-000000008.ckpt"]
 
     def test_stop_between_steps_is_saved_under_the_step_that_is_done(
-        self, toy: ModuleType, tmp_path: Path, in_each_step: Callable[..., None]
+        self, make_config: MakeConfig, in_each_step: Callable[..., None]
     ) -> None:
-        config = toy.make_config(tmp_path, 9)
+        config = make_config(9)
         config.save_config()
         trainer = config.setup(local_rank=0, world_size=1)
         trainer.setup()
@@ -260,10 +246,8 @@ class TestEvaluationLoading:
         assert self.load(whole)[1] == 4
         assert "Skipping damaged step-000000010.ckpt" in " ".join(capsys.readouterr().out.split())
 
-    def test_load_step_of_the_run_it_was_resumed_from_does_not_matter(
-        self, toy: ModuleType, tmp_path: Path, whole: F3rmTrainer
-    ) -> None:
-        resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=whole.checkpoint_dir, load_step=4))
+    def test_load_step_of_the_run_it_was_resumed_from_does_not_matter(self, train: Train, whole: F3rmTrainer) -> None:
+        resumed = train(LAST + 1, load_dir=whole.checkpoint_dir, load_step=4)
         for path in resumed.checkpoint_dir.glob("*-000000004.ckpt"):
             path.unlink()
         assert self.load(resumed)[1] == LAST
@@ -289,8 +273,8 @@ class TestEvaluationLoading:
         with pytest.raises(CheckpointError, match=f"{re.escape(str(whole.checkpoint_dir))}.*damaged"):
             self.load(whole)
 
-    def test_run_without_checkpoints_is_one_sentence(self, toy: ModuleType, tmp_path: Path) -> None:
-        config = toy.make_config(tmp_path, 5)
+    def test_run_without_checkpoints_is_one_sentence(self, make_config: MakeConfig, tmp_path: Path) -> None:
+        config = make_config(5)
         for folder in (tmp_path, config.get_base_dir() / "nerfstudio_models"):
             folder.mkdir(parents=True, exist_ok=True)
             with pytest.raises(CheckpointError, match=r"no checkpoint.*stopped before its first one"):
@@ -299,17 +283,17 @@ class TestEvaluationLoading:
 
 class TestConfig:
     def test_keeps_what_the_data_decided(
-        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, toy: ModuleType, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Commands that open the run later must not decide again."""
-        config = toy.make_config(tmp_path, 1)
+        config = make_config(1)
         config.pipeline.datamanager.fog = "auto"
         monkeypatch.setattr(toy.ToyData, "choices", {"fog": "dense"}, raising=False)
         trainer = toy.run(config)
         assert "fog: dense\n" in (trainer.base_dir / "config.yml").read_text()
 
-    def test_config_file_gives_back_the_same_options(self, toy: ModuleType, tmp_path: Path) -> None:
-        config = toy.make_config(tmp_path, 5)
+    def test_config_file_gives_back_the_same_options(self, make_config: MakeConfig) -> None:
+        config = make_config(5)
         config.save_config()
         loaded = yaml.load((config.get_base_dir() / "config.yml").read_text(), Loader=yaml.Loader)
         assert type(loaded) is F3rmTrainerConfig
@@ -334,8 +318,8 @@ class TestConfig:
             toy.make_config(tmp_path / "file", 5).save_config()
 
     @pytest.mark.parametrize("name", ["max_num_iterations", "steps_per_save", "profile_tensors_every"])
-    def test_non_positive_steps(self, toy: ModuleType, tmp_path: Path, name: str) -> None:
-        config = toy.make_config(tmp_path, 5)
+    def test_non_positive_steps(self, make_config: MakeConfig, name: str) -> None:
+        config = make_config(5)
         setattr(config, name, 0)
         with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')}.*0"):
             config.check()
@@ -348,10 +332,10 @@ class TestConfig:
         anywhere = ViewerConfig(websocket_host="0.0.0.0")
         assert F3rmTrainerConfig(viewer=anywhere).viewer.websocket_host == "0.0.0.0", "given at construction"
 
-    def test_no_warnings_about_half_precision_on_the_cpu(self, toy: ModuleType, tmp_path: Path) -> None:
+    def test_no_warnings_about_half_precision_on_the_cpu(self, make_config: MakeConfig) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            trainer = toy.make_config(tmp_path, 5, mixed_precision=True).setup(local_rank=0, world_size=1)
+            trainer = make_config(5, mixed_precision=True).setup(local_rank=0, world_size=1)
         assert not trainer.mixed_precision and not trainer.grad_scaler.is_enabled()
 
 
@@ -381,15 +365,15 @@ class TestCuda:
             config.setup(local_rank=local_rank, world_size=world_size).setup()
 
     def test_every_process_has_its_device_before_anything_allocates(
-        self, toy: ModuleType, tmp_path: Path, events: list[str]
+        self, make_config: MakeConfig, events: list[str]
     ) -> None:
-        config = toy.make_config(tmp_path, 5)
+        config = make_config(5)
         config.machine.num_devices = 4
         self.begin(config, local_rank=3, world_size=4)
         assert events == ["device 3", "pipeline"]
 
-    def test_the_model_has_its_say_before_cuda_starts(self, toy: ModuleType, tmp_path: Path, events: list[str]) -> None:
-        config = toy.make_config(tmp_path, 5)
+    def test_the_model_has_its_say_before_cuda_starts(self, make_config: MakeConfig, events: list[str]) -> None:
+        config = make_config(5)
         config.pipeline.model = SimpleNamespace(fit_trainer=lambda trainer: events.append(trainer.method_name))
         self.begin(config)
         assert events.index("toy") < events.index("device 0") < events.index("pipeline")
@@ -400,7 +384,8 @@ class TestSignals:
     def test_stop_saves_says_how_to_go_on_and_loses_nothing(
         self,
         toy: ModuleType,
-        tmp_path: Path,
+        make_config: MakeConfig,
+        train: Train,
         whole: F3rmTrainer,
         monkeypatch: pytest.MonkeyPatch,
         in_each_step: Callable[..., None],
@@ -408,7 +393,7 @@ class TestSignals:
         number: int,
         code: int,
     ) -> None:
-        config = toy.make_config(tmp_path, LAST + 1)
+        config = make_config(LAST + 1)
         in_each_step(lambda step: os.kill(os.getpid(), number) if step == 6 else None)
         with pytest.raises(SystemExit) as leaving:
             toy.run(config)
@@ -419,11 +404,11 @@ class TestSignals:
         error = capsys.readouterr().err
         assert "Saved up to step 6" in error and f"--load-dir {folder}" in error
 
-        resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=folder), seed=7)
+        resumed = train(LAST + 1, load_dir=folder, seed=7)
         assert resumed.pipeline.losses == {step: loss for step, loss in whole.pipeline.losses.items() if step > 6}
 
     def test_stop_concludes_as_a_finished_run_does(
-        self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_each_step: Callable[..., None]
+        self, toy: ModuleType, train: Train, monkeypatch: pytest.MonkeyPatch, in_each_step: Callable[..., None]
     ) -> None:
         concluded: list[int] = []
 
@@ -434,18 +419,15 @@ class TestSignals:
         monkeypatch.setattr(toy.ToyPipeline, "get_training_callbacks", lambda *_: [callback])
         in_each_step(lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 6 else None)
         with pytest.raises(SystemExit):
-            toy.run(toy.make_config(tmp_path, LAST + 1))
+            train(LAST + 1)
         assert concluded == [6]
 
-    def test_stop_in_the_last_step_is_a_finished_run(
-        self, toy: ModuleType, tmp_path: Path, in_each_step: Callable[..., None]
-    ) -> None:
-        config = toy.make_config(tmp_path, 3)
+    def test_stop_in_the_last_step_is_a_finished_run(self, train: Train, in_each_step: Callable[..., None]) -> None:
         in_each_step(lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 2 else None)
-        assert steps(toy.run(config)) == [2]
+        assert steps(train(3)) == [2]
 
-    def test_first_signal_wakes_and_the_second_stops_at_once(self, toy: ModuleType, tmp_path: Path) -> None:
-        trainer = toy.make_config(tmp_path, 5, start_paused=True).setup(local_rank=0, world_size=1)
+    def test_first_signal_wakes_and_the_second_stops_at_once(self, make_config: MakeConfig) -> None:
+        trainer = make_config(5, start_paused=True).setup(local_rank=0, world_size=1)
         trainer._on_signal(signal.SIGINT, None)
         assert trainer.training_state == "training"
         with pytest.raises(KeyboardInterrupt):
@@ -455,24 +437,26 @@ class TestSignals:
             trainer._on_signal(signal.SIGINT, None)
         assert leaving.value.code == 0
 
-    def test_handlers_are_put_back(self, toy: ModuleType, tmp_path: Path) -> None:
+    def test_handlers_are_put_back(self, train: Train) -> None:
         before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-        toy.run(toy.make_config(tmp_path, 2))
+        train(2)
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
-    def test_interrupt_while_preparing(self, toy: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_interrupt_while_preparing(
+        self, toy: ModuleType, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def interrupt(*_: Any, **__: Any) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(toy.ToyPipelineConfig, "setup", interrupt)
-        trainer = toy.make_config(tmp_path, 5).setup(local_rank=0, world_size=1)
+        trainer = make_config(5).setup(local_rank=0, world_size=1)
         with pytest.raises(SystemExit) as leaving:
             trainer.setup()
         assert leaving.value.code == 130
 
 
 def test_kill_while_writing_leaves_the_run_usable(
-    toy: ModuleType, tmp_path: Path, start_toy: Callable[..., subprocess.Popen]
+    train: Train, tmp_path: Path, start_toy: Callable[..., subprocess.Popen]
 ) -> None:
     process = start_toy(tmp_path, 400, "--slow-write")
     assert any(line == "writing\n" for line in process.stdout)
@@ -487,11 +471,9 @@ def test_kill_while_writing_leaves_the_run_usable(
     config.load_dir = config.get_checkpoint_dir()
     assert eval_load_checkpoint(config, config.pipeline.setup())[1] == 4
 
-    resumed = toy.run(toy.make_config(tmp_path, LAST + 1, load_dir=run), seed=7)
-    whole = toy.run(toy.make_config(tmp_path, LAST + 1))
-    assert same_weights(
-        checkpoint.make_path(resumed.checkpoint_dir, LAST), checkpoint.make_path(whole.checkpoint_dir, LAST)
-    )
+    resumed = train(LAST + 1, load_dir=run, seed=7)
+    whole = train(LAST + 1)
+    assert same_weights(resumed, whole)
 
 
 class TestResumeCommand:

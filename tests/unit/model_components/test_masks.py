@@ -7,6 +7,8 @@ from torch import Tensor
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 from f3rm_ext.features.base import PatchGrid
+from f3rm_ext.memory.shapes import shapes_only
+from f3rm_ext.memory.trace import AllocationTracker, BlockedConvolutions
 from f3rm_ext.model_components import masks
 
 HEIGHT, WIDTH = 24, 30
@@ -51,6 +53,21 @@ def test_ssim_is_that_of_windows_of_kept_pixels(pair: tuple[Tensor, Tensor], dis
     assert float(masks.ssim(*pair, disc)) == pytest.approx(slow_ssim(*pair, disc), abs=1e-5)
     dim = (0.5 + 0.1 * pair[0], 0.5 + 0.1 * pair[1])  # far from black, so that the spread is not the largest value
     assert float(masks.ssim(*dim, disc)) == pytest.approx(slow_ssim(*dim, disc), abs=1e-4)
+
+
+def test_ssim_without_values_takes_what_torchmetrics_takes() -> None:
+    peaks = []
+    one, two = torch.rand(300, 400, 3), torch.rand(300, 400, 3)
+    masks.ssim(one, two)  # imports
+    with AllocationTracker() as tracker, BlockedConvolutions():
+        masks.ssim(one, two)
+    peaks.append(sum(tracker.peak.values()))
+    with shapes_only(), AllocationTracker() as tracker, BlockedConvolutions():
+        one, two = torch.empty(300, 400, 3), torch.empty(300, 400, 3)
+        tracker.reset_peak()
+        masks.ssim(one, two)
+    peaks.append(sum(tracker.peak.values()))
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.01)
 
 
 def test_a_mask_that_keeps_everything_changes_nothing(pair: tuple[Tensor, Tensor]) -> None:

@@ -174,12 +174,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
             load_embeddings(tmp_path / name, 3, None)
 
 
-def test_saved_vectors_come_back_and_codes_with_what_they_leave_out(tmp_path: Path) -> None:
-    full = Embeddings.from_full(random(2, 9), ("a", "b"))
-    np.save(tmp_path / "full.npy", pack_embeddings(full))
-    torch.testing.assert_close(load_embeddings(tmp_path / "full.npy", 9, None).values, full.values)
-    basis = torch.linalg.qr(torch.randn(9, 4, generator=torch.Generator().manual_seed(1)))[0].T.contiguous()
-    given = Embeddings.from_full(torch.randn(2, 9, generator=torch.Generator().manual_seed(0)), ("a", "b"), basis)
-    assert (given.values.norm(dim=1) < 0.95).all()
-    np.save(tmp_path / "v.npy", pack_embeddings(given))
-    torch.testing.assert_close(load_embeddings(tmp_path / "v.npy", 4, basis).values, given.values)
+def test_saved_vectors_come_back_and_codes_with_what_they_leave_out(save: Save, basis: torch.Tensor) -> None:
+    full = vectors(2, FULL)
+    torch.testing.assert_close(load_embeddings(save(pack_embeddings(full)), FULL, None).values, full.values)
+    codes = Embeddings.from_full(full.values, full.sources, basis)
+    assert (codes.values.norm(dim=1) < 0.95).all()
+    torch.testing.assert_close(load_embeddings(save(pack_embeddings(codes)), CODES, basis).values, codes.values)

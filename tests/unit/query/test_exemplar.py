@@ -51,24 +51,23 @@ def test_an_exemplar_between_patches_is_interpolated(feature_map: FeatureMap) ->
     torch.testing.assert_close(found.values.double(), unit(mixed)[None], atol=1e-6, rtol=0)
 
 
-def test_a_box_is_the_mean_direction_of_the_patches_in_it(feature_map: FeatureMap) -> None:
+@pytest.mark.parametrize(
+    ("region", "patches"),
     # Centres at x = 5, 15, 25, 35 and y = 5, 15, 25: those at the edges of the box count.
-    found = embed_place(feature_map, Region("a", 10.0, 0.0, 15.0, 15.0))
-    expected = unit(feature_map.values[:2, 1:3].reshape(-1, 5)).mean(dim=0)
+    [(Region("a", 10.0, 0.0, 15.0, 15.0), np.s_[:2, 1:3]), (Region("a"), np.s_[:])],
+    ids=["box", "whole image"],
+)
+def test_an_area_is_the_mean_direction_of_the_patches_in_it(feature_map: FeatureMap, region, patches) -> None:
+    found = embed_place(feature_map, region)
+    expected = unit(feature_map.values[patches].reshape(-1, 5)).mean(dim=0)
     torch.testing.assert_close(found.values.double(), (expected / expected.norm())[None], atol=1e-6, rtol=0)
+    assert found.sources == (str(region),)
 
 
 def test_a_box_between_patches_is_its_middle(feature_map: FeatureMap) -> None:
     between = embed_place(feature_map, Region("a", 18.0, 16.0, 4.0, 6.0))
     middle = embed_place(feature_map, Region("a", 20.0, 19.0))
     torch.testing.assert_close(between.values, middle.values)
-
-
-def test_a_whole_image_is_the_mean_direction_of_all_its_patches(feature_map: FeatureMap) -> None:
-    expected = unit(feature_map.values.reshape(-1, 5)).mean(dim=0)
-    found = embed_place(feature_map, Region("a"))
-    torch.testing.assert_close(found.values.double(), (expected / expected.norm())[None], atol=1e-6, rtol=0)
-    assert found.sources == ("a",)
 
 
 def test_what_codes_leave_out_shortens_the_exemplar(code_map: FeatureMap) -> None:
@@ -203,12 +202,9 @@ def test_few_clusters_and_always_the_same() -> None:
 # --- good places ------------------------------------------------------------------------------------------------------
 
 
-def test_deepest_pixel_keeps_away_from_the_border_of_the_image() -> None:
+def test_deepest_pixel_keeps_away_from_the_border_of_the_image_and_lies_on_what_is_chosen() -> None:
     row, col = deepest_pixel(np.ones((11, 31), bool))
     assert row == 5 and 5 <= col <= 25
-
-
-def test_deepest_pixel_of_a_ring_lies_on_it() -> None:
     y, x = np.mgrid[:40, :40] - 20
     ring = np.abs(np.hypot(y, x) - 12) < 4
     assert ring[deepest_pixel(ring)]

@@ -1,5 +1,7 @@
 """Metrics against masks counted by hand."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,16 +20,17 @@ def scores(*rows: list[float]) -> torch.Tensor:
     return torch.tensor(rows)
 
 
+def count(score: torch.Tensor, mask: torch.Tensor, *boxes: list[Box], threshold: float = 0.5) -> dict[str, Any]:
+    """The summary of one pair."""
+    metrics = QueryMetrics(threshold)
+    metrics.add("cup", score, mask, *boxes)
+    return metrics.summary()
+
+
 def test_counted_by_hand() -> None:
-    metrics = QueryMetrics()
-    assert metrics.threshold == PINNED_THRESHOLD == 0.5
+    assert QueryMetrics().threshold == PINNED_THRESHOLD == 0.5
     # Found at 0.5: 3 pixels, 2 of them on the object of 4; union 5.
-    metrics.add(
-        "cup",
-        scores([0.9, 0.5, 0.1, 0.0], [0.4, 0.2, 0.6, 0.0]),
-        grid("##..", "##.."),
-    )
-    found = metrics.summary()
+    found = count(scores([0.9, 0.5, 0.1, 0.0], [0.4, 0.2, 0.6, 0.0]), grid("##..", "##.."))
     assert (found["pairs"], found["localisation"], found["threshold"]) == (1, 1.0, 0.5)
     assert found["miou"] == pytest.approx(2 / 5) and found["macc"] == pytest.approx(2 / 4)
     assert found["iou_above_25"] == 1.0
@@ -38,9 +41,7 @@ def test_counted_by_hand() -> None:
 
 def test_pinned_and_best_thresholds_are_never_mixed() -> None:
     """All scores are low: nothing is found at the fixed threshold, everything at the best one."""
-    metrics = QueryMetrics(0.5)
-    metrics.add("cup", scores([0.2, 0.2, -0.3]), grid("##."))
-    found = metrics.summary()
+    found = count(scores([0.2, 0.2, -0.3]), grid("##."))
     assert (found["miou"], found["macc"], found["iou_above_25"], found["threshold"]) == (0.0, 0.0, 0.0, 0.5)
     assert (found["best_miou"], found["best_macc"]) == (1.0, 1.0)
 
@@ -86,9 +87,7 @@ def test_the_centre_of_the_best_pixel_has_to_lie_in_a_box(boxes: list[Box], hit:
     score[1, 2] = 0.9
     mask = torch.zeros(4, 5, dtype=torch.bool)
     mask[3, 3] = True
-    metrics = QueryMetrics()
-    metrics.add("cup", score, mask, boxes)
-    assert metrics.summary()["localisation"] == float(hit)
+    assert count(score, mask, boxes)["localisation"] == float(hit)
 
 
 def test_without_boxes_the_best_pixel_has_to_lie_in_the_mask() -> None:
@@ -97,12 +96,9 @@ def test_without_boxes_the_best_pixel_has_to_lie_in_the_mask() -> None:
     for place, hit in (((1, 2), 1.0), ((2, 1), 0.0)):
         mask = torch.zeros(4, 5, dtype=torch.bool)
         mask[place] = True
-        metrics = QueryMetrics()
-        metrics.add("cup", score, mask)
-        assert metrics.summary()["localisation"] == hit
-    points = QueryMetrics()
-    points.add("cup", torch.tensor([0.1, 0.9, 0.7]), torch.tensor([False, True, True]))
-    assert points.summary()["miou"] == points.summary()["localisation"] == 1.0
+        assert count(score, mask)["localisation"] == hit
+    points = count(torch.tensor([0.1, 0.9, 0.7]), torch.tensor([False, True, True]))
+    assert points["miou"] == points["localisation"] == 1.0
 
 
 def test_all_thresholds_are_counted_exactly() -> None:
@@ -111,13 +107,11 @@ def test_all_thresholds_are_counted_exactly() -> None:
     # Some values are thresholds themselves.
     score = np.concatenate([generator.uniform(-1, 1, 300), THRESHOLDS[::40]]).astype(np.float32)
     mask = generator.random(len(score)) < 0.3
-    metrics = QueryMetrics()
-    metrics.add("cup", torch.from_numpy(score), torch.from_numpy(mask))
     ious = []
     for threshold in THRESHOLDS:
         found = score.astype(np.float64) >= threshold
         ious.append((found & mask).sum() / max(1, (found | mask).sum()))
-    summary = metrics.summary()
+    summary = count(torch.from_numpy(score), torch.from_numpy(mask))
     assert summary["best_miou"] == pytest.approx(max(ious))
     assert summary["best_threshold"] == THRESHOLDS[int(np.argmax(ious))]
 
@@ -138,9 +132,8 @@ def test_intervals_of_means_come_from_whole_draws() -> None:
     assert low == pytest.approx(values.mean() - half, abs=0.02) and high == pytest.approx(
         values.mean() + half, abs=0.02
     )
-    single = QueryMetrics()
-    single.add("cup", scores([1.0, 0.0]), mask)
-    assert "intervals" not in single.summary() and single.summary()["draws"] == 1
+    single = count(scores([1.0, 0.0]), mask)
+    assert "intervals" not in single and single["draws"] == 1
 
 
 def test_no_pairs() -> None:
@@ -149,8 +142,6 @@ def test_no_pairs() -> None:
 
 
 def test_scores_that_are_no_numbers_are_never_found() -> None:
-    metrics = QueryMetrics(-1.0)
-    metrics.add("cup", scores([float("nan"), 0.9, 0.1]), grid(".#."))
-    found = metrics.summary()
+    found = count(scores([float("nan"), 0.9, 0.1]), grid(".#."), threshold=-1.0)
     assert found["localisation"] == 1.0 and found["best_miou"] == 1.0
     assert found["miou"] == pytest.approx(1 / 3), "at −1 everything is found, as for a score of −1"

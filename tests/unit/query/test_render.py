@@ -72,14 +72,10 @@ def test_the_place_of_a_pixel_is_seen_through_its_centre(ball: Any, views: list[
     np.testing.assert_allclose(local[:2] / -local[2], [0.5 / 30, 0.5 / 30], atol=1e-6)
 
 
-def test_a_ray_that_meets_nothing_has_no_place(ball: Any, views: list[View]) -> None:
+def test_a_ray_that_meets_nothing_has_neither_place_nor_label(ball: Any, views: list[View]) -> None:
     scored = score_view(ball, views[0], halves(ball))
     assert surface_point(scored, 0, 0) is None
     assert scored.accumulation[0, 0] == 0
-
-
-def test_labels(ball: Any, views: list[View]) -> None:
-    scored = score_view(ball, views[0], halves(ball))
     labels = scored.labels(0.6)
     assert labels[0, 0] == -1 and set(np.unique(labels)) == {-1, 0, 1}
     np.testing.assert_array_equal(labels == 0, (scored.scores[..., 0] >= 0.6))

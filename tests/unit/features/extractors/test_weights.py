@@ -249,13 +249,10 @@ class TestLoading:
             assert found[name].dtype == tensor.dtype
             assert torch.equal(found[name], tensor)
 
-    def test_torch_file(self, tmp_path: Path) -> None:
-        torch.save(STATE, tmp_path / "w.pth")
-        self.check(tmp_path / "w.pth")
-
-    def test_safetensors(self, tmp_path: Path) -> None:
-        save_file(STATE, tmp_path / "w.safetensors")
-        self.check(tmp_path / "w.safetensors")
+    @pytest.mark.parametrize(("save", "name"), [(torch.save, "w.pth"), (save_file, "w.safetensors")])
+    def test_files_of_both_kinds(self, tmp_path: Path, save: Callable[..., None], name: str) -> None:
+        save(STATE, tmp_path / name)
+        self.check(tmp_path / name)
 
     @pytest.mark.parametrize("wrapper", ["state_dict", "model", "teacher"])
     @pytest.mark.parametrize("prefix", ["", "module.", "backbone.", "module.backbone."])
