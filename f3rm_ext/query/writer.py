@@ -229,7 +229,7 @@ def open_videos(
                     if name not in writers:
                         paths[name].parent.mkdir(parents=True, exist_ok=True)
                         options = {"crf": 20, "ffmpeg_args": ["-metadata", f"comment={comment}"]}
-                        writer = mediapy.VideoWriter(paths[name], even.shape[:2], fps=fps, **options)
+                        writer = mediapy.VideoWriter(paths[name], (even.shape[0], even.shape[1]), fps=fps, **options)
                         writers[name] = stack.enter_context(writer)
                     writers[name].add_image(even)
 

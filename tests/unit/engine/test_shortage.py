@@ -12,7 +12,8 @@ from f3rm_ext.errors import MemoryShortageError
 from f3rm_ext.memory.options import MemoryOption, QualityImpact, halve
 from f3rm_ext.memory.shortage import is_out_of_memory, shortage_error
 
-Train, MakeConfig = Callable[..., F3rmTrainer], Callable[..., F3rmTrainerConfig]
+Train = Callable[..., F3rmTrainer]
+MakeConfig = Callable[..., F3rmTrainerConfig]
 
 OPTIONS = [
     MemoryOption(QualityImpact.RESTART, "table", 19, 18),

@@ -29,7 +29,8 @@ from f3rm_ext.engine.trainer import F3rmTrainer, F3rmTrainerConfig
 from f3rm_ext.errors import CheckpointError, ConfigError
 
 LAST = 10
-Train, MakeConfig = Callable[..., F3rmTrainer], Callable[..., F3rmTrainerConfig]
+Train = Callable[..., F3rmTrainer]
+MakeConfig = Callable[..., F3rmTrainerConfig]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.embeddings import Embeddings, Query
-from f3rm_ext.query.queryable import Queryable, Scorer, get_head, score_image, score_points
+from f3rm_ext.query.queryable import Scorer, get_head, score_image, score_points
 from f3rm_ext.query.relevancy import relevancy_reference
 
 HEIGHT, WIDTH = 7, 9
@@ -113,11 +113,6 @@ def test_scores_may_be_changed_in_place(make_field, camera) -> None:
     scores, outputs = score_image(make_field(), camera, [cosine_query()])
     scores.mul_(2.0)
     outputs["rgb"].clamp_(0.0, 0.5)
-
-
-def test_a_model_is_queryable(make_model, make_spec) -> None:
-    assert isinstance(make_model((make_spec(),)), Queryable)
-    assert not isinstance(torch.nn.Linear(2, 2), Queryable)
 
 
 @pytest.mark.parametrize("dim", [5, 200])

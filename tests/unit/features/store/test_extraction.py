@@ -257,17 +257,6 @@ def test_repair_makes_damaged_shards_again(lab, images, damage, capsys):
     assert path.name in capsys.readouterr().out.replace("\n", "")
 
 
-def test_without_repair_a_truncated_shard_is_an_error_and_a_deleted_one_is_made(lab, images):
-    lab.extract(images)
-    store = lab.store()
-    path = store.path(next(iter(store.manifest.images)))
-    path.write_bytes(b"")
-    with pytest.raises(FeatureStoreError, match="truncated"):
-        lab.extract(images)
-    path.unlink()
-    assert lab.extract(images) == 1
-
-
 class Broken:
     """An extractor with one thing wrong."""
 
