@@ -32,10 +32,8 @@ class BaseFeatureHead(nn.Module):
         self.name, self.dim = spec.name, spec.dim
         self.extractor, self.identity, self.code_energy = spec.extractor, dict(spec.identity), spec.code_energy
         self.cache_dir = spec.cache_dir
-        self.register_buffer("display_mean", spec.display.mean.float().clone())
-        self.register_buffer("display_components", spec.display.components.float().clone())
-        self.register_buffer("display_low", spec.display.low.float().clone())
-        self.register_buffer("display_high", spec.display.high.float().clone())
+        for part, value in vars(spec.display).items():
+            self.register_buffer(f"display_{part}", value.float().clone())
         self.register_buffer("code_basis", torch.empty(0) if spec.code_basis is None else spec.code_basis.clone())
         self.register_buffer("clusters", None)
 

@@ -187,11 +187,9 @@ class TrainingRun:
             raise self._divergence(f"loss is {scalars['loss']}", training.step)
         if events is None:
             return
-        for name, value in scalars.items():
+        rates = {"learning_rate": training.learning_rate, "momentum": training.momentum, "images_per_s": images_per_s}
+        for name, value in {**scalars, **rates}.items():
             events.add_scalar(f"MoCo/{name}", value, training.step)
-        events.add_scalar("MoCo/learning_rate", training.learning_rate, training.step)
-        events.add_scalar("MoCo/momentum", training.momentum, training.step)
-        events.add_scalar("MoCo/images_per_s", images_per_s, training.step)
         if scalars["output_spread"] < COLLAPSED and not self._warned:
             self._warned = True
             _say(
