@@ -5,14 +5,13 @@ gsplat and nerfstudio's viewer on viser have modules of their own. Importing thi
 library.
 """
 
-import contextlib
 import functools
 import importlib.metadata
 import inspect
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from f3rm_ext.compat.gsplat import (
@@ -155,25 +154,20 @@ def method_packages() -> frozenset[str]:
 # --- devices ---------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
+def has_cuda() -> bool:
+    """Returns whether torch sees a CUDA GPU, without starting the CUDA runtime if that can be avoided."""
+    import torch
+
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
     before = os.environ.get(name)
-    os.environ[name] = value
+    os.environ[name] = "1"
     try:
-        yield
+        return torch.cuda.is_available()
     finally:
         if before is None:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def has_cuda() -> bool:
-    """Returns whether torch sees a CUDA GPU, without starting the CUDA runtime if that can be avoided."""
-    import torch
-
-    with _environment("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
-        return torch.cuda.is_available()
 
 
 def default_device_type() -> str:

@@ -184,7 +184,8 @@ def _find_missing_headers() -> tuple[str, str] | None:
     home = _toolkit_folder()
     if home is None or _has_headers(home):
         return None
-    toolkit = next((folder for folder in _likely_toolkits() if _has_headers(folder)), None)
+    likely = (folder for pattern in _LIKELY for folder in sorted(Path("/").glob(pattern[1:]), reverse=True))
+    toolkit = next(filter(_has_headers, likely), None)
     name = toolkit or f"the folder of the CUDA toolkit, which has include/{_HEADER}"
     return f"PyTorch looks for CUDA's headers in {home / 'include'}, where they are not", f"set CUDA_HOME to {name}"
 
@@ -202,8 +203,3 @@ def _has_headers(home: Path) -> bool:
     named = (os.environ.get(name, "") for name in ("CUDA_INC_PATH", "CPATH", "CPLUS_INCLUDE_PATH"))
     folders = [home / "include", *(Path(path) for paths in named for path in paths.split(os.pathsep) if path)]
     return any((folder / _HEADER).is_file() for folder in folders)
-
-
-def _likely_toolkits() -> list[Path]:
-    root = Path("/")
-    return [path for pattern in _LIKELY for path in sorted(root.glob(pattern[1:]), reverse=True)]

@@ -113,12 +113,10 @@ CARDS = (
     Card("H200", 141, 4800),
     Card("B200", 180, 8000),
 )
-"""Known cards."""
 
 
 def _words(name: str) -> set[str]:
-    words = set(re.findall(r"[a-z]+|\d+", name.lower()))
-    return words - {"nvidia", "geforce", "tesla", "gpu"}
+    return set(re.findall(r"[a-z]+|\d+", name.lower())) - {"nvidia", "geforce", "tesla", "gpu"}
 
 
 def find_card(name: str) -> Card:
@@ -131,20 +129,18 @@ def find_card(name: str) -> Card:
         ConfigError: no card has such a name, or several have.
     """
     words = _words(name)
-    matches = sorted(
-        (card for card in CARDS if words and words <= _words(card.name)), key=lambda card: len(_words(card.name))
-    )
-    if not matches:
+    lengths = {card: len(_words(card.name)) for card in CARDS if words and words <= _words(card.name)}
+    if not lengths:
         raise ConfigError(
             f"No card named {name!r} is known: give its memory instead, such as --vram-gib 16, or one of "
             f"{', '.join(card.name for card in CARDS)}."
         )
-    shortest = [card for card in matches if len(_words(card.name)) == len(_words(matches[0].name))]
+    shortest = [card for card, length in lengths.items() if length == min(lengths.values())]
     if len(shortest) > 1:
         raise ConfigError(
             f"{name!r} matches several cards ({', '.join(card.name for card in shortest)}): give more of the name."
         )
-    return matches[0]
+    return shortest[0]
 
 
 def choose_device(device_type: str, gpu: str | None = None, vram_gib: float | int | None = None) -> Device:

@@ -86,7 +86,7 @@ class _LargestCase(DispatchMode):
                 return function(*args, **kwargs)
         operator = function.overloadpacket
         if operator in READS:
-            return _one(args[0].dtype) if operator is aten._local_scalar_dense else True
+            return torch.ones((), dtype=args[0].dtype).item() if operator is aten._local_scalar_dense else True
         first: Any = args[0] if args else None
         if operator is aten.nonzero:
             return _empty((first.numel(), first.dim()), torch.int64)
@@ -181,7 +181,8 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     key = (function, _key(placed), _key(list(keywords.items())))
     if key not in _results:
         result = function(*placed, **keywords)
-        if any(_storage(result) == _storage(tensor) for tensor in wrapped.values()):
+        storage = result.untyped_storage()._cdata
+        if any(tensor.untyped_storage()._cdata == storage for tensor in wrapped.values()):
             return _wrap(result, wrapped)  # some operators share memory, and their schema does not say so
         _results[key] = result.shape, result.stride(), result.dtype
     shape, stride, dtype = _results[key]
@@ -198,10 +199,6 @@ def _makes_one(function: Any) -> bool:
     schema = function._schema
     types = [str(result.type) for result in schema.returns if result.alias_info is None]
     return types == ["Tensor"] and not schema.is_mutable
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _key(value: Any) -> Any:
@@ -237,12 +234,6 @@ def _meta(tensor: Tensor) -> Tensor:
 
 def _empty(shape: Any, dtype: torch.dtype) -> ShapeTensor:
     return ShapeTensor.of(torch.empty(shape, dtype=dtype, device=META))
-
-
-def _one(dtype: torch.dtype) -> bool | int | float:
-    if dtype == torch.bool:
-        return True
-    return 1.0 if dtype.is_floating_point else 1
 
 
 def list_tensors(values: Any) -> list[Tensor]:

@@ -31,25 +31,18 @@ class AllocationTracker(DispatchMode):
         super().__init__()
         self.now: Counter[Category] = Counter()
         """Bytes that are held at present."""
-        self._peak: Bytes = {}
-        self._peak_bytes = self._now_bytes = 0
+        self.total = 0
+        """Their sum."""
+        self.peak: Bytes = {}
+        """Bytes by category at the moment when most were held."""
+        self._peak_bytes = 0
         self._default: Category = "workspace"
         self._known: dict[int, tuple[weakref.ref, int]] = {}
         self._category: dict[int, Category] = {}
 
-    @property
-    def total(self) -> int:
-        """Bytes that are held at present."""
-        return self._now_bytes
-
-    @property
-    def peak(self) -> Bytes:
-        """Bytes by category at the moment when most were held."""
-        return dict(self._peak)
-
     def reset_peak(self) -> None:
         """Starts looking for a new peak."""
-        self._peak, self._peak_bytes = dict(self.now), self._now_bytes
+        self.peak, self._peak_bytes = dict(self.now), self.total
 
     @contextmanager
     def allocating(self, category: Category) -> Iterator[None]:
@@ -100,14 +93,14 @@ class AllocationTracker(DispatchMode):
         def free(_: object) -> None:
             del self._known[key]
             self.now[self._category.pop(key)] -= size
-            self._now_bytes -= size
+            self.total -= size
 
         self._known[key] = weakref.ref(storage, free), size
         self._category[key] = self._default
         self.now[self._default] += size
-        self._now_bytes += size
-        if self._now_bytes > self._peak_bytes:
-            self._peak, self._peak_bytes = dict(self.now), self._now_bytes
+        self.total += size
+        if self.total > self._peak_bytes:
+            self.reset_peak()
         return key
 
 

@@ -38,7 +38,6 @@ class Saving:
     """One option of the advice."""
 
     options: Options
-    """Options to set."""
     now: str
     """Present value of the first option."""
     quality_impact: QualityImpact
@@ -58,7 +57,6 @@ class Advice:
     request: PlanRequest
     """The run with these options."""
     estimate: MemoryEstimate
-    """Memory of that run."""
 
     @property
     def fits(self) -> bool:

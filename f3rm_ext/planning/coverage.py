@@ -1,5 +1,6 @@
 """What training will have seen when it ends: counted with the classes with which a run counts."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,6 @@ class PlannedCoverage:
     """Steps, rays and images of a run. Rays of splats are pixels."""
 
     steps: int
-    """Steps of the run."""
     images_per_step: int
     """Images per step over all devices, for splats; 0 for fields, whose rays come from the whole window."""
     rays_per_step_device: float
@@ -32,7 +32,6 @@ class PlannedCoverage:
     pixels: int
     """Pixels of all training images together."""
     images: int
-    """Number of training images."""
     images_seen: int
     """Training images that are used at all."""
     appearances_min: int
@@ -40,7 +39,6 @@ class PlannedCoverage:
     appearances_max: int
     """Windows that the image with the most is in."""
     rays: float
-    """Rays of the run."""
     epochs: float
     """Rays of the run per pixel of the training images, ``effective_epochs`` of coverage.json."""
     window: int
@@ -154,19 +152,15 @@ def _image_coverage(
     manager: ImageDataManagerConfig, cycle: ImageCycle, sizes: ImageSizes, steps: int
 ) -> tuple[Coverage, int]:
     coverage = Coverage(sizes.pixels, cycle.shards, whole_images=True)
-    turns = ImageTurns(cycle, "train")
-    pixels_at: dict[int, list[int]] = {}
-    windows = 0
+    turns, windows = ImageTurns(cycle, "train"), 0
+    shrunk_pixels = functools.cache(functools.partial(_shrunk_pixels, sizes))
     for step, (window, begins) in enumerate(_cycle_steps(cycle, steps)):
         if begins:
             turns.begin_window()
             coverage.add_windows(cycle.round)
             windows += 1
-        halvings = manager.halvings(step)
-        if halvings not in pixels_at:
-            pixels_at[halvings] = _shrunk_pixels(sizes, halvings)
         image = turns.draw(window)
-        coverage.rays[image] += pixels_at[halvings][image]
+        coverage.rays[image] += shrunk_pixels(manager.halvings(step))[image]
     return coverage, windows
 
 

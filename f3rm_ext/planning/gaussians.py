@@ -10,7 +10,6 @@ from f3rm_ext.mesh.bound.model import BoundModelConfig
 from f3rm_ext.planning.request import PlanRequest, RefinementStart
 from f3rm_ext.splat.initialization import FEWEST_POINTS
 from f3rm_ext.splat.model import SplatModelConfig
-from f3rm_ext.splat.schedule import Schedule
 
 ASSUMED_GAUSSIANS = 3_000_000
 """Gaussians at the end of growth without a limit, where the capture tells no more: 3DGS reports 1 to 6 million for the
@@ -43,7 +42,7 @@ def plan_growth(request: PlanRequest) -> Growth | None:
         return Growth(starting_gaussians(request), final_gaussians(request), _mesh_source(request), 0, 0, 1)
     if not isinstance(model, SplatModelConfig):
         return None
-    schedule = make_schedule(request)
+    schedule = model.schedule(schedule_length(request.config))
     options = schedule.densify(model.densify)
     first, last = starting_gaussians(request), final_gaussians(request)
     begin = max(0, options.start - schedule.offset)
@@ -122,16 +121,10 @@ def final_gaussians(request: PlanRequest) -> int:
         return count
     if model.densify.strategy == "default":
         return max(count, model.densify.cap or ASSUMED_GAUSSIANS)
-    schedule = make_schedule(request)
+    schedule = model.schedule(schedule_length(request.config))
     densify = schedule.densify(model.densify)
     most = densify.cap or count
     rounds = (min(schedule.last_growth(), densify.mcmc_stop) - 1) // densify.every - densify.start // densify.every
     for _ in range(rounds):
         count = min(most, int((1 + densify.mcmc_growth) * count))
     return count
-
-
-def make_schedule(request: PlanRequest) -> Schedule:
-    """Returns the schedule of the run."""
-    model: Any = request.config.pipeline.model
-    return model.schedule(schedule_length(request.config))

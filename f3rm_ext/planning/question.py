@@ -3,14 +3,14 @@
 import copy
 import dataclasses
 import functools
+import itertools
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nerfstudio.plugins.registry import discover_methods
-
+from f3rm_ext import compat
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
 from f3rm_ext.engine.arguments import parse_arguments, remove_options
 from f3rm_ext.engine.optimizers import schedule_length
@@ -103,7 +103,7 @@ class Question(PlanOptions):
 @functools.cache
 def methods() -> dict[str, F3rmTrainerConfig]:
     """Returns the methods that can be planned, with their default options: those whose models have a planner."""
-    installed, _ = discover_methods()
+    installed = compat.registered_methods()
     ours = {name: config for name, config in installed.items() if isinstance(config, F3rmTrainerConfig)}
     return {name: config for name, config in ours.items() if type(config.pipeline.model) in PLANNERS}
 
@@ -162,7 +162,7 @@ def split_arguments(arguments: Sequence[str], own: dict[str, bool]) -> tuple[lis
             continue
         mine.append(word)
         if own[name] and not equals:
-            mine += [value for value in [next(words, None)] if value is not None]
+            mine += itertools.islice(words, 1)
     return mine, others
 
 
@@ -193,7 +193,8 @@ def option_names(config: object, option: str) -> set[str]:
         if owner is None or not dataclasses.is_dataclass(owner):
             break
         owner, hint = _member(owner, part)
-        names |= {alias.lstrip("-") for alias in _aliases(hint)}
+        marks = typing.get_args(hint)[1:]
+        names |= {alias.lstrip("-") for mark in marks for alias in getattr(mark, "aliases", None) or ()}
     return names
 
 
@@ -207,7 +208,3 @@ def _member(owner: Any, name: str) -> tuple[Any, Any]:
             inner = getattr(owner, part)
             return getattr(inner, name, None), typing.get_type_hints(type(inner), include_extras=True).get(name)
     return None, None
-
-
-def _aliases(hint: Any) -> Sequence[str]:
-    return [alias for mark in typing.get_args(hint)[1:] for alias in getattr(mark, "aliases", None) or ()]

@@ -37,9 +37,7 @@ class CaptureSizes:
     """What the memory of a run depends on of a capture: sizes only, no pixels."""
 
     train_images: int
-    """Number of training images."""
     eval_images: int
-    """Number of evaluation images."""
     width_px: int
     """Width of the largest training image, at the resolution of training."""
     height_px: int
@@ -101,7 +99,6 @@ class PlanRequest:
     config: F3rmTrainerConfig
     """The run as ``ns-train`` would start it with the same arguments."""
     capture: CaptureSizes
-    """Sizes of its capture."""
     device: Device
     """The device; with several, each of them."""
     processes: int = 1
@@ -123,7 +120,6 @@ class ImageSizes:
     widths_px: Int64[np.ndarray, "cams"]
     """Widths of the training images."""
     eval_images: int
-    """Number of evaluation images."""
     points: int = 0
     """Number of initial points for splats; 0 if the capture has none."""
     source: str = ""

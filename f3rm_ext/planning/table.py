@@ -37,7 +37,7 @@ def show(plan: Plan) -> RenderableType:
     parts: list[RenderableType] = [
         Text(heading(plan), style="bold"),
         memory_table(plan.estimate),
-        *(Text(line) for line in bar(plan.estimate, plan.request.device.memory_bytes)),
+        Text(bar(plan.estimate, plan.request.device.memory_bytes)),
         Text(),
         *(Text(line) for line in sentences(plan)),
     ]
@@ -62,26 +62,26 @@ def memory_table(estimate: MemoryEstimate) -> Table:
     phases = [phase for phase in get_args(Phase) if phase in estimate.device]
     titles = {"train": "training step", "evaluation": "evaluation picture", "query": "viewer query"}
     table = Table(title="Memory, MiB", title_justify="left")
-    table.add_column("")
+    columns = [estimate.device[phase] for phase in phases]
     has_host = any(estimate.host.values())
+    table.add_column("")
     table.add_column("of each device" if has_host else "")
     for phase in phases:
         table.add_column(titles[phase], justify="right")
     if has_host:
+        columns.append(estimate.host)
         table.add_column("main memory", justify="right")
     for category, (letter, name) in NAMES.items():
-        values = [estimate.device[phase].get(category, 0) for phase in phases]
-        host = [estimate.host.get(category, 0)] if has_host else []
-        if any((*values, *host)):
-            table.add_row(letter, name, *(f"{value / MIB:,.0f}" if value else "" for value in (*values, *host)))
+        values = [column.get(category, 0) for column in columns]
+        if any(values):
+            table.add_row(letter, name, *(f"{value / MIB:,.0f}" if value else "" for value in values))
     table.add_section()
-    host = [f"{sum(estimate.host.values()) / MIB:,.0f}"] if has_host else []
-    table.add_row("", "peak", *(f"{estimate.peak(phase) / MIB:,.0f}" for phase in phases), *host)
+    table.add_row("", "peak", *(f"{sum(column.values()) / MIB:,.0f}" for column in columns))
     return table
 
 
-def bar(estimate: MemoryEstimate, memory_bytes: int) -> Iterator[str]:
-    """Yields the memory of a training step to the scale of the card's, a letter per category."""
+def bar(estimate: MemoryEstimate, memory_bytes: int) -> str:
+    """Returns the memory of a training step to the scale of the card's, a letter per category."""
     peak = estimate.peak("train")
     scale = max(peak, memory_bytes)
     drawn, total = "", 0
@@ -89,13 +89,8 @@ def bar(estimate: MemoryEstimate, memory_bytes: int) -> Iterator[str]:
         total += estimate.device["train"].get(category, 0)
         drawn += letter * (round(BAR * total / scale) - len(drawn))
     end = round(BAR * memory_bytes / scale)
-    picture = drawn.ljust(end, "·")
-    if len(picture) > end:
-        picture = picture[:end] + "┃" + picture[end:]
-    else:
-        picture += "┃"
-    share = f"{peak / GIB:.2f} of {memory_bytes / GIB:.4g} GiB, {peak / memory_bytes:.0%}"
-    yield f"{picture} {share}"
+    picture = f"{drawn[:end]:·<{end}}┃{drawn[end:]}"
+    return f"{picture} {peak / GIB:.2f} of {memory_bytes / GIB:.4g} GiB, {peak / memory_bytes:.0%}"
 
 
 def sentences(plan: Plan) -> Iterator[str]:

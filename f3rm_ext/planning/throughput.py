@@ -40,7 +40,6 @@ class Throughput:
     """Speed of training, measured on this machine."""
 
     steps_per_s: float
-    """Training steps per second."""
     source: str
     """How the speed was measured, as the plan prints it."""
 
@@ -82,9 +81,6 @@ def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
     """Trains a few steps of each stage of a run, times them and discards the result.
 
     Features that the store lacks are extracted, as by the run itself, and kept. Splats do not grow from stage to stage.
-
-    Args:
-        steps: timed steps of each stage, after a few that are not timed.
 
     Raises:
         UserError: the run cannot begin.

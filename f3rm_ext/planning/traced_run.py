@@ -75,7 +75,6 @@ class TracedRun:
 
         Args:
             batch: returns the inputs of the model and the batch of its losses.
-            after: what the model does after a step.
 
         Returns:
             Bytes at the peak of the second step.
@@ -192,8 +191,6 @@ def draw_query(model: Any, view: Cameras) -> object:
 class CachedImages:
     """Images of one process that are in memory at a time, with their features."""
 
-    count: int
-    """Number of images."""
     images: int
     """Bytes of their pixels."""
     features: int
@@ -221,7 +218,7 @@ class CachedImages:
         count = cycle.window_size if num_images else 0
         stride = manager.pixel_stride(split, total, size, processes)
         held = count + (cycle.start[0] if cycle.start else 0)  # the first are used until all are there
-        return cls(count, held * size.pixels // stride**2, held * size.features, cycle.changes)
+        return cls(held * size.pixels // stride**2, held * size.features, cycle.changes)
 
     def on_device(self, wanted: bool, device_type: str, memory_bytes: int, tensor_bytes: int) -> bool:
         """Returns whether a GPU keeps them, as :class:`~f3rm_ext.data.placement.Placement` decides.

@@ -109,22 +109,17 @@ def storage_key(tensor: Tensor) -> tuple[str, int] | None:
 
 
 def take_census(
-    model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer], datamanager: object, *, strays: bool = True
+    model: nn.Module, optimizers: Mapping[str, torch.optim.Optimizer], datamanager: object
 ) -> list[TensorStorage]:
-    """Lists all tensors of a run.
-
-    Args:
-        model: its parameters, their gradients, and whatever else it holds.
-        strays: also scan Python's objects for tensors that none of these holds.
-    """
+    """Lists all tensors of a run, and those of Python's objects that nothing of it holds."""
     census, names = Census(), {}
     for name, parameter in model.named_parameters():
         names[parameter] = name
         census.add(parameter, name, "parameters", parameter_group(name))
     for parameter, name in names.items():
         # Packed gradients are attributes of their parameter.
-        for part, tensor in reachable({"grad": parameter.grad, **vars(parameter)}):
-            census.add(tensor, f"{_gradient_name(part)} of {name}", "gradients", parameter_group(name))
+        for part, tensor in reachable({"gradient": parameter.grad, **vars(parameter)}):
+            census.add(tensor, f"{part.replace('_', ' ')} of {name}", "gradients", parameter_group(name))
     for group, optimizer in optimizers.items():
         for parameter, state in optimizer.state.items():
             owner = names.get(parameter, group)
@@ -134,8 +129,7 @@ def take_census(
         census.add(tensor, name, "features" if "feature" in name or "_sources" in name else "images")
     for name, tensor in reachable(model):
         census.add(tensor, name, "buffers")
-    if strays:
-        census.add_strays()
+    census.add_strays()
     return census.storages
 
 
@@ -178,7 +172,3 @@ def _parts(item: object) -> Iterable[tuple[object, object]]:
             attributes |= attributes.pop(name, None) or {}
         return list(attributes.items())
     return []
-
-
-def _gradient_name(part: str) -> str:
-    return "gradient" if part == "grad" else part.replace("_", " ")

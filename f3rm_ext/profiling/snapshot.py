@@ -33,13 +33,11 @@ class Snapshot:
     groups: dict[str, list[int]]
     """Count and bytes of tensors without a fixed owner (buffers, other) that are alike, the largest groups."""
     tensors: int
-    """Number of tensors."""
     large: int
     """Number of tensors of at least :data:`LARGE_BYTES`."""
     activations: int
     """What autograd kept between the forward and backward pass of this step."""
     resident: int
-    """Resident memory of the process."""
     allocated: int | None = None
     """By torch on a CUDA device, like the next two; see :class:`~f3rm_ext.profiling.memory.AllocatorState`."""
     reserved: int | None = None

@@ -119,8 +119,7 @@ def book_stack(shop: Workshop) -> Mesh:
         a = shop.pick(int(code))
         cloth = shop.material(Pattern.FABRIC, a, (0.8 * a[0], 0.8 * a[1], 0.8 * a[2]), params=(0.0035,))
         gilt = shop.material(Pattern.PLAIN, srgb(0xD9B44A), gloss=0.5, metal=1, roughness=0.1)
-        board = shapes.box(width, depth, 0.003, 0.012)
-        board = board.texture(board.vertices).paint(cloth)
+        board = shapes.box(width, depth, 0.003, 0.012).paint(cloth)
         pages = shapes.box(width - 0.012, depth - 0.01, height - 0.006, 0.012).place(0.0, 0.002, 0.003).paint(paper)
         half = (height - 0.003) / 2
         angle = np.linspace(-np.pi / 2, np.pi / 2, 13)

@@ -16,6 +16,14 @@ from f3rm_ext.synthetic.materials import MaterialTable
 
 FAST = {"contract", "afn", "reassoc", "nsz", "arcp"}
 """All of fast math except "no infinities" and "no NaNs"."""
+TOY_COLORS = (
+    (0.62, 0.03, 0.03),
+    (0.02, 0.30, 0.10),
+    (0.02, 0.10, 0.50),
+    (0.80, 0.58, 0.03),
+    (0.78, 0.24, 0.02),
+    (0.75, 0.75, 0.72),
+)
 
 
 @no_type_check
@@ -80,20 +88,9 @@ def _times(a, s):
 
 @no_type_check
 @njit(cache=True)
-def _rainbow(h):
-    """One of six toy colours."""
-    k = int(h * 6.0) % 6
-    if k == 0:
-        return (0.62, 0.03, 0.03)
-    if k == 1:
-        return (0.02, 0.30, 0.10)
-    if k == 2:
-        return (0.02, 0.10, 0.50)
-    if k == 3:
-        return (0.80, 0.58, 0.03)
-    if k == 4:
-        return (0.78, 0.24, 0.02)
-    return (0.75, 0.75, 0.72)
+def _toy_color(h):
+    """The colour of a pseudo-random number in [0, 1)."""
+    return TOY_COLORS[int(h * 6.0) % 6]
 
 
 @no_type_check
@@ -157,7 +154,7 @@ def _doughnut(x, y, a, b):
         along = du * math.cos(turn) + dv * math.sin(turn)
         across = -du * math.sin(turn) + dv * math.cos(turn)
         if abs(along) < 0.34 and abs(across) < 0.11 and _hash(iu, iv, 2) < 0.75:
-            color = _rainbow(_hash(iu, iv, 3))
+            color = _toy_color(_hash(iu, iv, 3))
     return color
 
 
@@ -236,7 +233,7 @@ def pattern_color(pattern, x, y, z, a, b, c, p0, p1, p2, p3):
         iu, iv = math.floor(su), math.floor(sv)
         if max(abs(su - iu - 0.5), abs(sv - iv - 0.5)) > 0.43:
             return (0.015, 0.015, 0.015)
-        return _rainbow(_hash(int(iu) + 10 * side, int(iv), int(p0)))
+        return _toy_color(_hash(int(iu) + 10 * side, int(iv), int(p0)))
     if pattern == 9:
         return _painting(x, y, p0)
     if pattern == 10:

@@ -116,7 +116,6 @@ def render(
     Args:
         c2w: (3 or 4, 4) camera to world, OpenGL convention, metres.
         height_px: Image height; the principal point is the middle of the image.
-        bounces: Number of reflections that a ray is followed through.
     """
     count = height_px * width_px
     view = View(np.zeros((count, 3), np.uint8), np.zeros(count), np.zeros((count, 3)), np.zeros(count, np.uint8))

@@ -68,7 +68,6 @@ def build_world(seed: int, shiny: bool = True, light_rays: int = 32) -> World:
     """Builds the scene of a seed. The same seed always gives the same scene.
 
     Args:
-        shiny: Whether glaze, varnish and metal reflect; otherwise everything is matt.
         light_rays: The option of that name. Here it sets how many points represent the window and the lamp.
     """
     rng = np.random.default_rng([seed, 1])

@@ -11,16 +11,11 @@ import trimesh
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 
+from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.devices import Device
 from f3rm_ext.method_configs.splat_presets import make_splat_config
-from f3rm_ext.planning.gaussians import (
-    ASSUMED_GAUSSIANS,
-    final_gaussians,
-    make_schedule,
-    plan_growth,
-    starting_gaussians,
-)
+from f3rm_ext.planning.gaussians import ASSUMED_GAUSSIANS, final_gaussians, plan_growth, starting_gaussians
 from f3rm_ext.planning.request import CaptureSizes, PlanRequest, RefinementStart
 from f3rm_ext.splat.files import SplatInfo, export_splats
 from f3rm_ext.splat.gaussians import Gaussians
@@ -110,5 +105,5 @@ def test_a_run_that_starts_regularized_skips_the_stages_of_its_regularization(mo
     request = request_of()
     model: Any = request.config.pipeline.model
     model.regularization, model.start_stage = mode, "regularized"
-    schedule = make_schedule(request)
+    schedule = model.schedule(schedule_length(request.config))
     assert schedule.offset / schedule.whole == pytest.approx(skipped, abs=1e-3)

@@ -142,7 +142,7 @@ def test_bad_questions(estimate: Estimate, question: dict[str, Any], word: str) 
 @pytest.mark.parametrize(("gib", "share"), [(1, "200%"), (2, "100%"), (8, "25%")])
 def test_the_bar_has_the_card_s_end(gib: int, share: str) -> None:
     memory = MemoryEstimate({"train": {"parameters": 1 << 30, "activations": 1 << 30}})
-    (line,) = bar(memory, gib << 30)
+    line = bar(memory, gib << 30)
     picture = line.split(" ")[0]
     assert share in line and picture.count("┃") == 1 and len(picture) == 61
     assert abs(picture.count("P") - 60 / max(2, gib)) <= 0.5 >= abs(picture.count("A") - 60 / max(2, gib))

@@ -23,14 +23,14 @@ CAPTURE = CaptureSizes(train_images=20, eval_images=3, width_px=160, height_px=9
 def test_bytes_are_those_of_packed_images() -> None:
     cached = CachedImages.from_split(F3rmDataManagerConfig(train_num_images_to_sample_from=4), "train", 20, CAPTURE)
     images = [ImagePixels(torch.zeros(90, 160, 3, dtype=torch.uint8)) for _ in range(4)]
-    assert cached.images == PackedPixels.pack(range(4), images).pixels.nbytes and cached.count == 4
+    assert cached.images == PackedPixels.pack(range(4), images).pixels.nbytes
 
 
 @pytest.mark.parametrize(("option", "count"), [(-1, 20), (math.inf, 20), (100, 20), (7, 7)])
 def test_as_many_images_are_cached_as_the_option_says(option: float, count: int) -> None:
     config = ImageDataManagerConfig(train_num_images_to_sample_from=option, train_num_times_to_repeat_images=10)
     cached = CachedImages.from_split(config, "train", 20, CAPTURE)
-    assert cached.count == count and cached.changes == (count < 20)
+    assert cached.images == count * 90 * 160 * 3 and cached.changes == (count < 20)
 
 
 def test_features_are_halves_per_patch() -> None:
@@ -41,7 +41,7 @@ def test_features_are_halves_per_patch() -> None:
 
 @pytest.mark.parametrize(("free", "kept"), [(4000, True), (3999, False)])
 def test_images_are_cached_where_the_datamanager_would_put_them(free: int, kept: bool) -> None:
-    cached, memory = CachedImages(count=1, images=600, features=400, changes=False), CONTEXT_BYTES + 50 + free
+    cached, memory = CachedImages(images=600, features=400, changes=False), CONTEXT_BYTES + 50 + free
     placement = Placement(torch.device("cpu"), wanted=True, off="x", free=lambda _: free, log=False)
     assert cached.on_device(True, "cuda", memory, 50) == placement.decide(1000) == kept
     assert not cached.on_device(False, "cuda", memory, 50) and not cached.on_device(True, "cpu", memory, 50)
