@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from processes import write_report
+from processes import read_report, write_report
 
 from f3rm_ext.data.cycling_config import flag
 from f3rm_ext.memory.devices import total_bytes
@@ -151,7 +151,7 @@ def main() -> None:
                     rows.append(row | plan(words) | train(method, words, Path(run)))
                 print(json.dumps(rows[-1]), flush=True)
     if options.write:
-        known = json.loads(RESULT.read_text())["runs"] if RESULT.is_file() else []
+        known = read_report(RESULT).get("runs", [])
         keys = ("method", "photos", "masks", "windows")
         same = {tuple(row[key] for key in keys) for row in rows}
         kept = [row for row in known if tuple(row[key] for key in keys) not in same]

@@ -85,12 +85,8 @@ def compile_command(
     """Returns the command that compiles a file of gsplat, or a unit.
 
     Args:
-        source: the file.
-        target: the object.
         csrc: folder of gsplat's files.
-        home: CUDA's toolkit.
         includes: folders of PyTorch's headers.
-        flags: further options.
     """
     return [
         *(str(home / "bin" / "nvcc"), "-c", str(source), "-o", str(target)),
@@ -106,7 +102,6 @@ def compile_all(commands: Mapping[Path, Sequence[str]], jobs: int) -> None:
 
     Args:
         commands: by object, with the object's path in it.
-        jobs: at a time.
     """
 
     def one(target: Path) -> str:
@@ -149,7 +144,6 @@ def packed(wheel: Path, extension: Path, folder: Path) -> Path:
     Args:
         wheel: of Python code alone.
         extension: whose file name is that of the module.
-        folder: for the new wheel.
     """
     name, version = wheel.name.split("-")[:2]
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"

@@ -110,8 +110,6 @@ def make_capture(data: Path, out: Path, size_px: int, every: int) -> None:
 
     Args:
         data: folder with transforms_train.json and transforms_test.json, and RGBA images.
-        out: folder to write.
-        size_px: sides of the images.
         every: which test images are taken, every n-th.
     """
     for folder in ("images", "masks"):

@@ -64,7 +64,6 @@ def split(sizes: dict[str, int], limit: int) -> list[list[str]]:
     """Divides files into parts, first fit, the largest first.
 
     Args:
-        sizes: bytes of each file.
         limit: bytes of a part at most; a larger file is a part of its own.
 
     >>> split({"a": 5, "b": 4, "c": 3, "d": 9}, 8)

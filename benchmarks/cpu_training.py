@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from processes import require_result, write_report
+from processes import print_table, require_result, write_report
 
 HERE = Path(__file__).parent
 MODEL = "pipeline.model."
@@ -101,7 +101,7 @@ class CpuTraining:
             "rows": rows,
         }
         write_report(report, self.out)
-        print(table(report))
+        print_table("cpu_training", report)
 
 
 def evaluate(config: Path, environment: dict[str, str]) -> dict[str, float]:
@@ -112,25 +112,6 @@ def evaluate(config: Path, environment: dict[str, str]) -> dict[str, float]:
     if done.returncode:
         raise SystemExit(f"ns-eval failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     return {k: v for k, v in json.loads(out.read_text())["results"].items() if not k.endswith("_std")}
-
-
-def table(report: dict[str, Any]) -> str:
-    """The figures as a Markdown table; ratios are to the first row."""
-    base = report["rows"][0]
-    lines = [
-        "| run | steps × rays | training s | ms/step (quartiles) | rays/s | ratio | PSNR | SSIM | LPIPS | peak MiB |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for row in report["rows"]:
-        metrics = row["metrics"]
-        quality = [f"{metrics[k]:.{d}f}" if k in metrics else "–" for k, d in (("psnr", 2), ("ssim", 3), ("lpips", 3))]
-        lines.append(
-            f"| {row['label']} | {row['steps']} × {row['rays_per_step']} | {row['train_s']:.0f} "
-            f"| {row['step_ms_median']:.0f} ({row['step_ms_q1']:.0f}–{row['step_ms_q3']:.0f}) "
-            f"| {row['rays_per_s']:.0f} | {row['rays_per_s'] / base['rays_per_s']:.1f} "
-            f"| {' | '.join(quality)} | {row['peak_rss_mib']} |"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from changed_captures import (
     without_points,
 )
 from PIL import Image
-from processes import write_report
+from processes import read_report, write_report
 from rich.console import Console
 from scipy.ndimage import binary_erosion
 
@@ -190,7 +190,7 @@ class Defaults:
 
     def main(self) -> None:
         """Runs what is not measured yet."""
-        self.rows = json.loads(self.out.read_text())["rows"] if self.out.is_file() else []
+        self.rows = read_report(self.out).get("rows", [])
         for case in CASES:
             if all(word in case.key for word in self.only):
                 default = self._measured(case, "default", ())
@@ -221,11 +221,7 @@ class Defaults:
         config = (runs[0] / "config.yml").read_text()
         row["takes"] = [name for name, given in case.options.items() if option == "default" and took(config, given)]
         self.rows.append(row)
-        report = {
-            "python": platform.python_version(),
-            "rows": self.rows,
-        }
-        write_report(report, self.out)
+        write_report({"python": platform.python_version(), "rows": self.rows}, self.out)
         print(row, flush=True)
         return row
 

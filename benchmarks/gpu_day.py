@@ -81,12 +81,7 @@ class Program:
 
 
 def programs(options: argparse.Namespace, work: Path) -> dict[str, list[Program]]:
-    """Returns the programs of each call.
-
-    Args:
-        options: of the command line.
-        work: an empty folder.
-    """
+    """Returns the programs of each call."""
     from moco_training import PRESETS
     from plan_memory import RUNS
     from pose_training import ROWS

@@ -111,8 +111,6 @@ def ask(model: Any, cameras: Any, text: str, size: tuple[int, int]) -> dict[str,
     Args:
         model: with features, of an extractor that understands text.
         cameras: of the capture; the first one's pose is used.
-        text: what to look for.
-        size: of the picture, px.
     """
     from f3rm_ext.engine.cost import peak_mib, reset_peak
     from f3rm_ext.query.builders import text_queries

@@ -26,7 +26,7 @@ import numpy as np
 import tyro
 from nerfstudio.data.dataparsers.base_dataparser import DataparserOutputs
 from PIL import Image
-from processes import call, write_report
+from processes import call, read_report, write_report
 
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
@@ -215,16 +215,13 @@ class MeshExtraction:
         cost = {key: float(said[key]) for key in ("seconds", "peak_mib") if key in said}
         return {**{key: found[key] for key in kept}, **cost}
 
-    def _captures(self) -> dict[str, Any]:
-        return json.loads(self.out.read_text())["captures"] if self.out.exists() else {}
-
     def _has(self, data: Path, run: str, method: str) -> bool:
-        rows = self._captures().get(data.name, {}).get("rows", ())
+        rows = read_report(self.out).get("captures", {}).get(data.name, {}).get("rows", ())
         return any((row["run"], row["method"]) == (run, method) for row in rows)
 
     def _write(self, data: Path, settings: Settings, row: dict[str, Any]) -> None:
         print(row, flush=True)
-        captures = self._captures()
+        captures = read_report(self.out).get("captures", {})
         rows = captures.get(data.name, {}).get("rows", [])
         order = ["true depth", *MODES, FULL_SIZE]
         rows = sorted([*rows, row], key=lambda one: (order.index(one["run"]), list(EXTRACTORS).index(one["method"])))

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import trimesh
 import tyro
-from processes import call, write_report
+from processes import call, read_report, write_report
 
 from f3rm_ext.capture.ground_truth import CaptureGroundTruth
 from f3rm_ext.mesh.cleaning import clean, simplify
@@ -151,7 +151,7 @@ class MeshQueries:
 
     def _write(self, row: dict[str, Any]) -> None:
         print(row, flush=True)
-        captures = json.loads(self.out.read_text())["captures"] if self.out.exists() else {}
+        captures = read_report(self.out).get("captures", {})
         rows = {(old["mesh"], old["features"]): old for old in captures.get(self.data.name, ())}
         rows[row["mesh"], row["features"]] = row
         captures[self.data.name] = list(rows.values())

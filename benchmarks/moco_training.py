@@ -11,7 +11,6 @@ A plan that does not fit is refused as the command refuses it; the report says s
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,19 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from processes import report_result
-from training_steps import (
-    Row,
-    TensorMemory,
-    count_step,
-    first_sentence,
-    halved_until_it_fits,
-    in_processes,
-    time_steps,
-    write_rows,
-)
+import training_steps
+from training_steps import Row, TensorMemory, count_step, halved_until_it_fits, shortage_sentence, time_steps
 
-RESULTS = Path(__file__).parent / "results"
 PRESETS = ("low-vram", "optimized-16gb", "batch-80", "batch-128")
 IMAGES = 2000
 """Images of the guide's data set."""
@@ -40,12 +29,7 @@ VIEWS = 16
 
 
 def make_config(name: str, options: argparse.Namespace) -> Any:
-    """Returns the options of a row.
-
-    Args:
-        name: of the preset.
-        options: of the command line.
-    """
+    """Returns the options of a row."""
     from f3rm_ext.moco.options import TrainConfig
 
     config = TrainConfig(data=Path("data"), output=Path("out"), preset=name, device=options.device)  # type: ignore[arg-type]
@@ -77,10 +61,6 @@ def fill(queue: Any, images: int) -> None:
 
 def measure(config: Any, options: argparse.Namespace) -> Row:
     """Plans the training, builds its trainer, and measures its steps.
-
-    Args:
-        config: of the training.
-        options: of the command line.
 
     Raises:
         ConfigError: the plan does not fit.
@@ -140,48 +120,24 @@ def views_per_s(config: Any) -> float:
 def run_one(name: str, options: argparse.Namespace) -> Row:
     """Returns a row: of the preset's batch, or of the largest half of it that fits."""
     from f3rm_ext.errors import ConfigError
-    from f3rm_ext.memory.shortage import is_out_of_memory
     from f3rm_ext.moco.options import make_plan
 
     config = make_config(name, options)
-
-    def does_not_fit(error: Exception) -> str:
-        if isinstance(error, ConfigError):
-            return str(error)
-        return first_sentence(error) if is_out_of_memory(error) else ""
-
     found, refused = halved_until_it_fits(
         make_plan(config, IMAGES).pair.batch_size,
         lambda batch: measure(replace(config, batch_size=batch), options),
-        does_not_fit,
+        lambda error: str(error) if isinstance(error, ConfigError) else shortage_sentence(error),
     )
     return {**found, "refused": refused}
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=PRESETS, default=list(PRESETS), help="presets to measure")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = training_steps.make_parser(__doc__, PRESETS, "moco_training.json", seconds=8.0)
     parser.add_argument("--batch", type=int, help="images per forward pass; by default that of the preset")
     parser.add_argument("--tiny", action="store_true", help="ResNet-18, small views and a short queue, for a rehearsal")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps before the timed ones")
-    parser.add_argument("--steps", type=int, default=40, help="timed steps at most, 2 or more")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of timed steps")
-    parser.add_argument("--out", type=Path, default=RESULTS / "moco_training.json")
-    parser.add_argument("--one", choices=PRESETS, help=argparse.SUPPRESS)
     return parser
 
 
-def main() -> None:
-    """Prints the rows and writes results/moco_training.json."""
-    options = make_parser().parse_args()
-    if options.one:
-        report_result(run_one(options.one, options))
-        return
-    rows = in_processes(options.only, sys.argv[1:])
-    write_rows(options.out, vars(options), rows, ("label", "batch", "queue"))
-
-
 if __name__ == "__main__":
-    main()
+    training_steps.run_rows(make_parser(), run_one, ("label", "batch", "queue"))

@@ -33,7 +33,7 @@ import torch
 import tyro
 from cpu_training import evaluate
 from PIL import Image
-from processes import require_result, write_report
+from processes import read_report, require_result, write_report
 
 from f3rm_ext.capture.checks import read_transforms
 
@@ -80,10 +80,7 @@ class OpenSplat:
 
     def main(self) -> None:
         """Runs everything."""
-        report: dict[str, Any] = json.loads(self.out.read_text()) if self.out.exists() else {"captures": {}}
-        report |= {
-            "opensplat": self._version(),
-        }
+        report = {"captures": {}, **read_report(self.out), "opensplat": self._version()}
 
         def add(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:
             rows.append(row)

@@ -120,14 +120,7 @@ def write_lpips(path: Path) -> None:
 
 
 def make_config(name: str, folder: Path, tiny: bool = False, device: str = "cpu") -> Any:
-    """Returns the trainer's configuration of a run.
-
-    Args:
-        name: of the run.
-        folder: of the captures.
-        tiny: leave it its code and take its size.
-        device: ``"cpu"`` or ``"cuda"``.
-    """
+    """Returns the trainer's configuration of a run."""
     from f3rm_ext.method_configs.presets import make_config as make_field
     from f3rm_ext.method_configs.splat_presets import make_splat_config
 
@@ -175,7 +168,6 @@ def train(config: Any, mark: Callable[[str], Any]) -> dict[str, Any]:
     """Trains some steps with the real trainer, and draws an evaluation picture.
 
     Args:
-        config: of the trainer.
         mark: returns a context for each phase.
     """
     from nerfstudio.engine.callbacks import TrainingCallbackLocation as Location
@@ -259,10 +251,7 @@ def on_cuda(name: str, folder: Path, device: str, tiny: bool) -> dict[str, Any]:
     """Measures what torch's allocator hands out on a GPU at most, and plans the same run.
 
     Args:
-        name: of the run.
-        folder: of the captures.
         device: ``"cuda"``, or ``"cpu"`` for a rehearsal, in which nothing is measured.
-        tiny: see :func:`make_config`.
     """
     peaks: dict[str, float] = {}
 
@@ -302,11 +291,7 @@ def request_of(name: str, config: Any, about: dict[str, Any], device: str, memor
     """Returns what is to be planned.
 
     Args:
-        name: of the run.
-        config: of its trainer.
         about: numbers and sizes of its images.
-        device: ``"cpu"`` or ``"cuda"``.
-        memory_bytes: memory of the device.
     """
     from f3rm_ext.memory.devices import Device
     from f3rm_ext.planning.request import CaptureSizes, PlanRequest
@@ -321,8 +306,6 @@ def plan(name: str, folder: Path, about: dict[str, Any], warm: bool = True) -> d
     """Plans the run: with what torch allocates, and with numpy's arrays too; and the plan's time.
 
     Args:
-        name: of the run.
-        folder: of the captures.
         about: what :func:`train` returned.
         warm: make a plan before, so that the time is without imports.
     """
@@ -393,6 +376,12 @@ def print_row(row: dict[str, Any]) -> None:
         print(f"  {phase:<12}", *said, flush=True)
 
 
+def write_rows(rows: list[dict[str, Any]], path: Path) -> None:
+    """Writes rows, with versions and threads."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    write_report({"versions": versions, "threads": torch.get_num_threads(), "rows": rows}, path)
+
+
 def main() -> None:
     """Prints the table and writes results/plan_memory.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -418,12 +407,7 @@ def main() -> None:
             if options.only in name:
                 rows.append(measure(name, folder))
                 print_row(rows[-1])
-    record = {
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "threads": torch.get_num_threads(),
-        "rows": rows,
-    }
-    write_report(record, options.out)
+    write_rows(rows, options.out)
 
 
 if __name__ == "__main__":

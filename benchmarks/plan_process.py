@@ -8,7 +8,6 @@ reports is its `train_peak_memory_mib`: the most that its process held in a trai
 
 import argparse
 import json
-import platform
 import resource
 import subprocess
 import sys
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plan_memory import write_capture, write_lpips
-from processes import write_report
+import trimesh
+from plan_memory import write_capture, write_lpips, write_rows
 
 RESULTS = Path(__file__).parent / "results"
 CLASSES = 16
@@ -35,13 +34,6 @@ RUNS: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 """Steps and options by method; large presets are given fewer rays, and as many Gaussians as a CPU can train."""
 FIELD_PX, SPLAT_PX = (320, 180), (640, 360)
-
-
-def write_mesh(path: Path) -> None:
-    """Writes a sphere of 5 120 triangles at the origin, where the cameras look."""
-    import trimesh
-
-    trimesh.creation.icosphere(subdivisions=4, radius=0.5).export(path)
 
 
 def arguments_of(method: str, folder: Path) -> list[str]:
@@ -99,18 +91,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="plan-process-") as work:
         folder = Path(work)
         write_lpips(folder / "lpips.pth")
-        write_mesh(folder / "mesh.ply")
+        # A ball of 5 120 triangles at the origin, where the cameras look.
+        trimesh.creation.icosphere(subdivisions=4, radius=0.5).export(folder / "mesh.ply")
         for method in options.only:
             rows.append(measure(method, folder))
             print(
                 {name: value if name == "method" else round(value, 1) for name, value in rows[-1].items()}, flush=True
             )
-    report = {
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "threads": torch.get_num_threads(),
-        "rows": rows,
-    }
-    write_report(report, options.out)
+    write_rows(rows, options.out)
 
 
 if __name__ == "__main__":

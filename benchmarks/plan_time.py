@@ -7,7 +7,6 @@ with what evaluation and checkpoints take; loading is not part of it.
 """
 
 import argparse
-import platform
 import statistics
 import tempfile
 import time
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plan_memory import in_child
-from processes import write_report
+from plan_memory import in_child, write_rows
 
 RESULTS = Path(__file__).parent / "results"
 METHODS: dict[str, tuple[str, ...]] = {
@@ -94,12 +92,7 @@ def main() -> None:
             rows.append(measure(method, capture, options.steps, options.repeats))
             told, took = (statistics.median(one[key] for one in rows[-1]["rounds"]) for key in ("told_s", "took_s"))
             print(f"{method}: told {told:.1f} s, took {took:.1f} s, ratio {told / took:.3f}")
-    report = {
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "threads": torch.get_num_threads(),
-        "rows": rows,
-    }
-    write_report(report, options.out)
+    write_rows(rows, options.out)
 
 
 if __name__ == "__main__":

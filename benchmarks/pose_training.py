@@ -14,26 +14,15 @@ the file has already are kept.
 """
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from processes import report_result
-from training_steps import (
-    Row,
-    TensorMemory,
-    count_step,
-    first_sentence,
-    halved_until_it_fits,
-    in_processes,
-    time_steps,
-    write_rows,
-)
+import training_steps
+from training_steps import Row, TensorMemory, count_step, halved_until_it_fits, shortage_sentence, time_steps
 
-RESULTS = Path(__file__).parent / "results"
 ROWS: dict[str, tuple[Any, tuple[str, ...], int]] = {
     "sparse": ("sparse", (), 400_000),
     "dense-head": ("dense", (), 50_000),
@@ -47,11 +36,7 @@ _KNOWN = 0.9
 
 
 class MadeUpScenes:
-    """Scenes of noise.
-
-    Args:
-        settings: of a training.
-    """
+    """Scenes of noise."""
 
     augment, num_frames = True, 100_000
 
@@ -84,8 +69,6 @@ def make_settings(name: str, options: argparse.Namespace, folder: Path) -> Any:
     """Returns the settings of a row.
 
     Args:
-        name: of the row.
-        options: of the command line.
         folder: where random weights of the encoder are written, if no others are given.
     """
     from f3rm_ext.sfm.diffusion.plan import build_encoder
@@ -123,13 +106,7 @@ def batches(settings: Any, device: torch.device) -> Iterator[Any]:
 
 
 def measure(name: str, settings: Any, options: argparse.Namespace) -> Row:
-    """Builds the trainer, and measures its steps.
-
-    Args:
-        name: of the row.
-        settings: of the training.
-        options: of the command line.
-    """
+    """Builds the trainer, and measures its steps."""
     from accelerate import Accelerator
 
     from f3rm_ext.sfm.diffusion.training import Training
@@ -176,7 +153,6 @@ def planned(settings: Any, training: Any) -> tuple[int, int]:
     """Returns the plan of a step: the bytes of its tensors, and with allowances for the rest.
 
     Args:
-        settings: of the training.
         training: whose precision is planned, which is not that of the settings on some CPUs.
     """
     from f3rm_ext.sfm.diffusion.plan import step_memory
@@ -190,8 +166,6 @@ def planned(settings: Any, training: Any) -> tuple[int, int]:
 
 def run_one(name: str, options: argparse.Namespace) -> Row:
     """Returns a row: of the given batch, or of the largest half of it that fits."""
-    from f3rm_ext.memory.shortage import is_out_of_memory
-
     with tempfile.TemporaryDirectory(prefix="pose-training-") as folder:
         settings = make_settings(name, options, Path(folder))
 
@@ -199,40 +173,19 @@ def run_one(name: str, options: argparse.Namespace) -> Row:
             settings.training.batch_size = batch
             return measure(name, settings, options)
 
-        found, refused = halved_until_it_fits(
-            settings.training.batch_size,
-            with_batch,
-            lambda error: first_sentence(error) if is_out_of_memory(error) else "",
-        )
+        found, refused = halved_until_it_fits(settings.training.batch_size, with_batch, shortage_sentence)
     return {**found, "refused": refused}
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(ROWS), default=list(ROWS), help="rows to measure")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = training_steps.make_parser(__doc__, list(ROWS), "pose_training.json", seconds=16.0)
     parser.add_argument("--batch", type=int, help="scenes per step; by default that of the preset")
     parser.add_argument("--images", type=int, help="images per scene at most; by default 8")
     parser.add_argument("--encoder", type=Path, help="weights of DINOv2 ViT-S/14; by default random ones")
     parser.add_argument("--tiny", action="store_true", help="the tiny model and small images, for a rehearsal")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps before the timed ones")
-    parser.add_argument("--steps", type=int, default=40, help="timed steps of each kind at most, 2 or more")
-    parser.add_argument("--seconds", type=float, default=16.0, help="of timed steps of both kinds")
-    parser.add_argument("--out", type=Path, default=RESULTS / "pose_training.json")
-    parser.add_argument("--one", choices=list(ROWS), help=argparse.SUPPRESS)
     return parser
 
 
-def main() -> None:
-    """Prints the rows and writes results/pose_training.json."""
-    options = make_parser().parse_args()
-    if options.one:
-        report_result(run_one(options.one, options))
-        return
-    rows = in_processes(options.only, sys.argv[1:])
-    write_rows(options.out, vars(options), rows, ("label", "batch", "images"))
-
-
 if __name__ == "__main__":
-    main()
+    training_steps.run_rows(make_parser(), run_one, ("label", "batch", "images"))

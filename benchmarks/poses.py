@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pycolmap
 import tyro
-from processes import call, write_report
+from processes import call, print_table, read_report, write_report
 
 from f3rm_ext.capture.checks import read_transforms
 from f3rm_ext.sfm.metrics import align, compare_poses
@@ -72,25 +72,12 @@ class Poses:
 
     def main(self) -> None:
         """Runs everything and writes the table."""
-        report: dict[str, Any] = json.loads(self.out.read_text()) if self.out.exists() else {"captures": {}}
+        report = {"captures": {}, **read_report(self.out)}
         with tempfile.TemporaryDirectory() as made:
             captures = [*self.captures, *([self._room(Path(made))] if self.room_photos else [])]
             self._compare(captures, report)
-        report |= {
-            "pycolmap": pycolmap.__version__,
-        }  # fmt: skip
-        write_report(report, self.out)
-        print(
-            "| Photos | Mapper | With a pose | RRA@5 | RTA@5 | AUC@30 | Centres, median (worst) | Reprojection | Time |"
-        )
-        print("|---|---|--:|--:|--:|--:|--:|--:|--:|")
-        for name, rows in report["captures"].items():
-            for row in rows:
-                print(
-                    f"| {name} | {row['mapper']} | {row['registered']} of {row['photos']} | {row['rra']['5']:.3f} | "
-                    f"{row['rta']['5']:.3f} | {row['auc_30']:.3f} | {row['center_error']:.2%} "
-                    f"({row['center_worst']:.2%}) | {row['reprojection_error_px']:.2f} px | {row['seconds']:.0f} s |"
-                )
+        write_report(report | {"pycolmap": pycolmap.__version__}, self.out)
+        print_table("poses", report)
 
     def _room(self, folder: Path) -> Path:
         """Makes the room."""

@@ -1,6 +1,7 @@
 """Commands and measurements in processes of their own, which may fail or be ended without harm to the rest."""
 
 import datetime
+import importlib
 import json
 import os
 import platform
@@ -22,7 +23,6 @@ class MeasurementError(Exception):
     """A measurement failed; the message is one sentence.
 
     Args:
-        sentence: what happened.
         log: the end of what the process said.
     """
 
@@ -44,6 +44,17 @@ def write_report(report: Mapping[str, Any], path: Path, machine: Mapping[str, An
     write_atomic(path, (json.dumps(head | {**report, **head}, indent=1, ensure_ascii=False) + "\n").encode())
 
 
+def read_report(path: Path) -> dict[str, Any]:
+    """Returns a report; nothing where there is none yet."""
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def print_table(name: str, report: Mapping[str, Any]) -> None:
+    """Prints a report as the table of the documentation."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+    print(importlib.import_module("make_benchmarks").TABLES[name](report))
+
+
 def report_result(result: Mapping[str, Any]) -> None:
     """Hands a result over to the process that waits for it."""
     print(MARK + json.dumps(result), flush=True)
@@ -59,9 +70,7 @@ def run(command: Sequence[object], timeout_s: float | None, environment: Mapping
     """Runs a command to its end, or ends it with all its children when the time is over.
 
     Args:
-        command: program and arguments.
         timeout_s: seconds it may take; None for as long as it takes.
-        environment: its environment variables.
 
     Returns:
         Exit code and both streams. Exit code 124 means that the time was over, as of the command timeout.
@@ -91,10 +100,10 @@ def run(command: Sequence[object], timeout_s: float | None, environment: Mapping
 def require_result(command: Sequence[object], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Runs a command, and returns the last result it handed over; ends this program if it fails."""
     code, said = run(command, None, environment)
-    results = [line.removeprefix(MARK) for line in said.splitlines() if line.startswith(MARK)]
-    if code or not results:
+    result = _find_result(said)
+    if code or result is None:
         raise SystemExit(f"{' '.join(map(str, command))} failed:\n{said[-6000:]}")
-    return json.loads(results[-1])
+    return result
 
 
 def result_of(command: Sequence[object], timeout_s: float, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -107,10 +116,14 @@ def result_of(command: Sequence[object], timeout_s: float, environment: Mapping[
     """
     code, said = run(command, timeout_s, environment)
     problem = f"It was ended after {timeout_s:.0f} s." if code == 124 else last_words(said, code)
-    for line in reversed(said.splitlines()):
-        if line.startswith(MARK):
-            return {**json.loads(line.removeprefix(MARK)), **({"problem_of_all": problem} if code else {})}
-    raise MeasurementError(problem, said[-2000:])
+    if (result := _find_result(said)) is None:
+        raise MeasurementError(problem, said[-2000:])
+    return {**result, **({"problem_of_all": problem} if code else {})}
+
+
+def _find_result(said: str) -> dict[str, Any] | None:
+    results = [line.removeprefix(MARK) for line in said.splitlines() if line.startswith(MARK)]
+    return json.loads(results[-1]) if results else None
 
 
 def last_words(said: str, code: int) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from processes import report_result, require_result, write_report
+from processes import print_table, report_result, require_result, write_report
 
 
 @dataclass
@@ -48,10 +48,6 @@ class QueryMemory:
         wanted = [("chunked", dim, rows) for rows in (self.naive_rows, self.height) for dim in self.dims]
         wanted += [("naive", dim, self.naive_rows) for dim in self.dims]
         rows = [self._in_a_process(*entry) for entry in wanted]
-        print("| way | D | image | peak MiB | s |\n|---|--:|--:|--:|--:|")
-        for row in rows:
-            size = f"{self.width} × {row['rows']}"
-            print(f"| {row['way']} | {row['dim']} | {size} | {row['peak_mib']:.0f} | {row['s']:.0f} |")
         import torch
 
         report = {
@@ -60,6 +56,7 @@ class QueryMemory:
             "height": self.height,
             "rows": rows,
         }
+        print_table("query_memory", report)
         write_report(report, self.out)
 
     def _in_a_process(self, way: str, dim: int, rows: int) -> dict[str, Any]:

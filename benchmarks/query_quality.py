@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from processes import call, write_report
+from processes import call, read_report, write_report
 
 HERE = Path(__file__).parent
 
@@ -76,8 +76,7 @@ class QueryQuality:
                 rows.append({"run": name, "steps": steps, "classes": classes, "protocol": protocol, **figures})
                 print(rows[-1], flush=True)
         asked = {row["run"] for row in rows}
-        old = json.loads(self.out.read_text())["rows"] if self.out.is_file() else []
-        rows = [row for row in old if row["run"] not in asked] + rows
+        rows = [row for row in read_report(self.out).get("rows", ()) if row["run"] not in asked] + rows
         report = {
             "python": platform.python_version(),
             "options": {"scale": self.scale, "rays": self.rays, "skip": list(self.skip)},

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
-from processes import call, write_report
+from processes import call, read_report, write_report
 
 from f3rm_ext.mesh.mesh_files import read_provenance
 
@@ -136,18 +136,16 @@ class Refinement:
         return {**_cost(out), **kept, **{key: said[key] for key in ("texture_px", "charts", "places", "unseen")}}
 
     def _row(self, name: str, measure: Callable[[], dict[str, Any]]) -> None:
-        there = [row["run"] for row in self._captures().get(self.data.name, {}).get("rows", ())]
+        captures = read_report(self.out).get("captures", {})
+        there = [row["run"] for row in captures.get(self.data.name, {}).get("rows", ())]
         if name in there or (self.only and name not in self.only):
             return
         row = {"run": name, **measure()}
         print(row, flush=True)
-        captures = self._captures()  # another process may have added rows meanwhile
+        captures = read_report(self.out).get("captures", {})  # another process may have added rows meanwhile
         capture = captures.setdefault(self.data.name, {"steps": self.steps, "scale": self.scale, "rows": []})
         capture["rows"].append(row)
         write_report({"captures": captures}, self.out)
-
-    def _captures(self) -> dict[str, Any]:
-        return json.loads(self.out.read_text())["captures"] if self.out.exists() else {}
 
 
 def _cost(mesh: Path) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import tyro
-from processes import write_report
+from processes import read_report, write_report
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.export.budget import SplatBudget
@@ -61,7 +61,7 @@ class SplatFormats:
     def main(self) -> None:
         """Measures, and writes the results."""
         run = load_splat_run(self.load_config)
-        report = json.loads(self.out.read_text()) if self.out.exists() else {}
+        report = read_report(self.out)
         if self.many is not None:
             report["many"] = {"run": self.load_config.parents[2].name, **measure_sog(repeat(run.splats(), self.many))}
             print(json.dumps(report["many"]))

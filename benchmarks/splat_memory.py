@@ -66,10 +66,7 @@ def training_bytes(
 
     Args:
         gaussians: number of Gaussians, all of them visible.
-        sh_degree: SH degree of the colours.
-        regularization: mode of the regularisation.
         samples: points per step of the regularisation; None for the default.
-        memory: options of the memory.
     """
     config: Any = make_splat_config("sugar-ext")
     config.pipeline.datamanager.cache_images = "cpu"

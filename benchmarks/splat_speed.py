@@ -77,9 +77,6 @@ def start_run(name: str, options: argparse.Namespace, folder: Path, **changes: A
     """Returns the trainer of a variant, ready to train, with Gaussians that are the same for all variants.
 
     Args:
-        name: of the variant.
-        options: of the program.
-        folder: for the run.
         changes: options of the datamanager by name, for our methods.
     """
     from nerfstudio.scripts.train import _set_random_seed

@@ -31,7 +31,6 @@ class StepWatch:
     are not timed, every other one runs under torch's profiler; the rest run in its debug mode for synchronisations.
 
     Args:
-        device: where the run is.
         steps: steps until the counting begins, at most.
         warm_up: steps at the beginning that are not timed.
         seconds: of the timed steps, after which the counting begins earlier, but not before the second of them; 0 for
@@ -165,7 +164,6 @@ def time_ms(call: Callable[[], object], device: torch.device, repeats: int, seco
     """Returns median and quartiles of the time of a call, ms, after one call that is not counted.
 
     Args:
-        call: what to measure.
         device: waited for before and after each call.
         repeats: calls at most, 1 or more.
         seconds: time after which no further call begins.

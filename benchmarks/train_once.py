@@ -22,17 +22,7 @@ from f3rm_ext.engine.cost import peak_mib
 def measured_config(
     config: Any, data: Path, folder: Path, *, steps: int, scale: float, device: str, seed: int = 42
 ) -> Any:
-    """Returns a copy of a method's options for a run that only trains: no evaluation, viewer, log or checkpoint.
-
-    Args:
-        config: options of the method.
-        data: a capture.
-        folder: for the run folder.
-        steps: of the run.
-        scale: factor on the image size.
-        device: where to train.
-        seed: random seed.
-    """
+    """Returns a copy of a method's options for a run that only trains: no evaluation, viewer, log or checkpoint."""
     config = copy.deepcopy(config)
     config.output_dir, config.timestamp = folder, "run"
     config.data = config.pipeline.datamanager.data = data

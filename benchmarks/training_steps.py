@@ -1,5 +1,6 @@
 """Steps of a training that is driven from here: the memory of a step, its time, and what it asks of the device."""
 
+import argparse
 import contextlib
 import gc
 import itertools
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from processes import require_result, write_report
+from processes import read_report, report_result, require_result, write_report
 from step_watch import SyncWarnings, tally
 
 from f3rm_ext.engine.cost import device_time
+from f3rm_ext.memory.shortage import is_out_of_memory
 
 MIB = 1 << 20
 MEASURED = "measured steps"
@@ -51,9 +53,6 @@ class TensorMemory:
     """The most that torch hands out in measured steps: its allocator's peak on CUDA, its profiler's count on the CPU.
 
     Enter it before the model is built, and :meth:`measured` for the steps.
-
-    Args:
-        device: of the training.
     """
 
     peak_bytes = 0
@@ -115,8 +114,6 @@ def time_steps(step: Callable[[], float], device: torch.device, warm_up: int, st
 
     Args:
         step: takes one, and returns the number of images that it saw.
-        device: of the training.
-        warm_up: steps before the timed ones.
         steps: timed steps at most, 2 or more.
         seconds: after which no further step is timed, but two are.
     """
@@ -162,8 +159,6 @@ def halved_until_it_fits(
     """Measures with the largest batch that fits: this one, its half, and so on.
 
     Args:
-        batch: the first to try.
-        measure: with a batch.
         does_not_fit: returns the sentence of an exception that means that memory does not suffice, else nothing.
 
     Returns:
@@ -185,37 +180,60 @@ def halved_until_it_fits(
             torch.cuda.empty_cache()
 
 
-def first_sentence(error: Exception) -> str:
-    """Returns what an exception says first.
+def shortage_sentence(error: Exception) -> str:
+    """Returns what an exception says first if it means that memory ran out, else nothing.
 
-    >>> first_sentence(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …"))
+    >>> shortage_sentence(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …"))
     'CUDA out of memory. Tried to allocate 2.00 GiB.'
     """
+    if not is_out_of_memory(error):
+        return ""
     return ". ".join(str(error).splitlines()[0].split(". ")[:2]).rstrip(".") + "."
 
 
-def in_processes(names: Sequence[str], arguments: Sequence[str]) -> list[Row]:
-    """Measures rows of the calling program, each in a process of its own, and prints them.
+def make_parser(description: str | None, names: Sequence[str], result: str, seconds: float) -> argparse.ArgumentParser:
+    """Returns the options of a program that measures rows.
 
     Args:
-        names: of the rows, given with ``--one``.
-        arguments: of this process, which are handed on.
+        result: name of its file of results.
+        seconds: of timed steps.
     """
-    rows: list[Row] = []
-    for name in names:
-        command = [sys.executable, sys.argv[0], *arguments, "--one", name]
+    out = Path(__file__).parent / "results" / result
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="rows to measure")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--warm-up", type=int, default=3, help="steps before the timed ones")
+    parser.add_argument("--steps", type=int, default=40, help="timed steps of each kind at most, 2 or more")
+    parser.add_argument("--seconds", type=float, default=seconds, help="of timed steps")
+    parser.add_argument("--out", type=Path, default=out)
+    parser.add_argument("--one", choices=names, help=argparse.SUPPRESS)
+    return parser
+
+
+def run_rows(
+    parser: argparse.ArgumentParser, run_one: Callable[[str, argparse.Namespace], Row], keys: Sequence[str]
+) -> None:
+    """Measures rows of the calling program, each in a process of its own, prints and writes them.
+
+    Args:
+        run_one: measures a row in this process.
+        keys: what tells rows apart.
+    """
+    options, rows = parser.parse_args(), []
+    if options.one:
+        report_result(run_one(options.one, options))
+        return
+    for name in options.only:
+        command = [sys.executable, sys.argv[0], *sys.argv[1:], "--one", name]
         rows.append({"label": name, **require_result(command)})
         print(json.dumps(rows[-1]), flush=True)
-    return rows
+    write_rows(options.out, vars(options), rows, keys)
 
 
 def write_rows(path: Path, options: Mapping[str, Any], rows: Sequence[Row], keys: Sequence[str]) -> None:
     """Writes a file of results. Rows that it has already stay, if they are of this device and of other sizes.
 
     Args:
-        path: of the file.
-        options: of the command line.
-        rows: new ones.
         keys: what tells rows apart.
     """
     cuda = options["device"] == "cuda"
@@ -225,7 +243,7 @@ def write_rows(path: Path, options: Mapping[str, Any], rows: Sequence[Row], keys
         "threads": torch.get_num_threads(),
         "options": {key: getattr(value, "name", value) for key, value in options.items() if key != "out"},
     }
-    before = json.loads(path.read_text()) if path.is_file() else {}
+    before = read_report(path)
     measured = [[row[key] for key in keys] for row in rows]
     kept: list[Row] = []
     if all(before.get(key) == found[key] for key in ("device", "versions")):

@@ -51,18 +51,15 @@ def test_batches_that_do_not_fit_are_halved_and_told(steps: ModuleType) -> None:
             raise torch.cuda.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {batch} GiB. GPU 0 is full.")
         return {"batch": batch}
 
-    def does_not_fit(error: Exception) -> str:
-        return steps.first_sentence(error) if isinstance(error, torch.cuda.OutOfMemoryError) else ""
-
-    found, refused = steps.halved_until_it_fits(8, measure, does_not_fit)
+    found, refused = steps.halved_until_it_fits(8, measure, steps.shortage_sentence)
     assert found == {"batch": 2}
     assert refused == [
         f"A batch of {batch} does not fit: CUDA out of memory. Tried to allocate {batch} GiB." for batch in (8, 4)
     ]
     with pytest.raises(ZeroDivisionError):
-        steps.halved_until_it_fits(8, lambda batch: batch / 0, does_not_fit)
+        steps.halved_until_it_fits(8, lambda batch: batch / 0, steps.shortage_sentence)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        steps.halved_until_it_fits(1, lambda batch: measure(9), does_not_fit)
+        steps.halved_until_it_fits(1, lambda batch: measure(9), steps.shortage_sentence)
 
 
 def test_a_plan_that_is_refused_is_told(load: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> None:
