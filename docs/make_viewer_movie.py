@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 import tyro
-from make_pictures import browser_driver
-from make_viewer_screenshots import DOCS, _wait_until_sharp
+from make_viewer_screenshots import DOCS, ViewOptions, open_page
 from PIL import Image
 
 KEY_MS = 120
@@ -34,29 +33,21 @@ CALM_POLLS = 10
 
 
 @dataclass
-class Options:
+class Options(ViewOptions):
     """What to record."""
 
-    load_config: tyro.conf.Positional[Path]
-    """config.yml of a finished run."""
     query: str = "fox"
     """Text to type."""
     feature: str = "conse"
     """Head that reads the text."""
-    threshold: float = 0.5
-    """Least relevancy that the overlay shows, 0 to 1."""
     temperature: float = 0.1
     """Temperature of the relevancy."""
-    frame: int = 0
-    """Training camera to start from."""
     places: int = 8
     """Places of the camera on its way to either side; each takes seconds to render on a CPU."""
     swing: float = 0.35
     """Half width of the camera's way, as a share of its distance from the point it looks at."""
     distance: float = 8.0
     """Distance of that point from the first camera, in the viewer's units (a tenth of a scene unit)."""
-    fov_deg: float = 75.0
-    """Vertical field of view, degrees."""
     max_res: int = 360
     """Height of the rendered picture, px."""
     size_px: tuple[int, int] = (860, 600)
@@ -65,8 +56,6 @@ class Options:
     """Of the WebP frames, 0 to 100."""
     out: Path = field(default_factory=lambda: DOCS / "images" / "viewer-query.webp")
     """Where the movie goes."""
-    patience_s: float = 600
-    """How long one picture may take."""
 
 
 class Recorder:
@@ -75,7 +64,6 @@ class Recorder:
     Args:
         view: the page, a ``ViewerPage`` of tests/e2e/viewer_page.py.
         machine: the thread of nerfstudio's viewer that renders for this page.
-        patience_s: how long one picture may take.
     """
 
     def __init__(self, view: Any, machine: Any, patience_s: float) -> None:
@@ -102,12 +90,7 @@ class Recorder:
         self.durations_ms.append(duration_ms)
 
     def wait_for_change(self, action: Callable[[], object], calm_polls: int = 4) -> None:
-        """Calls `action`, and waits until the rendered picture is another one and at full resolution.
-
-        Args:
-            action: changes the picture.
-            calm_polls: as in :meth:`wait_until_calm`.
-        """
+        """Calls `action`, and waits until the rendered picture is another one and at full resolution."""
         before, pictures = self._picture(), self.sharp_pictures
         action()
 
@@ -189,7 +172,6 @@ def _swing(recorder: Recorder, client: Any, middle: Image.Image, options: Option
     """Moves the camera to both sides and back. Each place is rendered once and shown twice.
 
     Args:
-        client: viser's handle of the page.
         middle: frame of the place where the camera is.
     """
     position, right, down, forward = _camera_axes(client)
@@ -216,15 +198,7 @@ def _swing(recorder: Recorder, client: Any, middle: Image.Image, options: Option
 
 def main(options: Options) -> None:
     """Opens the run in the viewer, types the query, moves the camera, and saves the movie."""
-    driver = browser_driver()
-    if reason := driver.why_not():
-        raise SystemExit(reason)
-    log = options.load_config.parent / "viewer_log_filename.txt"
-    with driver.served_run(options.load_config, log) as viewer, driver.chromium() as browser:
-        viewer.control_panel._max_res.value = options.max_res
-        url = f"http://127.0.0.1:{viewer.config.websocket_port}"
-        view = driver.ViewerPage(browser, url, options.size_px, device_scale=5)
-        _wait_until_sharp(view, options.max_res, options.patience_s)
+    with open_page(options) as (driver, viewer, view):
         (client,) = viewer.viser_server.get_clients().values()
         (machine,) = viewer.render_statemachines.values()
         recorder = Recorder(view, machine, options.patience_s)

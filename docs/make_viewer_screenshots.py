@@ -8,6 +8,8 @@ instant-ngp's repository at a quarter of its size, 1500 steps of `f3rm-ext-lite`
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,40 +22,63 @@ DOCS = Path(__file__).parent
 
 
 @dataclass
-class Options:
-    """What to photograph."""
+class ViewOptions:
+    """What a page shows."""
 
     load_config: tyro.conf.Positional[Path]
     """config.yml of a finished run."""
-    outputs: tuple[str, ...] = ("rgb", "depth", "feature_pca", "relevancy_overlay", "labels")
-    """One picture each."""
-    clicks: tuple[tuple[float, float], ...] = ((0.5, 0.36), (0.26, 0.66), (0.38, 0.19))
-    """Where to click to ask, as shares of the picture's width and height; each is named, and the first one is shown."""
     threshold: float = 0.5
-    """Of relevancy, 0 to 1."""
+    """Least relevancy that is shown, 0 to 1."""
     frame: int = 0
-    """Which of the training cameras to look through."""
+    """Training camera to look through first."""
     fov_deg: float = 75.0
     """Vertical field of view, degrees; clicks are meant for it."""
     max_res: int = 564
     """Longer side of the rendered picture, px."""
-    far: float = 2.8
-    """Depth that gets the last colour of the map, scene units."""
     size_px: tuple[int, int] = (860, 640)
     """Size of the page."""
-    folder: Path = field(default_factory=lambda: DOCS / "images")
-    """Where viewer-OUTPUT.jpg are written."""
     patience_s: float = 600
     """How long a picture may take."""
 
 
-def _wait_until_sharp(view: Any, max_res: int, patience_s: float) -> None:
+@dataclass
+class Options(ViewOptions):
+    """What to photograph."""
+
+    outputs: tuple[str, ...] = ("rgb", "depth", "feature_pca", "relevancy_overlay", "labels")
+    """One picture each."""
+    clicks: tuple[tuple[float, float], ...] = ((0.5, 0.36), (0.26, 0.66), (0.38, 0.19))
+    """Where to click to ask, as shares of the picture's width and height; each is named, and the first one is shown."""
+    far: float = 2.8
+    """Depth that gets the last colour of the map, scene units."""
+    folder: Path = field(default_factory=lambda: DOCS / "images")
+    """Where viewer-OUTPUT.jpg are written."""
+
+
+@contextmanager
+def open_page(options: ViewOptions) -> Iterator[tuple[Any, Any, Any]]:
+    """Gives the module that drives the browser, the viewer of a run, and a page of it with a sharp picture."""
+    driver = browser_driver()
+    if reason := driver.why_not():
+        raise SystemExit(reason)
+    log = options.load_config.parent / "viewer_log_filename.txt"
+    with driver.served_run(options.load_config, log) as viewer, driver.chromium() as browser:
+        viewer.control_panel._max_res.value = options.max_res
+        # Drawn in software the page lowers its own resolution to a fifth: of five times as much.
+        url = f"http://127.0.0.1:{viewer.config.websocket_port}"
+        view = driver.ViewerPage(browser, url, options.size_px, device_scale=5)
+        wait_until_sharp(view, options)
+        yield driver, viewer, view
+
+
+def wait_until_sharp(view: Any, options: ViewOptions) -> None:
     """Waits for the panel to report the full resolution and for the picture to stand still."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + options.patience_s
     previous = None
     while time.monotonic() < deadline:
         now = np.asarray(view.image(), dtype=np.int16)
-        if max(view.resolution()) >= max_res - 1 and previous is not None and np.abs(now - previous).mean() < 0.2:
+        is_full = max(view.resolution()) >= options.max_res - 1
+        if is_full and previous is not None and np.abs(now - previous).mean() < 0.2:
             return
         previous = now
         view.page.wait_for_timeout(500)
@@ -76,16 +101,7 @@ def _ask(view: Any, options: Options) -> None:
 
 def main(options: Options) -> None:
     """Starts the viewer, and saves one picture per output."""
-    driver = browser_driver()
-    if reason := driver.why_not():
-        raise SystemExit(reason)
-    log = options.load_config.parent / "viewer_log_filename.txt"
-    with driver.served_run(options.load_config, log) as viewer, driver.chromium() as browser:
-        viewer.control_panel._max_res.value = options.max_res
-        # Drawn in software the page lowers its own resolution to a fifth: of five times as much.
-        url = f"http://127.0.0.1:{viewer.config.websocket_port}"
-        view = driver.ViewerPage(browser, url, options.size_px, device_scale=5)
-        _wait_until_sharp(view, options.max_res, options.patience_s)
+    with open_page(options) as (driver, viewer, view):
         driver.look_through(viewer, options.frame)
         (client,) = viewer.viser_server.get_clients().values()
         client.camera.fov = math.radians(options.fov_deg)
@@ -101,7 +117,7 @@ def main(options: Options) -> None:
                 view.choose_output(name)
                 view.page.mouse.move(5, 5)  # away from the panel, whose hints would cover it
             view.page.wait_for_timeout(1000)  # until the viewer has begun with what was asked for
-            _wait_until_sharp(view, options.max_res, options.patience_s)
+            wait_until_sharp(view, options)
             if not asks:
                 view.page.get_by_role("button", name="Refit PCA").scroll_into_view_if_needed()
             path = options.folder / f"viewer-{name.replace('_', '-')}.jpg"
