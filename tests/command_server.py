@@ -103,8 +103,6 @@ class CommandServer:
 
         Args:
             ranks: number of processes; 1 is a plain command.
-            folder: see :meth:`start`.
-            environment: see :meth:`start`.
         """
         assert not self._running, "finish the command before"
         if not self._is_ready:

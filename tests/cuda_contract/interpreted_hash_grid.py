@@ -23,7 +23,6 @@ def errors(shape: list[int], count: int, dtype: str = "float32", leaves: str = "
     Args:
         shape: levels, features per level, base and finest resolution, binary logarithm of the table.
         count: number of points; the first two are corners of the cube.
-        dtype: of the result.
         leaves: what has a gradient.
     """
     levels, width, base, top, log2 = shape

@@ -75,7 +75,6 @@ def served_run(config_path: Path, log: Path) -> Iterator[Any]:
     """Nerfstudio's viewer of a run in this process, set up as `ns-viewer` does, without the training cameras.
 
     Args:
-        config_path: config.yml of the run.
         log: file the viewer may write to.
     """
     from nerfstudio.utils.eval_utils import eval_setup
@@ -125,8 +124,6 @@ class ViewerPage:
 
     Args:
         browser: from :func:`chromium`.
-        url: of the viewer.
-        size_px: width and height of the page.
         device_scale: pixels per CSS pixel that the page is told; the viewer lowers its own resolution to a fifth of
             that where drawing is slow.
     """

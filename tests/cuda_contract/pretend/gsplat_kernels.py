@@ -54,7 +54,6 @@ def _differentiate(
 
     Args:
         function: gives one tensor or None for each of `upstream`.
-        leaves: its arguments.
         upstream: gradients of its results.
         keep: index of the results that have a gradient.
     """

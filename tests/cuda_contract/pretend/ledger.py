@@ -148,8 +148,6 @@ def note_operator(function: Any, arguments: Any, masks: bool) -> None:
     """Enters an operator on the GPU.
 
     Args:
-        function: the overload.
-        arguments: its arguments.
         masks: whether an index among them is a mask.
     """
     if not _open:

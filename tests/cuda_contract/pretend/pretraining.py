@@ -36,7 +36,6 @@ def pose_step(preset: Any, folder: Path, *words: str) -> Counts:
     Args:
         preset: sparse or dense.
         folder: for the encoder's weights.
-        words: further settings.
     """
     cells = PATCHES * (16 if preset == "dense" else 1)
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +80,6 @@ def moco_step(algorithm: Any, batch: int = 4) -> Counts:
 
     Args:
         algorithm: v2 or v3.
-        batch: images per forward pass.
     """
     more: dict[str, Any] = {"queue_size": 10} if algorithm == "v2" else {}
     config = TrainConfig(

@@ -16,11 +16,7 @@ _PATIENCE_S = 60.0
 
 
 class ThreadRanks:
-    """As many ranks as threads, which meet for each operation.
-
-    Args:
-        size: number of ranks.
-    """
+    """As many ranks as threads, which meet for each operation."""
 
     def __init__(self, size: int) -> None:
         self.size = size

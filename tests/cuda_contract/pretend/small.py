@@ -42,12 +42,7 @@ def small_field(config: Any) -> None:
 
 
 def small_splats(mode: str, **densify: Any) -> Callable[[Any], None]:
-    """A few hundred Gaussians and points.
-
-    Args:
-        mode: the regularisation.
-        densify: options of densification.
-    """
+    """A few hundred Gaussians and points."""
 
     def change(config: Any) -> None:
         model = config.pipeline.model

@@ -37,9 +37,7 @@ def write_capture(folder: Path, classes: int = 8, size_px: tuple[int, int] = (64
     """Writes six photos of noise, with labels, from cameras around the origin.
 
     Args:
-        folder: new.
         classes: labels, which is the dimension of the features.
-        size_px: width and height.
     """
     width, height = size_px
     dice = np.random.default_rng(0)
@@ -160,14 +158,7 @@ def make_peer(method: str, capture: Path, cache: Path, change: Callable[[Any], N
 
 
 def make_run(method: str, capture: Path, cache: Path, change: Callable[[Any], None] = lambda config: None) -> Run:
-    """Builds a run on the pretended GPU, or on the CPU, with the capture's labels as features.
-
-    Args:
-        method: name of the method.
-        capture: with labels.
-        cache: folder for features.
-        change: changes the configuration.
-    """
+    """Builds a run on the pretended GPU, or on the CPU, with the capture's labels as features."""
     config: Any = (make_config if method.startswith("f3rm") else make_splat_config)(method)
     manager = config.pipeline.datamanager
     manager.data = capture
