@@ -329,30 +329,23 @@ def _pose_verdicts(report: Report) -> str:
     return table(["photos of", "mapper", *names, "photos with a right, trusted pose"], rows)
 
 
-def _beside_plan(row: Report) -> list[str]:
-    return [f"{row['planned_mib']:,}", f"{row['peak_mib']:,}", f"{row['peak_to_plan']:.2f}"]
+def _beside_plan(report: Report, name: str, sizes: dict[str, str], step_ms: str) -> str:
+    """Memory and time of a training's steps; sizes are formats of a row by heading."""
+    head = [name, "device", *sizes, "planned, MiB", "allocated, MiB", "allocated ÷ planned", "s/step"]
+    rows = [
+        [row["label"], f"{report['device']}, {row['precision']}", *(size.format(**row) for size in sizes.values()),
+         f"{row['planned_mib']:,}", f"{row['peak_mib']:,}", f"{row['peak_to_plan']:.2f}", f"{row[step_ms] / 1e3:.2f}"]
+        for row in report["rows"]
+    ]  # fmt: skip
+    return table(head, rows)
 
 
 def _pose_training(report: Report) -> str:
-    """Memory and time of DiffusionSfM's training."""
-    head = ["stage", "device", "scenes × images", "planned, MiB", "allocated, MiB", "allocated ÷ planned", "s/step"]
-    rows = [
-        [row["label"], f"{report['device']}, {row['precision']}", f"{row['batch']} × {row['images']}",
-         *_beside_plan(row), f"{row['full_step_ms'] / 1e3:.2f}"]
-        for row in report["rows"]
-    ]  # fmt: skip
-    return table(head, rows)
+    return _beside_plan(report, "stage", {"scenes × images": "{batch} × {images}"}, "full_step_ms")
 
 
 def _moco_training(report: Report) -> str:
-    """Memory and time of MoCo's training."""
-    head = ["preset", "device", "batch", "queue", "planned, MiB", "allocated, MiB", "allocated ÷ planned", "s/step"]
-    rows = [
-        [row["label"], f"{report['device']}, {row['precision']}", f"{row['batch']} × {row['accumulation']}",
-         f"{row['queue']:,}", *_beside_plan(row), f"{row['step_ms'] / 1e3:.2f}"]
-        for row in report["rows"]
-    ]  # fmt: skip
-    return table(head, rows)
+    return _beside_plan(report, "preset", {"batch": "{batch} × {accumulation}", "queue": "{queue:,}"}, "step_ms")
 
 
 def _query_times(report: Report) -> str:

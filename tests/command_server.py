@@ -109,7 +109,7 @@ class CommandServer:
             assert self._answer(IMPORT_S) == "ready"
             self._is_ready = True
         words = [str(word) for word in argv]
-        port = self._port()
+        port = free_port()
         streams = [self._streams_of(rank) for rank in range(ranks)]
         for path in itertools.chain(*streams):
             path.unlink(missing_ok=True)  # what a command before has said
@@ -165,12 +165,6 @@ class CommandServer:
     def _streams_of(self, rank: int) -> list[Path]:
         return [path.with_name(f"{path.name}.{rank}") for path in self._streams.values()]
 
-    @staticmethod
-    def _port() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return probe.getsockname()[1]
-
     def _kill(self) -> None:
         for process in self._running:
             try:
@@ -193,6 +187,13 @@ class CommandServer:
             self._said += more
         line, self._said = self._said.split(b"\n", 1)
         return line.decode()
+
+
+def free_port() -> int:
+    """Names a port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def _torchrun(rank: int, ranks: int, port: int) -> dict[str, str]:

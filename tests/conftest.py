@@ -5,7 +5,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -136,6 +135,15 @@ def watch_calls(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[Ca
         return calls
 
     return watch
+
+
+@pytest.fixture(scope="module")
+def load() -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a benchmark by its name, as its siblings do."""
+    folder = str(REPOSITORY / "benchmarks")
+    sys.path.insert(0, folder)
+    yield importlib.import_module
+    sys.path.remove(folder)
 
 
 @pytest.fixture(scope="session")
@@ -310,13 +318,7 @@ def wait_until() -> Callable[[Callable[[], bool], float, str], None]:
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], int]:
     """Names a port nobody listens on."""
-
-    def name() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return probe.getsockname()[1]
-
-    return name
+    return COMMANDS.free_port
 
 
 @pytest.fixture(scope="session")

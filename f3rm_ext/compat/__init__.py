@@ -17,9 +17,6 @@ from typing import TYPE_CHECKING, Any
 from f3rm_ext.compat.gsplat import (
     check_gsplat_kernels,
     describe_gsplat,
-    gsplat_advice,
-    gsplat_version,
-    gsplat_wheels,
     has_gsplat_kernels,
     tolerate_missing_gsplat,
 )
@@ -58,9 +55,6 @@ __all__ = [
     "default_device_type",
     "describe_gsplat",
     "end_viewer_threads_at_exit",
-    "gsplat_advice",
-    "gsplat_version",
-    "gsplat_wheels",
     "has_bfloat16_matrix_units",
     "has_cuda",
     "has_gsplat_kernels",

@@ -26,12 +26,17 @@ ODD: list[Shape] = [(4, 1, 3, 40, 9), (6, 4, 8, 256, 14)]
 
 @pytest.fixture(params=["triton", "tcnn"])
 def fast(request: pytest.FixtureRequest, cuda: torch.device) -> Backend:
-    """A backend of CUDA that works here. One that is installed and does not is an error, not a reason to skip."""
-    reason = try_backend(request.param, cuda)
-    if reason == NOT_INSTALLED:
-        pytest.skip("tiny-cuda-nn (tinycudann) is not installed" if request.param == "tcnn" else "no triton")
-    assert reason is None, reason
+    """A backend of CUDA that works here."""
+    _require(request.param, cuda)
     return request.param
+
+
+def _require(backend: Backend, cuda: torch.device) -> None:
+    """Skips without a backend. One that is installed and does not work is an error, not a reason to skip."""
+    reason = try_backend(backend, cuda)
+    if reason == NOT_INSTALLED:
+        pytest.skip("tiny-cuda-nn (tinycudann) is not installed" if backend == "tcnn" else "no triton")
+    assert reason is None, reason
 
 
 def _grid(shape: Shape, backend: Backend = "torch") -> HashGrid:
@@ -99,9 +104,7 @@ def test_backends_by_device(cuda: torch.device) -> None:
 @pytest.mark.parametrize("shape", [*SHAPES, *BIG, *ODD])
 @pytest.mark.parametrize("count", [2, 5000])
 def test_triton_equals_torch(shape: Shape, count: int, cuda: torch.device) -> None:
-    if (reason := try_backend("triton", cuda)) == NOT_INSTALLED:
-        pytest.skip("no triton")
-    assert reason is None, reason
+    _require("triton", cuda)
     points = _points(count)
     expected = _value_and_gradients(_grid(shape), points, cuda)
     _assert_close(_value_and_gradients(_grid(shape, "triton"), points, cuda), expected)
@@ -129,8 +132,7 @@ def test_a_table_moves_between_backends(fast: Backend, cuda: torch.device) -> No
 
 
 def test_results_of_more_than_two_to_the_31_numbers(cuda: torch.device) -> None:
-    if (reason := try_backend("triton", cuda)) is not None:
-        pytest.skip(f"no triton: {reason}")
+    _require("triton", cuda)
     count = 2**31 // 128 + 1000
     if torch.cuda.mem_get_info(cuda)[0] < 8 * 2**30:
         pytest.skip("less than 8 GiB of GPU memory are free")
@@ -160,8 +162,8 @@ def test_steps_of_the_methods_in_mixed_precision(
     make_spec: Callable[..., FeatureSpec],
     cuda: torch.device,
 ) -> None:
-    if backend in ("tcnn", "triton") and try_backend(backend, cuda) == NOT_INSTALLED:
-        pytest.skip("tiny-cuda-nn (tinycudann) is not installed" if backend == "tcnn" else "no triton")
+    if backend in ("tcnn", "triton"):
+        _require(backend, cuda)
     config: Any = make_config(method)
     config.pipeline.model.backend = backend
     torch.manual_seed(0)

@@ -1,15 +1,12 @@
 """Planned memory beside what torch's allocator hands out on a GPU."""
 
-import importlib
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NAMES = (
     "f3rm-ext-lite, 4096 rays, 64 dimensions, 12 images",
     "sugar-ext, 300 000, degree 3",
@@ -17,16 +14,11 @@ NAMES = (
 )
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> Iterator[ModuleType]:
-    """The program that measures."""
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module("plan_memory")
-    sys.path.remove(str(BENCHMARKS))
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_plans_are_near_what_is_allocated(name: str, cuda: torch.device, benchmark: ModuleType, tmp_path: Path) -> None:
+def test_plans_are_near_what_is_allocated(
+    name: str, cuda: torch.device, load: Callable[[str], ModuleType], tmp_path: Path
+) -> None:
+    benchmark = load("plan_memory")
     benchmark.write_lpips(tmp_path / "lpips.pth")
     found = benchmark.on_cuda(name, tmp_path, cuda.type, tiny=False)
     assert found["train_planned_mib"] == pytest.approx(found["train_mib"], rel=0.15), found

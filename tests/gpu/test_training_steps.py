@@ -1,26 +1,14 @@
 """Steps of the pose estimator's training and of MoCo on a GPU: memory beside the plan, and waits of the host."""
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 OPTIONS = ["--tiny", "--warm-up", "1", "--steps", "2", "--seconds", "0"]
 TOLERANCE = 0.4
 """Libraries of CUDA take some MiB of torch's allocator for themselves, and tiny models are small."""
-
-
-@pytest.fixture(scope="module")
-def load() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a benchmark by its name, as its siblings do."""
-    sys.path.insert(0, str(BENCHMARKS))
-    yield importlib.import_module
-    sys.path.remove(str(BENCHMARKS))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,9 @@
 """A scene that is known exactly: a ball whose upper and lower halves have features of their own; a report's content."""
 
 import gc
-import importlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -49,15 +46,6 @@ def quick_collection() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
-
-
-@pytest.fixture(scope="module")
-def load() -> Iterator[Callable[[str], ModuleType]]:
-    """Imports a benchmark by its name, as its siblings do."""
-    folder = str(Path(__file__).parents[2] / "benchmarks")
-    sys.path.insert(0, folder)
-    yield importlib.import_module
-    sys.path.remove(folder)
 
 
 @dataclass

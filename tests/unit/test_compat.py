@@ -191,8 +191,8 @@ class TestGsplatKernels:
         gpu.setattr(torch, "__version__", version)
         gpu.setattr(torch.version, "cuda", cuda)
         gpu.setattr(sys, "version_info", (*python, 0))
-        assert compat.gsplat_wheels() == (wheels and f"https://docs.gsplat.studio/whl/{wheels}")
-        advice = compat.gsplat_advice()
+        assert compat.gsplat.gsplat_wheels() == (wheels and f"https://docs.gsplat.studio/whl/{wheels}")
+        advice = compat.gsplat.gsplat_advice()
         assert "CUDA toolkit" in advice and ("--index-url" in advice) == (wheels is not None)
 
 

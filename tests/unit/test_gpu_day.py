@@ -191,7 +191,9 @@ def test_the_wheels_have_whatever_a_module_imports_at_its_top(load: Callable[[st
                 assert there & {canonical(owner) for owner in owners[name]}, f"{path} imports {name}"
 
 
-@pytest.mark.parametrize("name", ["gpu_day", "processes", "step_watch", "collect_wheels", "build_kernels"])
+@pytest.mark.parametrize(
+    "name", ["gpu_day", "processes", "step_watch", "collect_wheels", "build_kernels", "training_steps"]
+)
 def test_examples_in_docstrings(name: str, load: Callable[[str], ModuleType]) -> None:
     found = doctest.testmod(load(name))
     assert found.attempted and not found.failed

@@ -1,6 +1,5 @@
 """Measurements of the pose estimator's training and of MoCo: plans, memory, times, batches that do not fit."""
 
-import doctest
 import json
 import time
 from collections.abc import Callable
@@ -122,8 +121,3 @@ def test_rows_of_other_sizes_are_kept(steps: ModuleType, tmp_path: Path) -> None
     path.write_text(json.dumps({**found, "versions": {"torch": "1"}}))
     steps.write_rows(path, options, [{"label": "b", "batch": 1, "figure": 4}], ("label", "batch"))
     assert [row["figure"] for row in json.loads(path.read_text())["rows"]] == [4]
-
-
-def test_examples_in_docstrings(steps: ModuleType) -> None:
-    found = doctest.testmod(steps)
-    assert found.attempted and not found.failed

@@ -24,6 +24,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from f3rm_ext.memory.shapes import list_tensors
 from pretend.ledger import note_launch, note_operator, note_wait, uncounted
 
 aten = torch.ops.aten
@@ -164,17 +165,6 @@ _MOVES = {
 # --- operators -------------------------------------------------------------------------------------------------------
 
 
-def _leaves(values: Any) -> list[torch.Tensor]:
-    """The tensors among arguments."""
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _leaves(value)
-    return found
-
-
 def _mapped(change: Any, value: Any) -> Any:
     """Arguments or results with other tensors."""
     if isinstance(value, torch.Tensor):
@@ -195,9 +185,9 @@ def _ones(held: torch.Tensor) -> torch.Tensor:
 
 def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """One operator, on the CPU; its results are on CUDA where its tensors are or where it is told so."""
-    tensors = _leaves(args)
+    tensors = list_tensors(args)
     if kwargs:
-        tensors += _leaves(tuple(kwargs.values()))
+        tensors += list_tensors(tuple(kwargs.values()))
     there = [isinstance(leaf, PretendCuda) for leaf in tensors]
     operator = function.overloadpacket
     if any(there) and operator not in BOTH_DEVICES:
@@ -296,13 +286,13 @@ def _note(function: Any, args: Any, kwargs: Any, tensors: list[Any], there: list
 
 def _sized(function: Any, args: Any, kwargs: Any, inputs: dict[int, PretendCuda]) -> Any:
     """Runs an operator on meta tensors where one of its tensors is one or where its result is large."""
-    leaves = _leaves((args, tuple(kwargs.values())))
+    leaves = list_tensors((args, tuple(kwargs.values())))
     most = _State.most_values or 0
     if not any(leaf.is_meta for leaf in leaves):
         large = any(leaf.numel() > most for leaf in leaves)
         if not large:
             tried = _on_meta(function, args, kwargs, {}) if not leaves else None
-            if tried is None or all(leaf.numel() <= most for leaf in _leaves((tried,))):
+            if tried is None or all(leaf.numel() <= most for leaf in list_tensors((tried,))):
                 return function(*args, **kwargs)
     return _on_meta(function, args, kwargs, inputs)
 

@@ -21,8 +21,10 @@ from f3rm_ext.splat.files import SplatInfo, export_splats
 from f3rm_ext.splat.gaussians import Gaussians
 
 
-def request_of(points: int = 10_000, gaussians: int | None = None, **densify: Any) -> PlanRequest:
-    config: Any = make_splat_config("sugar-ext")
+def request_of(
+    points: int = 10_000, gaussians: int | None = None, method: str = "sugar-ext", **densify: Any
+) -> PlanRequest:
+    config: Any = make_splat_config(method)
     for name, value in densify.items():
         setattr(config.pipeline.model.densify, name, value)
     capture = CaptureSizes(train_images=20, eval_images=2, width_px=64, height_px=48, points=points)
@@ -61,13 +63,12 @@ def test_a_run_that_starts_from_a_file_needs_its_number() -> None:
 
 
 def test_a_refinement_has_the_gaussians_of_its_mesh(tmp_path: Path) -> None:
-    config: Any = make_splat_config("sugar-ext-refine")
-    capture = CaptureSizes(train_images=20, eval_images=2, width_px=64, height_px=48, points=10_000)
-    request = PlanRequest(config, capture, Device("cpu", 1 << 33))
+    request = request_of(method="sugar-ext-refine")
+    model: Any = request.config.pipeline.model
     with pytest.raises(ConfigError, match=r"--mesh.*--gaussians"):
         starting_gaussians(request)
     assert starting_gaussians(replace(request, gaussians=700)) == 700
-    config.pipeline.model.mesh, config.pipeline.model.gaussians_per_triangle = tmp_path / "ball.ply", 3
+    model.mesh, model.gaussians_per_triangle = tmp_path / "ball.ply", 3
     trimesh.creation.icosphere(subdivisions=1).export(tmp_path / "ball.ply")
     assert starting_gaussians(request) == final_gaussians(request) == 240
     growth = plan_growth(request)
@@ -75,7 +76,8 @@ def test_a_refinement_has_the_gaussians_of_its_mesh(tmp_path: Path) -> None:
 
 
 def test_a_refinement_counts_divided_triangles_and_free_splats(tmp_path: Path) -> None:
-    config: Any = make_splat_config("sugar-ext-refine")
+    request = request_of(method="sugar-ext-refine")
+    model: Any = request.config.pipeline.model
     ball = trimesh.creation.icosphere(subdivisions=1)
     ball.export(tmp_path / "ball.ply")
     dense = np.repeat(ball.triangles_center[:1], 40, axis=0) + np.random.default_rng(0).normal(0, 0.01, (40, 3))
@@ -84,15 +86,13 @@ def test_a_refinement_counts_divided_triangles_and_free_splats(tmp_path: Path) -
     turns = torch.tensor([[1.0, 0, 0, 0]]).expand(41, 4)
     splats = Gaussians(means, sizes, turns, torch.zeros(41, 1), grey, torch.zeros(41, 0, 3))
     export_splats(splats, tmp_path / "splats.ply", SplatInfo(), {"made_by": "a test"})
-    model = config.pipeline.model
     model.mesh, model.mesh_frame, model.start_from = tmp_path / "ball.ply", "scene", tmp_path / "splats.ply"
     place = torch.eye(4)[None, :3].clone()
     place[:, 2, 3] = 3.0
     outputs = DataparserOutputs([tmp_path / "0.png"], Cameras(place, 50.0, 50.0, 32.0, 24.0, 64, 48))
     start = RefinementStart.from_options(model, tmp_path, outputs)
     assert start.free == 1 and start.triangles > 80 and start.vertices == start.triangles // 2 + 2
-    capture = CaptureSizes(train_images=20, eval_images=2, width_px=64, height_px=48)
-    request = PlanRequest(config, capture, Device("cpu", 1 << 33), start=start)
+    request = replace(request, start=start)
     assert final_gaussians(request) == start.triangles + 1
     growth, alone = plan_growth(request), plan_growth(replace(request, start=None))
     assert growth is not None and alone is not None
