@@ -250,7 +250,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Compiles and packs."""
     options = make_parser().parse_args()
     home = find_toolkit(os.environ.get("CUDA_HOME"))
     build_gsplat(options, home)

@@ -61,7 +61,6 @@ class CpuTraining:
     """Where the figures are written."""
 
     def main(self) -> None:
-        """Runs everything."""
         environment = dict(os.environ)
         if self.torch_home is not None:
             environment["TORCH_HOME"] = str(self.torch_home.resolve())

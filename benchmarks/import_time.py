@@ -68,7 +68,6 @@ def registration() -> dict[str, float]:
 
 
 def main() -> None:
-    """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7, help="starts of each kind, after one to warm up")
     parser.add_argument("--json", action="store_true", help="print JSON")

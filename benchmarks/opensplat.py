@@ -79,7 +79,6 @@ class OpenSplat:
     """Where the figures are written; captures of before are kept."""
 
     def main(self) -> None:
-        """Runs everything."""
         report = {"captures": {}, **read_report(self.out), "opensplat": self._version()}
 
         def add(rows: list[dict[str, Any]], row: dict[str, Any]) -> None:

@@ -49,7 +49,6 @@ class QueryQuality:
     """Where the figures are written."""
 
     def main(self) -> None:
-        """Runs everything."""
         data, weights = self.data.resolve(), self.weights.resolve()
         skip = ["--skip", *self.skip] if self.skip else []
         dinov2 = f"dinov2:weights={weights / 'dinov2_vits14_saliency_fp16.pth'},layers=6+7+8+9"

@@ -58,7 +58,6 @@ class SparsePoints:
     """Smallest angle between two rays to a point, degrees."""
 
     def main(self) -> None:
-        """Runs everything."""
         started = time.perf_counter()
         meta, folder = read_transforms(self.capture)
         photos = [self._read(frame, meta, folder) for frame in _training_frames(meta)]

@@ -36,7 +36,6 @@ class Overview:
     """File to write."""
 
     def main(self) -> None:
-        """Writes the picture."""
 
         def picture(name: str) -> np.ndarray:
             return np.asarray(Image.open(self.folder / f"eval_{name}_{self.view:04d}.png").convert("RGB"))
@@ -62,7 +61,6 @@ class Mesh:
     """File to write."""
 
     def main(self) -> None:
-        """Writes the picture."""
         import trimesh
 
         from f3rm_ext.mesh.mesh_files import read_mesh
@@ -95,7 +93,6 @@ class Part:
     """File to write."""
 
     def main(self) -> None:
-        """Writes the picture."""
         from f3rm_ext.mesh.mesh_files import read_mesh
 
         camera, _ = photo_camera(self.capture, self.photo)
@@ -126,7 +123,6 @@ class Texture:
     """File to write."""
 
     def main(self) -> None:
-        """Writes the picture."""
         rows = [Image.open(path).convert("RGB") for path in self.pictures]
         rows = [row.resize((self.width_px, round(row.height * self.width_px / row.width)), LANCZOS) for row in rows]
         Image.fromarray(np.concatenate(list(map(np.asarray, rows)))).save(self.out, quality=88)
@@ -159,7 +155,6 @@ class Moco:
     """File to write."""
 
     def main(self) -> None:
-        """Writes the picture."""
         from f3rm_ext.capture.ground_truth import CaptureGroundTruth
         from f3rm_ext.mesh.semantics.mesh_run import open_run_or_mesh
         from f3rm_ext.query.builders import draw_places, exemplar_queries
@@ -201,7 +196,6 @@ class Report:
     """File to write."""
 
     def main(self) -> None:
-        """Takes the picture."""
         driver = browser_driver()
         if reason := driver.why_not():
             raise SystemExit(reason)
