@@ -1,6 +1,5 @@
 """Whole steps with Triton's kernels, interpreted; run by test_splat_triton.py in a process of its own."""
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,11 @@ import pytest
 import torch
 from nerfstudio.data.scene_box import SceneBox
 from pretend.gsplat_kernels import gsplat_kernels
-from pretend.small import small
+from pretend.small import grids_of, small
 from pretend.steps import Run, make_run, write_capture
 from pretend.tensors import pretended
 from pretend.triton_kernels import Launch, triton_kernels
-from test_budget import BUDGET, WITH_TRITON, WRITES, kernels, over, total, waits
+from test_budget import WITH_TRITON, check_budget
 
 from f3rm_ext.features.spec import DisplayBasis, FeatureSpec
 from f3rm_ext.nerf import hash_grid
@@ -53,7 +52,7 @@ def _run(method: str, mode: str, capture: Path, folder: Path) -> Run:
         if method == "f3rm-ext":
             model = config.pipeline.model
             model.backend = "triton"
-            for grid in (model.grid, model.feature_grid, *(proposal.grid for proposal in model.proposals)):
+            for grid in grids_of(model):
                 grid.num_levels = 2  # a launch has them all: fewer take the interpreter less time
 
     return make_run(method, capture, folder, change)
@@ -68,11 +67,7 @@ def test_budget(name: str, launches: list[Launch], noise_capture: Path, tmp_path
     del launches[:]
     counts = run.step(step)
     assert {"f3rm-ext": "_backward", "sugar-ext": "_step"}[method] in {launch.kernel for launch in launches}
-    budget = json.loads(BUDGET.read_text())
-    if WRITES:
-        budget[name] = {"kernels": kernels(counts), "waits": waits(total(counts))}
-        BUDGET.write_text(json.dumps(budget, indent=1) + "\n")
-    assert not (sentences := over(counts, budget[name])), "\n".join(sentences)
+    check_budget(name, counts)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pretend.small import FIELDS, grids_of
 
 from f3rm_ext.method_configs.presets import make_config
 
@@ -16,20 +17,9 @@ pytest.importorskip("triton", minversion="3.4", reason="triton is not installed"
 
 SMALL = [(1, 2, 4, 4, 12), (4, 1, 3, 40, 9), (5, 2, 16, 128, 12), (6, 4, 8, 256, 14), (3, 8, 16, 64, 11)]
 """Levels, features per level, base and finest resolution, log2 of the table."""
-
-
-def _presets() -> list[tuple[int, ...]]:
-    """The shapes of all grids of the methods."""
-    found: dict[tuple[int, ...], None] = {}
-    for method in ("f3rm-ext", "f3rm-ext-lite", "f3rm-ext-big"):
-        model: Any = make_config(method).pipeline.model
-        for grid in (model.grid, model.feature_grid, *(proposal.grid for proposal in model.proposals)):
-            found[tuple(vars(grid).values())] = None
-    return list(found)
-
-
+PRESETS = {tuple(vars(grid).values()) for name in FIELDS for grid in grids_of(make_config(name).pipeline.model)}
 CASES: dict[str, dict[str, Any]] = {
-    **{f"preset {shape}": {"shape": shape, "count": 16} for shape in _presets()},
+    **{f"preset {shape}": {"shape": shape, "count": 16} for shape in sorted(PRESETS)},
     **{f"small {shape}": {"shape": shape, "count": 10} for shape in SMALL},
     "several blocks": {"shape": SMALL[1], "count": 600},
     "half": {"shape": SMALL[3], "count": 10, "dtype": "float16"},

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from nerfstudio.cameras.rays import RayBundle
+from pretend.small import FIELDS, grids_of
 from torch import Tensor, nn
 
 from f3rm_ext.method_configs.presets import make_config
@@ -105,14 +106,9 @@ def test_a_model_draws_outside_autocast(
     torch.testing.assert_close(mixed.cpu(), single.cpu(), atol=2e-2, rtol=0)
 
 
-def _grids_of(method: str) -> list[GridOptions]:
-    model: Any = make_config(method).pipeline.model
-    return [model.grid, model.feature_grid, *(proposal.grid for proposal in model.proposals)]
-
-
-@pytest.mark.parametrize("method", ["f3rm-ext", "f3rm-ext-lite", "f3rm-ext-big"])
+@pytest.mark.parametrize("method", FIELDS)
 def test_the_methods_grids_are_laid_out_alike(method: str) -> None:
-    for options in _grids_of(method):
+    for options in grids_of(make_config(method).pipeline.model):
         grid = options.build("auto")
         theirs = _levels(grid._tcnn_options)
         assert grid.levels == theirs, options
@@ -120,7 +116,7 @@ def test_the_methods_grids_are_laid_out_alike(method: str) -> None:
 
 def test_the_feature_grid_of_big_computes_the_same_function(cuda: torch.device) -> None:
     """Its level 3 has the scale 31 in exact arithmetic (32 vertices per axis) and 31.000004 in float32 (33)."""
-    options = _grids_of("f3rm-ext-big")[1]
+    options = grids_of(make_config("f3rm-ext-big").pipeline.model)[1]
     grid = _grid(GridOptions(**{**vars(options), "features_per_level": 1}), cuda)
     points = torch.rand(200, 3, generator=torch.Generator().manual_seed(2)).to(cuda)
     expected = hash_grid_reference(points.cpu(), grid.table.cpu(), grid.levels)

@@ -8,6 +8,7 @@ import torch
 import trimesh
 from torch import Tensor
 
+from f3rm_ext.nerf.fields import GridOptions
 from pretend.steps import Run, make_run
 from pretend.tensors import PretendCuda
 
@@ -29,11 +30,16 @@ STEPS = {
 pruning, surfaces."""
 
 
+def grids_of(model: Any) -> list[GridOptions]:
+    """The options of a field's hash grids."""
+    return [model.grid, model.feature_grid, *(proposal.grid for proposal in model.proposals)]
+
+
 def small_field(config: Any) -> None:
     """Few rays and small tables; the grid in torch, as on a GPU without tiny-cuda-nn."""
     model = config.pipeline.model
     model.backend = "torch"
-    for grid in (model.grid, model.feature_grid, *(proposal.grid for proposal in model.proposals)):
+    for grid in grids_of(model):
         grid.log2_hashmap_size = 10
     model.num_samples = 6
     for proposal in model.proposals:
