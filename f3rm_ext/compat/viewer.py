@@ -293,13 +293,8 @@ def show_splats(
 def local_viewer_host(viewer: "ViewerConfig") -> "ViewerConfig":
     """Keeps the viewer on this machine unless the command line has ``--viewer.websocket-host``.
 
-    ``ns-viewer`` replaces a run's viewer settings with its own, which listen on every interface by default.
-
-    Args:
-        viewer: settings about to be used; changed in place.
-
-    Returns:
-        The same settings.
+    ``ns-viewer`` replaces a run's viewer settings with its own, which listen on every interface by default. Settings
+    are changed in place and returned.
     """
     names = {argument.split("=", 1)[0].replace("_", "-") for argument in sys.argv}
     if viewer.websocket_host == _ANY_HOST and "--viewer.websocket-host" not in names:

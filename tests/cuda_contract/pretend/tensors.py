@@ -17,7 +17,7 @@ everything there, and numbers read from there are 1.
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Literal
 from unittest import mock
 
@@ -449,7 +449,7 @@ def pretended(told: Told = "autocast", most_values: int | None = None) -> Iterat
     _State.entered += 1
     _State.told, _State.most_values = (CUDA if told == "autocast" else CPU), most_values
     gradients = torch.no_grad() if told == "autocast" else nullcontext()
-    with mock.patch.object(torch, "Generator", _Generator), gradients, PretendCudaMode():
+    with mock.patch.object(torch, "Generator", _Generator), gradients, PretendCudaMode(), ExitStack() as stack:
         # As FakeTensorMode does: torch is not to look for a driver.
         torch._C._set_only_lift_cpu_tensors(True)
         patches: list[Any] = [
@@ -466,18 +466,16 @@ def pretended(told: Told = "autocast", most_values: int | None = None) -> Iterat
             mock.patch.object(torch.inference_mode, "__enter__", _enter_inference),
             mock.patch.object(torch.inference_mode, "__exit__", _exit_inference),
             mock.patch.object(threading.Thread, "run", _run_thread),
+            # A module that is moved gets new parameters: the old ones would only take over the device.
+            mock.patch.object(torch.__future__, "_overwrite_module_params_on_conversion", True),
         ]
         if not torch.cuda.is_available():
             patches += [mock.patch.object(torch.cuda, name, value) for name, value in _DRIVER.items()]
-        # A module that is moved gets new parameters: the old ones would only take over the device.
-        patches.append(mock.patch.object(torch.__future__, "_overwrite_module_params_on_conversion", True))
         for patch in patches:
-            patch.start()
+            stack.enter_context(patch)
         try:
             yield CUDA
         finally:
-            for patch in reversed(patches):
-                patch.stop()
             torch._C._set_only_lift_cpu_tensors(lifted)
             _State.told, _State.most_values = before
             _State.entered -= 1
