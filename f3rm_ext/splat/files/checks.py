@@ -9,7 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from f3rm_ext.errors import SplatFileError
-from f3rm_ext.splat.files.ply import DC, OPACITY, POSITION, ROTATION, SCALE
+from f3rm_ext.splat.files.ply import COLUMNS
 from f3rm_ext.splat.gaussians import Gaussians
 
 BadValues = Literal["error", "drop"]
@@ -21,7 +21,6 @@ same, since rasterisers skip opacities below 1/255 and clamp them at 0.999."""
 _HIGHEST_RATIO, _ALWAYS_READ = 20, 1 << 26
 """Largest ratio of compression that is believed of files that hold more than so many bytes. Splats reach about 2; gzip
 and zstd themselves reach 1000, with which a file of 15 MB would fill the memory."""
-_NAMES = {"means": POSITION, "scales": SCALE, "quats": ROTATION, "opacities": (OPACITY,), "features_dc": DC}
 
 
 def is_plausible(size: int, stored: int) -> bool:
@@ -50,10 +49,11 @@ def check_values(
     """
     if len(gaussians) == 0:
         raise SplatFileError(f"{path} {action} no Gaussians at all: train or export the splats again.")
+    notices = []
     if bad_values == "drop":
         gaussians, limited = _finite_opacities(gaussians)
-    else:
-        limited = 0
+        if limited:
+            notices.append(f"{limited} infinite opacities are now finite ones that look the same.")
     bad = torch.zeros(len(gaussians), dtype=torch.bool, device=gaussians.means.device)
     values, fields = 0, []
     for name, mask in _masks(gaussians):
@@ -62,9 +62,7 @@ def check_values(
             values += count
             fields.append(f"{count} in {name}")
             bad |= mask.reshape(len(bad), -1).any(dim=1)
-    rows, notices = int(bad.sum()), []
-    if limited:
-        notices.append(f"{limited} infinite opacities are now finite ones that look the same.")
+    rows = int(bad.sum())
     if not rows:
         return gaussians, ~bad, notices
     fault = (
@@ -82,7 +80,7 @@ def check_values(
 def _masks(gaussians: Gaussians) -> Iterator[tuple[str, Bool[Tensor, "..."]]]:
     """Yields masks of invalid values with the names of their properties in PLY files."""
     tensors = gaussians.tensors()
-    for tensor, names in _NAMES.items():
+    for tensor, names in COLUMNS.items():
         for index, name in enumerate(names):
             yield name, ~tensors[tensor][:, index].isfinite()
     yield "f_rest", ~gaussians.features_rest.isfinite()

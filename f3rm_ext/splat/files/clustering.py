@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+ENTRIES = 256
+"""Length of a codebook."""
 _BINS = 4096
 _CODEBOOK_STEPS = 30
 _ROUNDS, _STEPS = 4, 6
@@ -21,21 +23,20 @@ _LARGEST = 1 << 24
 """Distances that are in memory at a time: 64 MiB."""
 
 
-def fit_codebook(values: Float[np.ndarray, " n"], size: int = 256) -> Float[np.ndarray, " size"]:
+def fit_codebook(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " 256"]:
     """Returns the numbers that stand for others with the least squared error, ascending, float32.
 
     They start as dense as the cube root of the density of the values, which is optimal for many of them (Panter and
-    Dite, 1951), and are improved by Lloyd's algorithm.
+    Dite, 1951), and are improved by Lloyd's algorithm. Some are repeated where there are fewer different values.
 
     Args:
         values: one or more, finite.
-        size: length of the codebook; entries are repeated where there are fewer different values.
     """
     ordered = np.sort(values.astype(np.float64))
     low, high = ordered[0], ordered[-1]
     density, edges = np.histogram(ordered, _BINS, (low, high)) if high > low else (np.ones(1), np.array([low, high]))
     share = np.concatenate([[0.0], np.cumsum(np.cbrt(density))])
-    codebook = np.interp((np.arange(size) + 0.5) / size * share[-1], share, edges)
+    codebook = np.interp((np.arange(ENTRIES) + 0.5) / ENTRIES * share[-1], share, edges)
     sums = np.concatenate([[0.0], np.cumsum(ordered)])
     for _ in range(_CODEBOOK_STEPS):
         ends = np.searchsorted(ordered, (codebook[1:] + codebook[:-1]) / 2)

@@ -13,7 +13,7 @@ from jaxtyping import Float, UInt8, UInt32
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import packing
 from f3rm_ext.splat.files.info import SplatInfo, read_tags, tag_comments
-from f3rm_ext.splat.files.ply import rest_degree
+from f3rm_ext.splat.files.ply import rest_columns, rest_degree
 from f3rm_ext.splat.gaussians import SH_C0, Gaussians, sh_rest_count
 from f3rm_ext.utils.ply import PlyTables, Table, header
 
@@ -46,8 +46,7 @@ def read_compressed_ply(path: Path, tables: PlyTables) -> tuple[Gaussians, Splat
     bounds = np.empty((tables.tables["chunk"].count, len(BOUNDS)))
     bounds[:, -6:] = (0, 0, 0, 1, 1, 1)  # in the first version of the format, colours range from 0 to 1
     for where, rows in tables.rows("chunk", names):
-        for index, name in enumerate(names):
-            bounds[where, index] = rows[name]
+        bounds[where, : len(names)] = np.stack([rows[name] for name in names], axis=1)
     vectors, quats = np.empty((3, count, 3), "f4"), np.empty((count, 4), "f4")
     opacities = np.empty((count, 1), "f4")
     with np.errstate(over="ignore", invalid="ignore"):  # a later check finds values that are not finite
@@ -75,23 +74,19 @@ def write_compressed_ply(stream: BufferedIOBase, gaussians: Gaussians, info: Spl
     """
     arrays = gaussians.arrays()
     count, rest = len(gaussians), arrays["features_rest"]
-    bounds = np.empty((-(-count // CHUNK), len(BOUNDS)), dtype="<f4")
-    packed = np.empty((count, len(PACKED)), dtype="<u4")
-    for start in range(0, count, _BLOCK):
-        block = slice(start, min(start + _BLOCK, count))
-        chunks = slice(start // CHUNK, -(-block.stop // CHUNK))
-        bounds[chunks], packed[block] = _pack({name: array[block] for name, array in arrays.items()})
+    blocks = [slice(start, start + _BLOCK) for start in range(0, count, _BLOCK)]
+    parts = [_pack({name: array[block] for name, array in arrays.items()}) for block in blocks]
+    bounds, packed = (np.concatenate(part) for part in zip(*parts, strict=True))
     elements = {
         "chunk": (len(bounds), dict.fromkeys(BOUNDS, "float32")),
         "vertex": (count, dict.fromkeys(PACKED, "uint32")),
     }
     if rest.shape[1]:
-        elements["sh"] = (count, {f"f_rest_{i}": "uint8" for i in range(3 * rest.shape[1])})
+        elements["sh"] = (count, dict.fromkeys(rest_columns(rest), "uint8"))
     stream.write(header(elements, tag_comments(info)))
-    stream.write(bounds.tobytes())
-    stream.write(packed.tobytes())
-    for start in range(0, count if rest.shape[1] else 0, _BLOCK):
-        stream.write(_pack_rest(rest[start : start + _BLOCK]).tobytes())
+    stream.write(bounds.astype("<f4").tobytes() + packed.astype("<u4").tobytes())
+    for block in blocks if rest.size else ():
+        stream.write(_pack_rest(rest[block]).tobytes())
 
 
 def _pack(arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -154,15 +149,14 @@ def _pack_rest(rest: Float[np.ndarray, "n coeffs 3"]) -> UInt8[np.ndarray, "n ch
 def _read_rest(path: Path, tables: PlyTables, count: int) -> Float[np.ndarray, "n coeffs 3"]:
     """Reads SH coefficients: the centre of each level, but the ends of the range for the first and the last level."""
     table = tables.tables.get("sh")
-    per_channel = 0 if table is None else sh_rest_count(rest_degree(path, table))
-    rest = np.empty((count, per_channel, 3), "f4")
+    rest = np.empty((count, 0 if table is None else sh_rest_count(rest_degree(path, table)), 3), "f4")
+    columns = rest_columns(rest)
     centres = (np.arange(256) + 0.5) / 256
     centres[0], centres[255] = 0, 1
     values = ((centres - 0.5) * SH_RANGE).astype(np.float32)
-    if per_channel:
-        for where, rows in tables.rows("sh", [f"f_rest_{i}" for i in range(3 * per_channel)]):
-            for i in range(3 * per_channel):
-                rest[where, i % per_channel, i // per_channel] = values[rows[f"f_rest_{i}"].astype(np.uint8)]
+    for where, rows in tables.rows("sh", list(columns)) if columns else ():
+        for name, column in columns.items():
+            column[where] = values[rows[name].astype(np.uint8)]
     return rest
 
 

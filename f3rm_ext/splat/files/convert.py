@@ -153,7 +153,7 @@ def conversion_losses(before: Gaussians, after: Gaussians) -> list[str]:
         "Positions": ((after.means.double() - before.means).norm(dim=1), "", share),
         "Sizes": (100 * ((after.scales.double() - before.scales).abs().amax(dim=1).exp() - 1), " %", ""),
         "Rotations": (rotation_differences(before.quats, after.quats), "°", ""),
-        "Opacities": ((_alphas(after) - _alphas(before)).abs(), "", ""),
+        "Opacities": ((after.opacities.double().sigmoid() - before.opacities.double().sigmoid()).abs(), "", ""),
         "Colours": (255 * SH_C0 * (after.features_dc.double() - before.features_dc).abs().amax(dim=1), " of 255", ""),
     }
     if after.features_rest.numel():
@@ -164,7 +164,3 @@ def conversion_losses(before: Gaussians, after: Gaussians) -> list[str]:
             middle, most = float(values.median()), float(values.max())
             losses.append(f"{name} changed by {middle:.2g}{unit} at the median, {most:.2g}{unit} at most{more}.")
     return losses
-
-
-def _alphas(gaussians: Gaussians) -> Float[Tensor, " gaussians"]:
-    return gaussians.opacities.double().sigmoid().squeeze(-1)

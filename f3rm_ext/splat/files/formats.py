@@ -1,6 +1,7 @@
 """Reading and writing splats in any supported format."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from io import BufferedIOBase
 from pathlib import Path
@@ -10,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from f3rm_ext.errors import SplatFileError
-from f3rm_ext.splat.files import packing, spz4
+from f3rm_ext.splat.files import packing, spz, spz4
 from f3rm_ext.splat.files.checks import BadValues, check_values
 from f3rm_ext.splat.files.compressed_ply import is_compressed, read_compressed_ply, write_compressed_ply
 from f3rm_ext.splat.files.gltf import write_gltf_splats
@@ -20,16 +21,7 @@ from f3rm_ext.splat.files.ply import read_ply, write_ply_splats
 from f3rm_ext.splat.files.scores import read_sidecar, sidecar_path, write_sidecar
 from f3rm_ext.splat.files.sog import ZIP, read_sog, read_sog_comments, write_sog
 from f3rm_ext.splat.files.splat import read_splat, write_splat
-from f3rm_ext.splat.files.spz import (
-    GZIP,
-    MAGIC,
-    Axes,
-    SpzVersion,
-    read_comments,
-    read_spz,
-    require_readable,
-    write_spz,
-)
+from f3rm_ext.splat.files.spz import Axes, SpzVersion
 from f3rm_ext.splat.files.usd import write_usd_splats
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.utils.output_file import replace_file
@@ -99,19 +91,17 @@ def read_splats(path: Path, bad_values: BadValues = "error", spz_axes: Axes = "r
         raise SplatFileError(f"{path} cannot be read ({error.strerror or error}): give a file of splats.") from error
     scores, sidecar_notices = (info.scores, []) if info.scores is not None else read_sidecar(path, len(gaussians))
     gaussians, valid, notices = check_values(gaussians, path, bad_values)
-    scores = None if scores is None else scores.take(valid)
-    return gaussians, replace(
-        info, count=len(gaussians), notices=(*info.notices, *sidecar_notices, *notices), scores=scores
-    )
+    notices = (*info.notices, *sidecar_notices, *notices)
+    return gaussians, replace(info, count=len(gaussians), notices=notices, scores=scores).take_scores(valid)
 
 
 def _read(path: Path, spz_axes: Axes) -> tuple[Gaussians, SplatInfo]:
     with path.open("rb") as stream:
         head = stream.read(8)
-    if head.startswith(MAGIC):
+    if head.startswith(spz.MAGIC):
         return spz4.read_spz4(path, spz_axes)
-    if head.startswith(GZIP):
-        return read_spz(path, spz_axes)
+    if head.startswith(spz.GZIP):
+        return spz.read_spz(path, spz_axes)
     if head.startswith(ZIP) or path.suffix.lower() == ".json":
         return read_sog(path)
     if head[:4].rstrip() == b"ply":
@@ -149,17 +139,17 @@ def write_splats(
     """
     kind = format_to_write(path, spz_version)
     if kind == "spz" and spz_version == 3:
-        require_readable(path, len(gaussians))
+        spz.require_readable(path, len(gaussians))
     require_replaceable(path, info.scores is not None)
     kept, valid, notices = check_values(gaussians, path, bad_values, action="would get")
     order = storage_order(kept, kind)
-    scores = None if info.scores is None else info.scores.take(valid).take(order)
+    scores = info.take_scores(valid).take_scores(order).scores
     info = replace(info, scores=scores if kind in SCORED else None)
     kept = kept[order].to("cpu")
     kept = kept if kind != "splat" else kept.to_sh_degree(0)
     with replace_file(path, "name for the splats") as stream:
         if kind == "spz":
-            (spz4.write_spz4 if spz_version == spz4.VERSION else write_spz)(stream, kept, info, spz_axes)
+            (spz4.write_spz4 if spz_version == spz4.VERSION else spz.write_spz)(stream, kept, info, spz_axes)
         else:
             _WRITERS[kind](stream, kept, info)
     if scores is not None and kind not in SCORED:
@@ -194,5 +184,8 @@ def require_replaceable(path: Path, has_scores: bool = False) -> None:
 
 
 def _provenance(path: Path) -> Mapping[str, object]:
-    comments = [*(read_comments(path) or spz4.read_comments(path)), *read_sog_comments(path)]
+    comments: list[str] = []
+    for read in (spz.read_comments, spz4.read_comments, read_sog_comments):
+        with suppress(EOFError, OSError, ValueError, SplatFileError):  # a file of another kind
+            comments += read(path)
     return {MADE_BY: find_maker(comments)} | read_provenance(path)

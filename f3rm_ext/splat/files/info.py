@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from f3rm_ext.splat.files.scores import GaussianScores
@@ -51,7 +51,7 @@ class SplatInfo:
         """Format, with its version where there are several."""
         return self.format if self.version is None else f"{self.format} version {self.version}"
 
-    def take_scores(self, rows: Int[Tensor, " kept"]) -> "SplatInfo":
+    def take_scores(self, rows: Int[Tensor, " kept"] | Bool[Tensor, " all"]) -> "SplatInfo":
         """Returns the information with the scores of some Gaussians, where there are scores."""
         return self if self.scores is None else replace(self, scores=self.scores.take(rows))
 
@@ -91,10 +91,8 @@ def tag_comments(info: SplatInfo) -> list[str]:
 
 def find_maker(comments: Iterable[str]) -> str | None:
     """Returns the command that made a file, from its comments; None if they do not say."""
-    for comment in comments:
-        if comment.startswith(f"{MADE_BY}: "):
-            return comment.removeprefix(f"{MADE_BY}: ")
-    return None
+    start = f"{MADE_BY}: "
+    return next((comment.removeprefix(start) for comment in comments if comment.startswith(start)), None)
 
 
 def combine_provenance(origin: SplatInfo, record: Mapping[str, object]) -> tuple[str, ...]:

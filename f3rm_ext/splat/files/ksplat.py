@@ -163,9 +163,5 @@ def _coefficients(
     values = stored.astype(np.float32)
     if level == 2:
         values = values / np.float32(255) * np.float32(limits[1] - limits[0]) + np.float32(limits[0])
-    parts = [values[:, :0].reshape(len(values), 0, 3)]
-    if values.shape[1] >= 9:
-        parts.append(values[:, :9].reshape(-1, 3, 3).transpose(0, 2, 1))
-    if values.shape[1] >= 24:
-        parts.append(values[:, 9:24].reshape(-1, 3, 5).transpose(0, 2, 1))
-    return np.concatenate(parts, axis=1)
+    parts = (values[:, :9], values[:, 9:24])
+    return np.concatenate([p.reshape(len(p), 3, p.shape[1] // 3).transpose(0, 2, 1) for p in parts], axis=1)

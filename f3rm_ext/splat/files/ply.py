@@ -6,6 +6,7 @@ from io import BufferedIOBase
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 
 from f3rm_ext.errors import ConfigError, SplatFileError
 from f3rm_ext.splat.files.info import SplatInfo, read_tags, tag_comments
@@ -21,6 +22,8 @@ ROTATION = ("rot_0", "rot_1", "rot_2", "rot_3")
 DC = ("f_dc_0", "f_dc_1", "f_dc_2")
 RGB = ("red", "green", "blue")
 OPACITY = "opacity"
+COLUMNS = {"means": POSITION, "scales": SCALE, "quats": ROTATION, "opacities": (OPACITY,), "features_dc": DC}
+"""Columns of each tensor of Gaussians but the SH coefficients beyond the first."""
 _REST = re.compile(r"f_rest_(0|[1-9][0-9]*)")
 _SHOWN = 6
 
@@ -33,35 +36,29 @@ def read_ply(path: Path, tables: PlyTables) -> tuple[Gaussians, SplatInfo]:
     """
     table = _require_splats(path, tables)
     colors = _colors(path, table)
-    degree = rest_degree(path, table)
-    per_channel = sh_rest_count(degree)
-    count = table.count
-    means, scales, quats = np.empty((count, 3), "f4"), np.empty((count, 3), "f4"), np.empty((count, 4), "f4")
-    opacities, dc = np.empty((count, 1), "f4"), np.empty((count, 3), "f4")
-    rest = np.empty((count, per_channel, 3), "f4")
+    degree, count = rest_degree(path, table), table.count
+    columns = {**COLUMNS, "features_dc": colors}
+    arrays = {field: np.empty((count, len(names)), "f4") for field, names in columns.items()}
+    arrays["features_rest"] = np.empty((count, sh_rest_count(degree), 3), "f4")
     scored = {name: np.empty(count, "f4") for name in _scored_columns(table, tables.comments)}
-    targets = {
-        **scored,
-        **{name: means[:, i] for i, name in enumerate(POSITION)},
-        **{name: scales[:, i] for i, name in enumerate(SCALE)},
-        **{name: quats[:, i] for i, name in enumerate(ROTATION)},
-        **{name: dc[:, i] for i, name in enumerate(colors)},
-        OPACITY: opacities[:, 0],
-        # first all coefficients of red, then green, then blue
-        **{f"f_rest_{i}": rest[:, i % per_channel, i // per_channel] for i in range(3 * per_channel)},
-    }
+    targets = scored | rest_columns(arrays["features_rest"])
+    targets |= {name: arrays[field][:, i] for field, names in columns.items() for i, name in enumerate(names)}
     # Numbers beyond float32 become infinite; a later check finds them.
     with np.errstate(over="ignore", invalid="ignore"):
         for where, rows in tables.rows("vertex", list(targets)):
             for name, target in targets.items():
                 target[where] = rows[name]
     if colors == RGB:
-        dc = (dc.astype(np.float64) / 255 - 0.5) / SH_C0
+        arrays["features_dc"] = (arrays["features_dc"].astype(np.float64) / 255 - 0.5) / SH_C0
     mode, fused, comments = read_tags(tables.comments)
     scores, comments = _take_scores(scored, comments)
-    gaussians = Gaussians.from_arrays(means, scales, quats, opacities, dc, rest)
-    notices = _notices(path, tables, table, set(targets) | set(NORMAL))
-    return gaussians, SplatInfo("ply", mode, fused, degree, count, comments, tuple(notices), scores=scores)
+    notices = []
+    if extra := [name for name in table.kinds if name not in targets and name not in NORMAL]:
+        notices.append(f"{path.name} has further properties, which are left out: {_join(extra)}.")
+    if tables.extra_bytes():
+        notices.append(f"{path.name} has {tables.extra_bytes()} bytes after its last Gaussian, which are left out.")
+    info = SplatInfo("ply", mode, fused, degree, count, comments, tuple(notices), scores=scores)
+    return Gaussians.from_arrays(*arrays.values()), info
 
 
 def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> None:
@@ -71,13 +68,10 @@ def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
         gaussians: one or more, on the CPU.
     """
     arrays = gaussians.arrays()
-    per_channel = sh_rest_count(gaussians.sh_degree)
-    zero = np.zeros(len(gaussians), dtype=np.float32)
     columns: dict[str, np.ndarray] = dict(zip(POSITION, arrays["means"].T, strict=True))
-    columns |= dict.fromkeys(NORMAL, zero)
+    columns |= dict.fromkeys(NORMAL, np.zeros(len(gaussians), dtype=np.float32))
     columns |= dict(zip(DC, arrays["features_dc"].T, strict=True))
-    for i in range(3 * per_channel):
-        columns[f"f_rest_{i}"] = arrays["features_rest"][:, i % per_channel, i // per_channel]
+    columns |= rest_columns(arrays["features_rest"])
     columns[OPACITY] = arrays["opacities"][:, 0]
     columns |= dict(zip(SCALE, arrays["scales"].T, strict=True))
     columns |= dict(zip(ROTATION, arrays["quats"].T, strict=True))
@@ -85,6 +79,12 @@ def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
         # labels too are float: some readers take every column of splats for one
         columns |= {**info.scores.columns, LABEL: info.scores.labels.astype(np.float32)}
     write_ply(stream, columns, tag_comments(info))
+
+
+def rest_columns(rest: Float[np.ndarray, "n coeffs 3"]) -> dict[str, Float[np.ndarray, " n"]]:
+    """Returns views of SH coefficients as columns: first all of red, then green, then blue."""
+    per_channel = rest.shape[1]
+    return {f"f_rest_{i}": rest[:, i % per_channel, i // per_channel] for i in range(3 * per_channel)}
 
 
 def _scored_columns(table: Table, comments: Sequence[str]) -> list[str]:
@@ -155,16 +155,6 @@ def _colors(path: Path, table: Table) -> tuple[str, str, str]:
     if all(table.kinds.get(name) == "u1" for name in RGB):
         return RGB
     raise SplatFileError(f"{path} lacks {_join(missing)}, so its splats have no colours: export them again.")
-
-
-def _notices(path: Path, tables: PlyTables, table: Table, known: set[str]) -> list[str]:
-    notices = []
-    extra = [name for name in table.kinds if name not in known]
-    if extra:
-        notices.append(f"{path.name} has further properties, which are left out: {_join(extra)}.")
-    if tables.extra_bytes():
-        notices.append(f"{path.name} has {tables.extra_bytes()} bytes after its last Gaussian, which are left out.")
-    return notices
 
 
 def _join(names: list[str]) -> str:

@@ -26,7 +26,7 @@ from PIL import Image
 from f3rm_ext.errors import SplatFileError
 from f3rm_ext.splat.files import packing
 from f3rm_ext.splat.files.checks import is_plausible
-from f3rm_ext.splat.files.clustering import cluster_vectors, fit_codebook, nearest_entries
+from f3rm_ext.splat.files.clustering import ENTRIES, cluster_vectors, fit_codebook, nearest_entries
 from f3rm_ext.splat.files.info import RenderMode, SplatInfo, read_tags, tag_comments
 from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
 from f3rm_ext.utils.console import image_progress
@@ -36,8 +36,8 @@ from f3rm_ext.utils.pictures import UNREADABLE
 ZIP = b"PK\x03\x04"
 META = "meta.json"
 _ANTIALIASED = "antialiased"
-_ENTRIES, _ROW = 256, 64
-"""Length of a codebook; sets of coefficients in a row of the palette's texture."""
+_ROW = 64
+"""Sets of coefficients in a row of the palette's texture."""
 _LARGEST_PALETTE = 1 << 16
 _FIRST_TAG = 252
 """Alpha of a rotation whose largest component is w."""
@@ -48,7 +48,7 @@ _SLOW = 20_000
 """From so many Gaussians on, clustering shows its progress."""
 
 
-_Codebook = Annotated[list[float | None], msgspec.Meta(min_length=_ENTRIES, max_length=_ENTRIES)]
+_Codebook = Annotated[list[float | None], msgspec.Meta(min_length=ENTRIES, max_length=ENTRIES)]
 
 
 @dataclass
@@ -141,6 +141,7 @@ def write_sog(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> 
         info: its render mode, tags and comments go into ``meta.json``.
     """
     arrays = gaussians.arrays()
+    alphas = packing.pack_unorm(packing.logits_to_alphas(arrays["opacities"]), 8).astype(np.uint8)[:, None]
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
         meta = {
             "version": 2,
@@ -150,7 +151,7 @@ def write_sog(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> 
             "means": _write_means(archive, arrays["means"]),
             "scales": _write_coded(archive, "scales.webp", arrays["scales"]),
             "quats": _write_rotations(archive, arrays["quats"]),
-            "sh0": _write_coded(archive, "sh0.webp", arrays["features_dc"], _pack_alphas(arrays["opacities"])),
+            "sh0": _write_coded(archive, "sh0.webp", arrays["features_dc"], alphas),
         }
         if gaussians.sh_degree:
             meta["shN"] = _write_harmonics(archive, gaussians)
@@ -158,11 +159,8 @@ def write_sog(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> 
 
 
 def read_sog_comments(path: Path) -> list[str]:
-    """Returns the comments that :func:`write_sog` wrote; an empty list if there are none, or it is no SOG."""
-    try:
-        return _comments(parse_json(_read_entry(path, META), dict[str, Any]))
-    except (OSError, ValueError, SplatFileError):
-        return []
+    """Returns the comments that :func:`write_sog` wrote; raises SplatFileError or ValueError if it is no SOG."""
+    return _comments(parse_json(_read_entry(path, META), dict[str, Any]))
 
 
 def palette_size(count: int) -> int:
@@ -198,7 +196,7 @@ def _write_coded(
     values: Float[np.ndarray, "n 3"],
     alphas: UInt8[np.ndarray, "n 1"] | None = None,
 ) -> dict[str, Any]:
-    codebook = fit_codebook(values.ravel(), _ENTRIES)
+    codebook = fit_codebook(values.ravel())
     entries = nearest_entries(values, codebook)
     pixels = entries if alphas is None else np.concatenate([entries, alphas], axis=1)
     return {"codebook": codebook.tolist(), "files": [_write_texture(archive, name, pixels)]}
@@ -227,7 +225,7 @@ def _write_harmonics(archive: zipfile.ZipFile, gaussians: Gaussians) -> dict[str
             weights,
             lambda done, total: progress.update(task, completed=done, total=total),
         )
-    codebook = fit_codebook(palette.numpy().ravel(), _ENTRIES)
+    codebook = fit_codebook(palette.numpy().ravel())
     coefficients = nearest_entries(palette.numpy(), codebook).reshape(-1, 3)
     halves = labels.numpy().astype("<u2")[:, None].view(np.uint8)
     files = [
@@ -257,10 +255,6 @@ def _write_texture(
     Image.fromarray(pixels.reshape(height, width, 4)).save(picture, "WEBP", lossless=True, exact=True)
     archive.writestr(zipfile.ZipInfo(name), picture.getvalue())  # with the time 1980, the same at any time
     return name
-
-
-def _pack_alphas(opacities: Float[np.ndarray, "n 1"]) -> UInt8[np.ndarray, "n 1"]:
-    return packing.pack_unorm(packing.logits_to_alphas(opacities), 8).astype(np.uint8)[:, None]
 
 
 def _unpack_rotations(pixels: UInt8[np.ndarray, "n 4"]) -> Float[np.ndarray, "n 4"]:
@@ -294,7 +288,7 @@ def _codebook(path: Path, values: list[float | None]) -> Float[np.ndarray, " 256
     if len(known) < len(rest):
         raise _damage_error(path, "a codebook lacks entries")
     if first is None:
-        first = known[0] + (known[0] - known[-1]) / (_ENTRIES - 1)
+        first = known[0] + (known[0] - known[-1]) / (ENTRIES - 1)
     with np.errstate(over="ignore"):
         return np.array([first, *known]).astype(np.float32)
 

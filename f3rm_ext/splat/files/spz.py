@@ -163,7 +163,8 @@ def unpack_values(header: SpzHeader, read: Callable[[int], bytes], axes: Axes) -
 
     per_channel = sh_rest_count(header.sh_degree)
     turn, turn_sh = (TO_RUB, _TURN_SH) if axes == "rub" else (np.ones(3), np.ones(15))
-    means = _unpack_positions(take(), header.fraction_bits) * turn
+    low, middle, high = take().reshape(-1, 3, 3).astype(np.int32).transpose(2, 0, 1)
+    means = ((low << 8 | middle << 16 | high << 24) >> 8) / float(1 << header.fraction_bits) * turn
     opacities = packing.alphas_to_logits(take()[:, 0] / 255.0)
     dc = (take() / 255.0 - 0.5) / COLOR_SCALE
     scales = take() / 16.0 - 10.0
@@ -256,15 +257,11 @@ def choose_fraction_bits(gaussians: Gaussians) -> int:
 
 def read_comments(path: Path) -> list[str]:
     """Returns the lines of the comment of a gzip stream; an empty list if there is none."""
-    try:
-        with path.open("rb") as stream:
-            head = stream.read(10)
-            if len(head) < 10 or not head.startswith(GZIP) or head[3] != _COMMENT:
-                return []
-            comment = stream.read(1 << 16).partition(b"\0")[0]
-    except OSError:
-        return []
-    return comment.decode("latin-1").splitlines()
+    with path.open("rb") as stream:
+        head = stream.read(10)
+        if len(head) < 10 or not head.startswith(GZIP) or head[3] != _COMMENT:
+            return []
+        return stream.read(1 << 16).partition(b"\0")[0].decode("latin-1").splitlines()
 
 
 def other_version(path: Path, version: int) -> SplatFileError:
@@ -300,12 +297,6 @@ def _pack_blocks(values: np.ndarray, pack: Callable[[np.ndarray], np.ndarray]) -
 def _pack_positions(positions: Float[np.ndarray, "n 3"], bits: int) -> UInt8[np.ndarray, "n 3 3"]:
     fixed = np.round(positions * (1 << bits)).astype(np.int32)
     return np.stack([fixed >> shift & 255 for shift in (0, 8, 16)], axis=-1).astype(np.uint8)
-
-
-def _unpack_positions(data: UInt8[np.ndarray, "n 9"], bits: int) -> Float[np.ndarray, "n 3"]:
-    low, middle, high = data.reshape(-1, 3, 3).astype(np.int32).transpose(2, 0, 1)
-    signed = (low << 8 | middle << 16 | high << 24) >> 8
-    return signed / float(1 << bits)
 
 
 def _pack_smallest(xyzw: Float[np.ndarray, "n 4"]) -> UInt8[np.ndarray, "n 4"]:

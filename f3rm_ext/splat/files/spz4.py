@@ -77,12 +77,9 @@ def write_spz4(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, ax
 
 
 def read_comments(path: Path) -> list[str]:
-    """Returns the comments of a file; an empty list if there are none, or if it is of another kind."""
-    try:
-        with path.open("rb") as stream:
-            return _comments(_read_container(path, stream)[1])
-    except (EOFError, OSError, SplatFileError):
-        return []
+    """Returns the comments of a file; raises EOFError or SplatFileError if it is of another kind."""
+    with path.open("rb") as stream:
+        return _comments(_read_container(path, stream)[1])
 
 
 def _comments(extensions: list[tuple[int, bytes]]) -> list[str]:
