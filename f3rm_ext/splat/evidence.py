@@ -84,8 +84,7 @@ def gather_evidence(
     """
     shapes = scene.shapes().map(lambda value: value.detach().float().cpu())
     on_cpu = views.to("cpu")  # where sights are measured; pictures are drawn where the scene is
-    count, size = len(shapes.means), shapes.sizes.amax(dim=1)
-    total = _Totals(count)
+    size, total = shapes.sizes.amax(dim=1), _Totals(len(shapes.means))
     for index in range(len(views.viewmats)):
         one = slice(index, index + 1)
         camera = scene.camera(on_cpu.take(one))
@@ -95,24 +94,15 @@ def gather_evidence(
         watch(camera, sight)
         on_view()
     isolation, least_gain_near = look_around(shapes.means, size, total.gain)
-    return Evidence(
-        views=total.views,
-        # Unit directions d that lie θ on both sides of a mean add up to a length of cos θ each.
-        spread_rad=(total.directions.norm(dim=1) / total.views.clamp_min(1)).clamp(max=1).acos() * (total.views > 0),
-        contribution=total.contribution,
-        peak=total.peak,
-        free_views=total.free_views,
-        surface_views=total.surface_views,
-        isolation=isolation,
-        size=size,
-        gain=total.gain,
-        least_gain_near=least_gain_near,
-        information=total.information,
-    )
+    sums = vars(total)
+    # Unit directions d that lie θ on both sides of a mean add up to a length of cos θ each.
+    mean_length = sums.pop("directions").norm(dim=1) / total.views.clamp_min(1)
+    spread_rad = mean_length.clamp(max=1).acos() * (total.views > 0)
+    return Evidence(**sums, spread_rad=spread_rad, isolation=isolation, size=size, least_gain_near=least_gain_near)
 
 
 class _Totals:
-    """Sums and maxima over views, one value per Gaussian."""
+    """Sums and maxima over views, one value per Gaussian: those of :class:`Evidence`, and directions."""
 
     def __init__(self, count: int) -> None:
         self.views, self.free_views, self.surface_views = torch.zeros(3, count, dtype=torch.int32)
@@ -120,7 +110,6 @@ class _Totals:
         self.directions, self.information = torch.zeros(count, 3), torch.zeros(count, 3, 3)
 
     def add_sight(self, shapes: Ellipsoids, camera: Camera, sight: Sight) -> None:
-        """Adds what a view shows."""
         seen = sight.peaks >= SEEN
         self.views += seen
         self.contribution += sight.contributions
@@ -146,9 +135,8 @@ def median_depths(
     depths = points[:, 2]
     x, y = ((points @ camera.K.T)[:, :2] / depths[:, None]).unbind(1)
     inside = (depths > camera.near_plane) & (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
-    rows, columns = y[inside].long(), x[inside].long()
     medians = torch.zeros_like(depths)
-    medians[inside] = median_depth[rows, columns]
+    medians[inside] = median_depth[y[inside].long(), x[inside].long()]
     return medians
 
 

@@ -74,13 +74,9 @@ class MipOptions:
 
         It is computed at step 0, whenever the set of Gaussians changed, and otherwise every :attr:`every` steps up to
         the last :attr:`freeze` ones.
-
-        Args:
-            changed: whether the set of Gaussians changed since the last computation.
         """
-        if not self.filter_3d:
-            return False
-        return changed or step == 0 or (step % self.every == 0 and step < total_steps - self.freeze)
+        regular = step == 0 or (step % self.every == 0 and step < total_steps - self.freeze)
+        return self.filter_3d and (changed or regular)
 
 
 @torch.no_grad()
@@ -150,11 +146,8 @@ def smooth(
     """Applies the 3D filter: s' = √(s² + σ²), α' = α Π s / s'; differentiable.
 
     The product over all three sides preserves the integral over space, as in Mip-Splatting. A disc of thickness 0 is
-    then transparent, although a view that faces it sees it as before. The product over the two longer sides preserves
-    the integral over the disc.
-
-    Args:
-        area: leave the shortest side out of the product.
+    then transparent, although a view that faces it sees it as before. The product over the two longer sides (`area`)
+    preserves the integral over the disc.
     """
     wide = torch.hypot(sizes, filter_3d[:, None].expand_as(sizes))
     return wide, alphas * _shares(sizes / wide, area)

@@ -148,11 +148,7 @@ def evaluate_scales(
 
 
 def strip_png(results: Sequence[ScaleResult]) -> bytes:
-    """Draws the examples of all scales side by side, each photo above its rendering, as PNG.
-
-    Args:
-        results: those without an example are left out.
-    """
+    """Draws the examples of all scales that have one side by side, each photo above its rendering, as PNG."""
     columns = [column for result in results if (column := _column(result)) is not None]
     width = sum(picture.width for picture, _ in columns) + GAP_PX * max(0, len(columns) - 1)
     height = LABEL_PX + 2 * HEIGHT_PX + GAP_PX

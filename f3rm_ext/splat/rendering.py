@@ -99,11 +99,7 @@ class RenderOutput:
         """Returns ``rgb``, ``accumulation`` and ``depth`` (divided by the accumulation; 0 where that is below 1e-3) of
         what was rendered with colours."""
         depth = expected_depth(self.rasterization.depth, self.rasterization.alpha, divide=True, min_alpha=1e-3)
-        return {
-            "rgb": self.rgb,
-            "accumulation": self.rasterization.alpha[..., None],
-            "depth": depth[..., None],
-        }
+        return {"rgb": self.rgb, "accumulation": self.rasterization.alpha[..., None], "depth": depth[..., None]}
 
 
 def render(
@@ -161,21 +157,15 @@ def render(
 def composite(
     scene: SplatScene, view: PinholeCameras, values: Float[Tensor, "gaussians channels"]
 ) -> Float[Tensor, "h w channels"]:
-    """Composites values that Gaussians carry: Σ w v over 0, with the same weights as colours.
-
-    Args:
-        scene: the Gaussians; no gradient flows to them.
-        values: one row per Gaussian; differentiable.
-    """
+    """Composites values that Gaussians carry: Σ w v over 0, with the same weights as colours; differentiable in the
+    values alone."""
     shapes = scene.shapes().map(Tensor.detach)
     return rasterize(shapes, values, scene.camera(view), backend=scene.backend).colors
 
 
 @torch.no_grad()
 def prepare_view(scene: SplatScene, view: PinholeCameras) -> Strips:
-    """Prepares one view to :func:`composite` many channels, strip by strip; see
-    :func:`~f3rm_ext.splat.rasterize.prepare`.
-    """
+    """Prepares one view to :func:`composite` many channels by strips; see :func:`~f3rm_ext.splat.rasterize.prepare`."""
     return prepare(scene.shapes(), scene.camera(view), scene.backend)
 
 

@@ -73,8 +73,7 @@ class Schedule:
             trained_as: regularisation of the run that wrote the checkpoint.
 
         Raises:
-            ConfigError: the checkpoint was trained without regularisation past the point where this run's would have
-                started.
+            ConfigError: it was trained without regularisation past the point where this run's would have started.
         """
         if trained_as == "none" and surface.mode != "none" and self.position(step) > surface.first_loss:
             raise ConfigError(

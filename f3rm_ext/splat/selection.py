@@ -61,11 +61,7 @@ def lift_masks(
     on_view: Callable[[], None] = lambda: None,
     lock: AbstractContextManager[object] = UNLOCKED,
 ) -> MaskShares:
-    """Measures the share of each Gaussian in the masks of views.
-
-    Args:
-        lock: held while a view is drawn.
-    """
+    """Measures the share of each Gaussian in the masks of views."""
     sums: Tensor | None = None
     for index in range(len(views.viewmats)):
         inside = mask(index).to(scene.gaussians.means)
@@ -90,11 +86,7 @@ class Chosen(NamedTuple):
     """Share of the weight of each Gaussian that the views show on the object, 0 to 1."""
 
     def core(self, means: Float[Tensor, "gaussians 3"]) -> Bool[Tensor, " gaussians"]:
-        """Returns the object without the hidden Gaussians outside the extent of the others.
-
-        Args:
-            means: centres of the Gaussians, scene frame.
-        """
+        """Returns the object without the hidden Gaussians outside the extent of the others."""
         if not bool(self.visible.any()):
             return self.chosen
         low, high = means[self.visible].aminmax(dim=0)

@@ -10,11 +10,7 @@ __all__ = ["Change", "Densifier", "DensifyOptions", "RunOptimizers", "apply", "m
 def make_densifier(
     options: DensifyOptions, scene_scale: float, last_step: int | None = None, sharded: bool = False
 ) -> Densifier:
-    """Creates the strategy that the options select.
-
-    Args:
-        last_step: step from which no Gaussians are added, if earlier than the options say.
-    """
+    """Creates the strategy that the options select; see :class:`Densifier`."""
     if options.strategy == "default":
         from f3rm_ext.splat.densify.default import DefaultDensifier
 

@@ -38,7 +38,6 @@ class Densifier:
 
         Args:
             last_step: step from which no Gaussians are added, if earlier than the options say.
-            sharded: whether this process holds a part of the Gaussians.
         """
         self.options = options
         if sharded and options.cap is not None:
@@ -46,8 +45,7 @@ class Densifier:
         self.last_step = last_step
         self.sharded = sharded
         self.generator = torch.Generator().manual_seed(options.seed)
-        if sharded:
-            self._mix_in_rank()
+        self._mix_in_rank()
 
     def step_pre_backward(self, step: int, rasterization: Rasterization) -> None:
         """Prepares for the backward pass."""
@@ -58,7 +56,7 @@ class Densifier:
         """Gathers statistics and, in the steps of a round, changes the set of Gaussians.
 
         Args:
-            params: parameters of the Gaussians; replaced where rows change.
+            params: replaced where rows change.
 
         Returns:
             What changed the rows, if anything did.
@@ -68,14 +66,7 @@ class Densifier:
         """
 
     def prune(self, remove: Bool[Tensor, " gaussians"], params: Parameters, optimizers: RunOptimizers) -> Change | None:
-        """Removes Gaussians outside the schedule. Returns the change; None if there are none to remove.
-
-        Args:
-            params: parameters of the Gaussians; replaced.
-
-        Raises:
-            ConfigError: no Gaussian would be left; nothing is changed then.
-        """
+        """Removes Gaussians outside the schedule; see :func:`apply`. Returns the change; None if nothing is to go."""
         change = Change.removal(~remove)
         if change is not None:
             apply(change, params, optimizers)
@@ -95,11 +86,10 @@ class Densifier:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores :meth:`state_dict`; of divided Gaussians it holds the random numbers of rank 0."""
         self.generator.set_state(state["generator"].cpu())
-        if self.sharded:
-            self._mix_in_rank()
+        self._mix_in_rank()
 
     def _mix_in_rank(self) -> None:
-        if rank():
+        if self.sharded and rank():
             self.generator.manual_seed(int(torch.randint(2**40, (), generator=self.generator)) + rank())
 
     @contextmanager

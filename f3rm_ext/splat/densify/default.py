@@ -48,7 +48,7 @@ class _CappedStrategy(DefaultStrategy):
         gradient[:, 1] *= info["height"] / 2.0 * info["n_cameras"]
         radii = info["radii"][0]
         seen = radii > 0
-        names = ("grad2d", "count", "radii") if self.refine_scale2d_stop_iter > 0 else ("grad2d", "count")
+        names = STATISTICS if self.refine_scale2d_stop_iter > 0 else SUMS
         for name in names:
             if state[name] is None:
                 state[name] = torch.zeros(len(params["means"]), device=radii.device)
@@ -117,11 +117,7 @@ class DefaultDensifier(Densifier):
     def __init__(
         self, options: DensifyOptions, scene_scale: float, last_step: int | None = None, sharded: bool = False
     ) -> None:
-        """Starts without statistics.
-
-        Args:
-            scene_scale: extent of the scene, scene units; thresholds of size are fractions of it.
-        """
+        """Starts without statistics; thresholds of size are fractions of ``scene_scale``, scene units."""
         super().__init__(options, last_step, sharded)
         self.absgrad = options.absgrad
         self.strategy = _CappedStrategy(
@@ -246,10 +242,9 @@ def _add_up(statistics: dict[str, Any]) -> None:
 def _sketch(params: Parameters) -> tuple[dict[str, Parameter], dict[str, Any]]:
     """Returns geometry for gsplat to rearrange, and optimisers whose only state marks rows that are unchanged."""
     sketch = {name: Parameter(params[name].detach()) for name in GEOMETRY}
-    old = torch.ones(len(params["means"]), device=params["means"].device)
-    state: dict[str, dict[str, Tensor]] = {name: {KEPT: old} if name == "means" else {} for name in GEOMETRY}
     counter = {
-        name: SimpleNamespace(param_groups=[{"params": [sketch[name]]}], state={sketch[name]: state[name]})
-        for name in GEOMETRY
+        name: SimpleNamespace(param_groups=[{"params": [value]}], state={value: {}}) for name, value in sketch.items()
     }
+    means = sketch["means"]
+    counter["means"].state[means][KEPT] = torch.ones(len(means), device=means.device)
     return sketch, counter

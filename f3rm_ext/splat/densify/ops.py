@@ -74,7 +74,7 @@ def apply(
             f"All {change.old_count} Gaussians would be removed, since every one is too transparent or too large: "
             "lower the opacity below which Gaussians are pruned, or check that poses and images fit together."
         )
-    for name in list(params.keys()):
+    for name in list(params):
         old = params[name]
         with torch.no_grad():
             value = values[name] if values and name in values else change.carry(old.detach())
@@ -88,17 +88,13 @@ def optimizers_by_name(optimizers: RunOptimizers) -> Mapping[str, torch.optim.Op
 
 
 def _rebind(name: str, old: Parameter, new: Parameter, optimizers: RunOptimizers, change: Change) -> None:
-    """Replaces a parameter in its optimiser, and applies a change to its state.
-
-    Args:
-        old: the replaced parameter; nerfstudio's optimisers drop it too, which frees its memory.
-    """
-    by_name = optimizers_by_name(optimizers)
+    """Replaces a parameter in its optimiser, and applies a change to its state. Nerfstudio's optimisers drop the old
+    one too, which frees its memory."""
     if isinstance(optimizers, Optimizers) and name in optimizers.parameters:
         optimizers.parameters[name] = [new if item is old else item for item in optimizers.parameters[name]]
-    if name not in by_name:
+    optimizer = optimizers_by_name(optimizers).get(name)
+    if optimizer is None:
         return
-    optimizer = by_name[name]
     for group in optimizer.param_groups:
         group["params"] = [new if item is old else item for item in group["params"]]
     state = optimizer.state.pop(old, None)

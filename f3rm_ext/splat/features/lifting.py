@@ -82,9 +82,7 @@ class Shares:
         if index in self._plain:
             return None
         picture = self._dataset.picture(index)
-        share: Tensor | None = None
-        if picture.pixels.shape[-1] == 4:
-            share = picture.pixels[..., 3].float() / 255.0
+        share = picture.pixels[..., 3].float() / 255.0 if picture.pixels.shape[-1] == 4 else None
         if picture.valid is not None:
             share = picture.valid.float() if share is None else share * picture.valid
         if share is None:
@@ -116,7 +114,6 @@ def lift_maps(
 
     Args:
         shares: returns the weights of a view's pixels, 0 to 1; None for 1 everywhere.
-        on_view: called after each pass over a view.
         on_weights: called with the index of each view and Σ wᵢ(p) over its pixels.
     """
     means = scene.gaussians.means

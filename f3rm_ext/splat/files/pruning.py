@@ -66,8 +66,6 @@ def prune_to_size(gaussians: Gaussians, size_of: SizeOf, max_mb: float) -> Choic
 
     Args:
         gaussians: finite.
-        size_of: returns the size in bytes of a file with these rows, of this SH degree.
-        max_mb: what the file may take, MB.
 
     Raises:
         ConfigError: not even one Gaussian fits.
@@ -91,15 +89,10 @@ def too_small(base: int, max_bytes: float) -> ConfigError:
 
 
 class SizeSearch:
-    """Finds how many Gaussians fit, the most important ones first.
-
-    Args:
-        choose: returns the rows of the most important Gaussians, as many as it is told; called where not all fit.
-    """
+    """Finds how many Gaussians fit, the most important ones first; asks ``choose`` only where not all fit."""
 
     def __init__(self, gaussians: Gaussians, choose: Choose, size_of: SizeOf) -> None:
-        self._choose = choose
-        self._size_of = size_of
+        self._choose, self._size_of = choose, size_of
         self.total = len(gaussians)
         self._near = morton_order(gaussians).cpu()
 

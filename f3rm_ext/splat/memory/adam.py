@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import torch
 import tyro
@@ -71,14 +71,8 @@ class PackedAdam(torch.optim.Optimizer):
         options = {"moments": moments, "seed": seed, "reflective_above": reflective_above}
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, **options})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Updates every parameter that has a gradient."""
         loss = None
         if closure is not None:
@@ -91,8 +85,7 @@ class PackedAdam(torch.optim.Optimizer):
         return loss
 
     def _step(self, parameter: Parameter, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
-        moments = MOMENTS[group["moments"]]
+        state, moments = self.state[parameter], MOMENTS[group["moments"]]
         if FIRST not in state:
             state.update({"step": 0, SEEN: _steps(parameter, 0), **moments.zeros(parameter)})
         state["step"] += 1
@@ -240,8 +233,7 @@ def _steps(parameter: Tensor, step: int) -> Tensor:
 
 
 def _convert_state(saved: dict[str, Any], parameter: Parameter, group: dict[str, Any]) -> dict[str, Any]:
-    device = parameter.device
-    step = int(saved["step"])
+    device, step = parameter.device, int(saved["step"])
     kept = {name: value.to(device) for name, value in saved.items() if isinstance(value, Tensor) and name != "step"}
     kept = resize_moments(kept, parameter)
     if kept[FIRST].shape != parameter.shape:
@@ -249,9 +241,9 @@ def _convert_state(saved: dict[str, Any], parameter: Parameter, group: dict[str,
     state: dict[str, Any] = {"step": step, SEEN: kept[SEEN].clone() if SEEN in kept else _steps(parameter, step)}
     if group["reflective_above"] > 0 and remainder.SLOT in kept:
         state |= {name: kept[name].clone() for name in (remainder.SLOT, remainder.REMAINDER)}
-    if detect_storage(kept) == group["moments"]:
-        return state | {name: kept[name].clone() for name in MOMENTS[group["moments"]].zeros(parameter[:0])}
     theirs, ours = MOMENTS[detect_storage(kept)], MOMENTS[group["moments"]]
+    if theirs is ours:
+        return state | {name: kept[name].clone() for name in ours.zeros(parameter[:0])}
     state |= ours.zeros(parameter)
     generator = torch.Generator(device).manual_seed(step_seed(group["seed"], 0))
     for start in range(0, len(parameter), _CHUNK):
