@@ -1,6 +1,6 @@
 """Options of splats: their bounds, the exports and trainers they go with, and what they can give up for memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -93,37 +93,18 @@ class GaussianOptions(OwnModelConfig):
 
     def memory_options(self, state: RunState) -> list[MemoryOption]:
         """Returns options that lower the memory of a training step."""
-        return list(self._memory_options(state))
-
-    def _memory_options(self, state: RunState, samples: int = 0, max_gaussians: int = 0) -> Iterator[MemoryOption]:
-        """Yields the options that can still be changed.
-
-        Args:
-            samples: points per step at which surfaces are regularised; 0 without regularisation.
-            max_gaussians: limit on the number of Gaussians; 0 for no limit.
-        """
-        memory, sh_degree = self.memory, self.sh_degree
-        if state.device_type == "cuda":
-            if not memory.grow_segments:
-                yield MemoryOption(QualityImpact.NONE, "pipeline.model.expandable-segments", "False", "True")
-            if memory.fragmentation != "aggressive":
-                yield MemoryOption(
-                    QualityImpact.NONE, "pipeline.model.fragmentation", memory.fragmentation, "aggressive"
-                )
-        if sh_degree:
-            if not memory.optimize_memory:
-                yield MemoryOption(QualityImpact.PRECISION, "pipeline.model.optimize-memory", "False", "True")
-            if memory.moments != "int8":
-                yield MemoryOption(QualityImpact.PRECISION, "pipeline.model.sh-moments", memory.moments, "int8")
-        if samples:
-            yield from halve(QualityImpact.NOISE, "pipeline.model.surface.samples", samples, _FEWEST_POINTS)
-        if sh_degree:
-            yield MemoryOption(QualityImpact.DETAIL, "pipeline.model.sh-degree", sh_degree, sh_degree - 1)
-        if state.growing:
-            # A lower limit removes no Gaussians, but stops growth.
-            lower = max(1, int(0.8 * min(state.gaussians, max_gaussians or state.gaussians)))
-            now = f"{max_gaussians or 'without limit'}, {state.gaussians} there"
-            yield MemoryOption(QualityImpact.DETAIL, "pipeline.model.densify.max-gaussians", now, lower)
+        memory, degree, cuda = self.memory, self.sh_degree, state.device_type == "cuda"
+        harmonics, clearing = degree > 0, memory.fragmentation
+        rows = (
+            (cuda and not memory.grow_segments, QualityImpact.NONE, "expandable-segments", "False", "True"),
+            (cuda and clearing != "aggressive", QualityImpact.NONE, "fragmentation", clearing, "aggressive"),
+            (harmonics and not memory.optimize_memory, QualityImpact.PRECISION, "optimize-memory", "False", "True"),
+            (harmonics and memory.moments != "int8", QualityImpact.PRECISION, "sh-moments", memory.moments, "int8"),
+            (harmonics, QualityImpact.DETAIL, "sh-degree", degree, degree - 1),
+        )
+        return [
+            MemoryOption(impact, f"pipeline.model.{name}", *values) for there, impact, name, *values in rows if there
+        ]
 
     def fit_optimizers(self, optimizers: dict[str, Any]) -> None:
         """Applies the memory options to the optimisers of a run."""
@@ -197,10 +178,17 @@ class SplatOptions(GaussianOptions):
         return Schedule.from_options(steps, self.regularization_options, self.start_stage)
 
     def memory_options(self, state: RunState) -> list[MemoryOption]:
-        samples = 0 if self.regularization in ("none", "planar") else self.surface.samples
-        options = self._memory_options(state, samples, self.densify.max_gaussians)
-        # Divided Gaussians have colours in float32.
-        return [option for option in options if not (self.shard_gaussians and option.name.endswith("optimize-memory"))]
+        options, samples, limit = super().memory_options(state), self.surface.samples, self.densify.max_gaussians
+        if self.shard_gaussians:  # divided Gaussians have colours in float32
+            options = [option for option in options if not option.name.endswith("optimize-memory")]
+        if self.regularization not in ("none", "planar"):
+            options += halve(QualityImpact.NOISE, "pipeline.model.surface.samples", samples, _FEWEST_POINTS)
+        if state.growing:
+            # A lower limit removes no Gaussians, but stops growth.
+            lower = max(1, int(0.8 * min(state.gaussians, limit or state.gaussians)))
+            now = f"{limit or 'without limit'}, {state.gaussians} there"
+            options.append(MemoryOption(QualityImpact.DETAIL, "pipeline.model.densify.max-gaussians", now, lower))
+        return options
 
     def fit_trainer(self, trainer: TrainerConfig) -> None:
         if self.clean and processes(trainer.machine) > 1:
