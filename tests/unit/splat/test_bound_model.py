@@ -136,16 +136,10 @@ def test_splats_far_from_the_mesh_stay_free(
     again = make_model()
     again.load_state_dict(model.state_dict())
     assert torch.equal(again.bound.free_means, model.bound.free_means)
-    old = {name: value for name, value in make_started(make_model, begin_training).items() if "free_" not in name}
-    again.load_state_dict(old)
+    started = make_model()
+    begin_training(started)
+    again.load_state_dict({name: value for name, value in started.state_dict().items() if "free_" not in name})
     assert again.num_gaussians == 80 and not len(again.bound.free_means)
-
-
-def make_started(make_model: Callable[..., BoundModel], begin_training: Callable[..., Any]) -> dict[str, Any]:
-    """The state of a run that has begun."""
-    model = make_model()
-    begin_training(model)
-    return model.state_dict()
 
 
 def test_a_picture_follows_the_mesh(make_model: Any, begin_training: Any, ring_cameras: Any) -> None:

@@ -37,6 +37,11 @@ def _scene(*strange: dict[str, float]) -> Evidence:
     return Evidence(**columns)
 
 
+def _changed(evidence: Evidence, change: Callable[[str, Tensor], Tensor]) -> Evidence:
+    """Changes each field, of which it is given the name and the values."""
+    return Evidence(**{name: change(name, value) for name, value in vars(evidence).items()})
+
+
 SLIGHT, STRONG = ({"gain": -20 * harm, "least_gain_near": -20 * harm} for harm in (0.03, 0.2))
 FAINT_CLOUD = {"size": 0.5, "views": 0, "spread_rad": 0.0, "peak": 0.012, "contribution": 200.0}
 
@@ -84,14 +89,13 @@ def test_weak_evidence_alone_removes_nothing(strange: dict[str, float]) -> None:
 def test_the_scene_itself_says_what_is_usual() -> None:
     scene = _scene({"size": 0.5, **SLIGHT}, {"views": 1, "isolation": 2.0, "gain": 0.0}, STRONG)
     scaled = {"size": 7.0, "isolation": 7.0, "gain": 0.01, "least_gain_near": 0.01}
-    other = Evidence(**{field.name: getattr(scene, field.name) * scaled.get(field.name, 1) for field in fields(scene)})
+    other = _changed(scene, lambda name, values: values * scaled.get(name, 1))
     assert decide(other).tolist() == decide(scene).tolist()
     assert (decide(scene)[-3:] != KEPT).all()
 
 
 def test_a_scene_that_no_view_shows_is_decided() -> None:
-    evidence = _scene()
-    nothing = Evidence(**{field.name: torch.zeros_like(getattr(evidence, field.name)) for field in fields(evidence)})
+    nothing = _changed(_scene(), lambda name, values: torch.zeros_like(values))
     assert set(decide(nothing).tolist()) == {NUMBERS[Reason.FAINT]}
 
 
@@ -102,11 +106,7 @@ def test_the_worst_go_first_and_what_they_hid_is_judged_without_them() -> None:
         asked.append(len(rows))
         evidence = _scene({"gain": -20.0, "least_gain_near": -20.0}, STRONG) if len(rows) == 52 else _scene({})
         evidence.peak[7] = 0.0  # what is hidden may come to light, so this one goes last
-        return (
-            evidence
-            if len(rows) > 50
-            else Evidence(**{field.name: getattr(evidence, field.name)[:50] for field in fields(Evidence)})
-        )
+        return _changed(evidence, lambda name, values: values[: len(rows)])
 
     reasons = decide_in_rounds(52, gather)
     assert asked == [52, 51, 51, 51]

@@ -12,7 +12,7 @@ import torch
 
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.memory.options import MemoryOption, QualityImpact, RunState
+from f3rm_ext.memory.options import QualityImpact, RunState
 from f3rm_ext.method_configs.splat_presets import make_splat_config
 from f3rm_ext.splat.memory.options import MemoryOptions
 from f3rm_ext.splat.model import SplatModelConfig
@@ -77,12 +77,9 @@ def test_gsplat_without_kernels_is_refused_on_cuda_alone(
     config.check()
 
 
-def options_of(config: SplatModelConfig, device: str, gaussians: int, growing: bool) -> list[MemoryOption]:
-    return config.memory_options(RunState(device, 9, gaussians=gaussians, growing=growing))
-
-
 def advised(config: SplatModelConfig, device: str = "cuda", growing: bool = True) -> dict[str, tuple[object, object]]:
-    found = sorted(options_of(config, device, 90_000, growing), key=lambda option: option.quality_impact)
+    options = config.memory_options(RunState(device, 9, gaussians=90_000, growing=growing))
+    found = sorted(options, key=lambda option: option.quality_impact)
     return {option.name.removeprefix("pipeline.model."): (option.now, option.lower) for option in found}
 
 

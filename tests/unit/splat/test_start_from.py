@@ -60,9 +60,8 @@ def test_a_filter_that_is_in_the_splats_is_taken_out(
     start = read_start(tmp_path / "a.ply")
     same(start.gaussians, written)
     same(start.prepare_gaussians(views, MipOptions()), splats)
-    same(
-        start.prepare_gaussians(views, MipOptions(filter_3d=False)), written
-    )  # a run without the filter keeps what it shows
+    # A run without the filter keeps what it shows.
+    same(start.prepare_gaussians(views, MipOptions(filter_3d=False)), written)
 
 
 @pytest.mark.parametrize(
@@ -123,29 +122,26 @@ def test_checkpoints_of_other_methods(tmp_path: Path, content: Any) -> None:
         read_start(tmp_path / "a.ckpt")
 
 
-def a_folder(folder: Path, *iterations: int) -> Path:
+@pytest.fixture
+def folder(tmp_path: Path, colorful: Any) -> Path:
     """An output folder of 3DGS: as many Gaussians in each iteration as its number."""
-    for count in iterations:
-        (folder / f"point_cloud/iteration_{count}").mkdir(parents=True)
-        splats = Gaussians(
-            torch.rand(count, 3),
-            torch.zeros(count, 3) - 2,
-            torch.ones(count, 4),
-            torch.zeros(count, 1),
-            torch.zeros(count, 3),
-            torch.zeros(count, 15, 3),
-        )
-        export_splats(splats, folder / f"point_cloud/iteration_{count}/point_cloud.ply", SplatInfo())
-    (folder / "cameras.json").write_text("[]")
-    (folder / "cfg_args").write_text("Namespace()")
-    return folder
+    for count in (7, 30):
+        (tmp_path / f"point_cloud/iteration_{count}").mkdir(parents=True)
+        export_splats(colorful(count, 3), tmp_path / f"point_cloud/iteration_{count}/point_cloud.ply", SplatInfo())
+    (tmp_path / "cameras.json").write_text("[]")
+    (tmp_path / "cfg_args").write_text("Namespace()")
+    return tmp_path
 
 
 @pytest.mark.parametrize(("iteration", "count"), [(None, 30), (7, 7), (30, 30)])
-def test_a_folder_of_3dgs(tmp_path: Path, iteration: int | None, count: int) -> None:
-    start = read_start(a_folder(tmp_path, 7, 30), iteration)
+def test_a_folder_of_3dgs(folder: Path, iteration: int | None, count: int) -> None:
+    start = read_start(folder, iteration)
     assert len(start.gaussians) == count and start.frame == "capture"
-    assert start.source == tmp_path / f"point_cloud/iteration_{count}/point_cloud.ply"
+    assert start.source == folder / f"point_cloud/iteration_{count}/point_cloud.ply"
+    outputs = SimpleNamespace(dataparser_transform=torch.eye(4)[:3], dataparser_scale=2.0)
+    for frame, scale in (("auto", 2), ("scene", 1)):
+        moved = start.to_scene(outputs, frame).gaussians.means  # type: ignore[arg-type]
+        torch.testing.assert_close(moved, scale * start.gaussians.means)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +153,9 @@ def test_a_folder_of_3dgs(tmp_path: Path, iteration: int | None, count: int) -> 
         ("point_cloud/iteration_7/point_cloud.ply", 7, r"start-iteration .*\.ply is a file"),
     ],
 )
-def test_paths_that_lead_nowhere(tmp_path: Path, name: str, iteration: int | None, message: str) -> None:
+def test_paths_that_lead_nowhere(folder: Path, name: str, iteration: int | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_start(a_folder(tmp_path, 30, 7) / name, iteration)
+        read_start(folder / name, iteration)
 
 
 def of_sugar(splats: Gaussians) -> dict[str, torch.Tensor]:
@@ -211,13 +207,6 @@ def test_splats_are_brought_to_the_scene(tmp_path: Path, colorful: Any, frame: A
     expected = 2 * torch.stack([means[:, 0] + 0.5, means[:, 2], -means[:, 1]], dim=1) if moved else means
     torch.testing.assert_close(start.gaussians.means, expected, atol=1e-5, rtol=0)
     assert start.frame == ("capture" if moved else "scene")
-
-
-def test_a_folder_of_3dgs_is_brought_to_the_scene_unasked(tmp_path: Path) -> None:
-    outputs = SimpleNamespace(dataparser_transform=torch.eye(4)[:3], dataparser_scale=2.0)
-    start = read_start(a_folder(tmp_path, 5))
-    torch.testing.assert_close(start.to_scene(outputs, "auto").gaussians.means, 2 * start.gaussians.means)
-    torch.testing.assert_close(start.to_scene(outputs, "scene").gaussians.means, start.gaussians.means)
 
 
 @pytest.mark.parametrize(

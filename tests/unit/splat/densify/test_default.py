@@ -11,6 +11,7 @@ from gsplat.strategy import DefaultStrategy
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
+from f3rm_ext.splat.densify.default import _info
 from f3rm_ext.splat.rasterize import Rasterization
 
 Make = Callable[..., Any]
@@ -71,16 +72,14 @@ def test_agrees_with_gsplat_doing_all_of_it(make_world: Make, make_seen: Make) -
     assert len(theirs.params["means"]) > 60
 
 
-@pytest.mark.parametrize(("step", "acts"), [(500, False), (599, False), (600, True), (14_900, True), (15_000, False)])
-def test_rounds_keep_to_the_schedule(make_world: Make, make_seen: Make, step: int, acts: bool) -> None:
-    change = round_of(make_world([SMALL] * 2, [0.5] * 2), make_seen([HIGH, LOW]), step)
-    assert (change is not None) == acts
-
-
-def test_the_end_of_the_stage_ends_growth(make_world: Make, make_seen: Make) -> None:
-    world, seen = make_world([SMALL] * 2, [0.5] * 2), make_seen([HIGH, HIGH])
-    assert round_of(world, seen, step=7000, last_step=7000) is None
-    assert round_of(world, seen, step=6900, last_step=7000) is not None
+@pytest.mark.parametrize("acting", [range(600, 15_000), range(600, 7000)])
+@pytest.mark.parametrize("step", [500, 599, 600, 6900, 7000, 14_900, 15_000])
+def test_rounds_keep_to_the_schedule_and_to_the_stage(
+    make_world: Make, make_seen: Make, step: int, acting: range
+) -> None:
+    world, seen = make_world([SMALL] * 2, [0.5] * 2), make_seen([HIGH, LOW])
+    change = round_of(world, seen, step, None if acting.stop == 15_000 else acting.stop)
+    assert (change is not None) == (step in acting)
 
 
 def test_pixels_without_gradient_make_nothing_grow(make_world: Make, make_seen: Make) -> None:
@@ -147,13 +146,9 @@ def test_hard_pruning_keeps_the_opaque_and_their_statistics(make_world: Make, ma
     torch.testing.assert_close(densifier.state_dict()["grad2d"], torch.tensor([2e-4, 3e-4]))
     with pytest.raises(ConfigError, match="All 2 Gaussians"):
         densifier.prune(transparent(world, 0.99), world.params, world.optimizers)
-
-
-def test_pruning_nothing_changes_nothing(make_world: Make) -> None:
-    world = make_world([SMALL] * 2, [0.5] * 2)
     means = world.params["means"]
-    change = make_densifier(DensifyOptions(), 1.0).prune(transparent(world, 0.1), world.params, world.optimizers)
-    assert change is None and world.params["means"] is means
+    assert densifier.prune(transparent(world, 0.1), world.params, world.optimizers) is None
+    assert world.params["means"] is means
 
 
 def test_before_backward_has_the_gradient_kept() -> None:
@@ -227,10 +222,6 @@ def test_no_strategy_leaves_them_alone(make_world: Make, make_seen: Make) -> Non
 @pytest.mark.parametrize("options", [{}, {"absgrad": True}, {"stop_scale2d": 1000}])
 def test_statistics_are_gsplats(make_world: Make, make_seen: Make, options: dict[str, Any]) -> None:
     """Bit for bit, those of Gaussians that are not visible too."""
-    from gsplat.strategy import DefaultStrategy
-
-    from f3rm_ext.splat.densify.default import _info
-
     world = make_world([SMALL] * 5, [0.5] * 5)
     densifier: Any = make_densifier(DensifyOptions(**options), 1.0)
     theirs = densifier.strategy.initialize_state(1.0)

@@ -70,9 +70,8 @@ def test_nerfstudios_optimizers_forget_the_old_parameter() -> None:
 
 def test_parameters_without_an_optimizer_follow_too() -> None:
     params = {"means": Parameter(torch.rand(4, 3)), "frozen": Parameter(torch.arange(4.0), requires_grad=False)}
-    apply(
-        Change.removal(torch.tensor([False, True, True, False])), params, {"means": torch.optim.Adam([params["means"]])}
-    )
+    optimizers = {"means": torch.optim.Adam([params["means"]])}
+    apply(Change.removal(torch.tensor([False, True, True, False])), params, optimizers)
     assert params["frozen"].tolist() == [1, 2] and not params["frozen"].requires_grad
 
 

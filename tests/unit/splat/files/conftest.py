@@ -1,10 +1,13 @@
-"""Gaussians of all kinds of values, and comparing them."""
+"""Gaussians of all kinds of values, comparing them, and files that cannot be read."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
+from f3rm_ext.errors import SplatFileError
+from f3rm_ext.splat.files import read_splats
 from f3rm_ext.splat.gaussians import Gaussians, sh_rest_count
 
 Make = Callable[..., Gaussians]
@@ -42,3 +45,15 @@ def assert_same() -> Callable[[Gaussians, Gaussians], None]:
             assert torch.equal(ours.tensors()[name], value), name
 
     return compare
+
+
+@pytest.fixture
+def assert_refused(tmp_path: Path) -> Callable[[str, bytes, str], None]:
+    """Checks that a file of this name and content cannot be read, and what is said of it."""
+
+    def check(name: str, content: bytes, message: str) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(SplatFileError, match=message):
+            read_splats(tmp_path / name)
+
+    return check

@@ -63,6 +63,14 @@ def see(rest: Parameter, step: int, visible: slice = slice(None)) -> None:
     (colors * weights)[visible].sum().backward()
 
 
+def walk(optimizer: PackedAdam, rest: Parameter, steps: range) -> None:
+    """Takes steps through one picture each."""
+    for step in steps:
+        see(rest, step)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def saved(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Its state by way of a file."""
     buffer = io.BytesIO()
@@ -130,11 +138,7 @@ def test_the_kernel_rounds_to_the_neighbours_and_is_right_in_the_mean(
 def test_large_and_small_numbers_stay_in_range() -> None:
     rest = Parameter(torch.full((37, 3, 3), 65504.0).half())
     rest.data[0], rest.data[1] = -65504.0, 0.0
-    optimizer = PackedAdam([rest], lr=1e3)
-    for step in range(3):
-        see(rest, step)
-        optimizer.step()
-        optimizer.zero_grad()
+    walk(PackedAdam([rest], lr=1e3), rest, range(3))
     assert torch.isfinite(rest).all() and rest[1].any()
 
 
@@ -161,9 +165,7 @@ def test_with_dense_gradients_it_is_adam() -> None:
 def test_gaussians_that_are_not_visible_stay(kind: str) -> None:
     rest = Parameter(random(20, 15, 3).half())
     optimizer = PackedAdam([rest], lr=0.01, moments=kind)
-    see(rest, 0)
-    optimizer.step()
-    optimizer.zero_grad()
+    walk(optimizer, rest, range(1))
     before = rest.detach().clone()
     state = {k: v.clone() for k, v in optimizer.state[rest].items() if isinstance(v, Tensor)}
     see(rest, 1, slice(5, 15))
@@ -232,10 +234,7 @@ def test_learns_as_float32_does(kind: str) -> None:
 def test_a_resumed_run_goes_the_same_way(kind: str) -> None:
     whole = Parameter(random(20, 15, 3).half())
     optimizer = PackedAdam([whole], lr=0.01, moments=kind, seed=3)
-    for step in range(2):
-        see(whole, step)
-        optimizer.step()
-        optimizer.zero_grad()
+    walk(optimizer, whole, range(2))
     part, other = Parameter(whole.detach().clone()), Parameter(whole.detach().clone())
     resumed, reseeded = (PackedAdam([parameter], lr=0.5, moments=kind) for parameter in (part, other))
     for one in (resumed, reseeded):
@@ -245,10 +244,7 @@ def test_a_resumed_run_goes_the_same_way(kind: str) -> None:
     dtypes = {name: value.dtype for name, value in optimizer.state[whole].items() if isinstance(value, Tensor)}
     assert dtypes == {n: v.dtype for n, v in resumed.state[part].items() if isinstance(v, Tensor)}
     for parameter, one in ((whole, optimizer), (part, resumed), (other, reseeded)):
-        for step in range(2, 4):
-            see(parameter, step)
-            one.step()
-            one.zero_grad()
+        walk(one, parameter, range(2, 4))
     assert torch.equal(part, whole) and not torch.equal(other, whole)
 
 
