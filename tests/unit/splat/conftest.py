@@ -102,17 +102,17 @@ def make_splat_model(
 
 @pytest.fixture(scope="session")
 def begin_training(ring_cameras: Callable[..., Cameras]) -> Callable[..., Any]:
-    """Gives a model what nerfstudio's trainer gives it: ``before(step)``, ``after(step)`` and optimisers."""
+    """Gives a model what the trainer gives it in 100 steps: ``before(step)``, ``after(step)`` and optimisers."""
     from nerfstudio.engine.callbacks import TrainingCallbackAttributes, TrainingCallbackLocation
 
-    def begin(model: SplatModel, steps: int = 100, **run: Any) -> SimpleNamespace:
+    def begin(model: SplatModel) -> SimpleNamespace:
         photos = SimpleNamespace(cameras=ring_cameras(), metadata={})
         optimizers = {name: torch.optim.Adam(params, 1e-3) for name, params in model.get_param_groups().items()}
         attributes: Any = TrainingCallbackAttributes(
             optimizers=optimizers,  # type: ignore[arg-type]
             grad_scaler=None,  # type: ignore[arg-type]
             pipeline=SimpleNamespace(datamanager=SimpleNamespace(train_dataset=photos)),  # type: ignore[arg-type]
-            trainer=SimpleNamespace(config=SimpleNamespace(max_num_iterations=steps, **run)),  # type: ignore[arg-type]
+            trainer=SimpleNamespace(config=SimpleNamespace(max_num_iterations=100)),  # type: ignore[arg-type]
         )
         callbacks = model.train().get_training_callbacks(attributes)
 
@@ -133,14 +133,14 @@ def begin_training(ring_cameras: Callable[..., Cameras]) -> Callable[..., Any]:
 def make_splat_run(tiny_capture: Path, colorful: Callable[..., Gaussians]) -> Callable[..., Path]:
     """Writes a run of sugar-ext-lite on the tiny capture, not trained, of some options; gives its config.yml."""
 
-    def make(root: Path, *, sh_degree_in_use: int | None = None, scale: float = 0.5, **options: Any) -> Path:
+    def make(root: Path, *, sh_degree_in_use: int | None = None, **options: Any) -> Path:
         from f3rm_ext.method_configs.splat_presets import make_splat_config
 
         config = make_splat_config("sugar-ext-lite")
         config.data, config.output_dir = tiny_capture, root
         config.experiment_name, config.timestamp = "e", "t"
         config.pipeline.datamanager.data = tiny_capture
-        config.pipeline.datamanager.camera_res_scale_factor = scale
+        config.pipeline.datamanager.camera_res_scale_factor = 0.5
         config.pipeline.model.num_random = 20
         for name, value in options.items():
             setattr(config.pipeline.model.mip, name, value)
@@ -154,8 +154,7 @@ def make_splat_run(tiny_capture: Path, colorful: Callable[..., Gaussians]) -> Ca
             model.current_sh_degree = sh_degree_in_use
         checkpoints = config.get_base_dir() / "nerfstudio_models"
         checkpoints.mkdir(parents=True)
-        state = {"step": 7, "pipeline": pipeline.state_dict()}
-        torch.save(state, checkpoints / "step-000000007.ckpt")
+        torch.save({"step": 7, "pipeline": pipeline.state_dict()}, checkpoints / "step-000000007.ckpt")
         config.save_config()
         return config.get_base_dir() / "config.yml"
 

@@ -45,22 +45,23 @@ def make_model(ring_cameras: Callable[..., Any], ball: Path) -> Callable[..., Bo
 
 
 @pytest.fixture
-def batch() -> dict[str, Any]:
-    return {"image": torch.rand(24, 32, 3, generator=torch.Generator().manual_seed(3)), "image_idx": 1}
+def do_step(ring_cameras: Callable[..., Any]) -> Callable[..., dict[str, torch.Tensor]]:
+    """Takes a step of a run with one of the cameras."""
+    batch = {"image": torch.rand(24, 32, 3, generator=torch.Generator().manual_seed(3)), "image_idx": 1}
 
+    def take(model: BoundModel, hooks: Any, step: int, camera: int = 1) -> dict[str, torch.Tensor]:
+        hooks.before(step)
+        losses = model.get_loss_dict(model(ring_cameras()[camera : camera + 1]), batch)
+        for parameter in model.gauss_params.values():
+            forget_gradient(parameter)
+        torch.stack(list(losses.values())).sum().backward()
+        for name, optimizer in hooks.optimizers.items():
+            if name != "features_rest":  # its gradient is packed, for another optimiser
+                optimizer.step()
+        hooks.after(step)
+        return losses
 
-def do_step(model: BoundModel, hooks: Any, step: int, camera: Any, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-    hooks.before(step)
-    outputs = model(camera)
-    losses = model.get_loss_dict(outputs, batch)
-    for parameter in model.gauss_params.values():
-        forget_gradient(parameter)
-    torch.stack(list(losses.values())).sum().backward()
-    for name, optimizer in hooks.optimizers.items():
-        if name != "features_rest":  # its gradient is packed, for another optimiser
-            optimizer.step()
-    hooks.after(step)
-    return losses
+    return take
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 6])
@@ -83,14 +84,12 @@ def test_training_starts_with_gaussians_on_the_mesh_in_its_colors(
     assert float(middle[0]) > 0.05 + float(middle[1:].max())
 
 
-def test_every_parameter_learns_and_the_number_stays(
-    make_model: Any, begin_training: Any, ring_cameras: Any, batch: dict[str, Any]
-) -> None:
+def test_every_parameter_learns_and_the_number_stays(make_model: Any, begin_training: Any, do_step: Any) -> None:
     model = make_model()
     hooks = begin_training(model)
     before = {name: value.detach().clone() for name, value in model.gauss_params.items()}
     for step in range(2):
-        losses = do_step(model, hooks, step, ring_cameras()[1:2], batch)
+        losses = do_step(model, hooks, step)
     assert set(losses) == {"rgb_loss", "normal_consistency"} and float(losses["normal_consistency"]) > 0
     for name in PARAMETERS:
         if name != "features_rest" and name not in FREE:
@@ -98,16 +97,11 @@ def test_every_parameter_learns_and_the_number_stays(
     assert model.num_gaussians == 80 and not model.filter_3d.any()
     assert not any(option.name.endswith("max-gaussians") for option in model.memory_options())
     without = make_model(normal_consistency=0.0)
-    assert set(do_step(without, begin_training(without), 0, ring_cameras()[1:2], batch)) == {"rgb_loss"}
+    assert set(do_step(without, begin_training(without), 0)) == {"rgb_loss"}
 
 
 def test_splats_far_from_the_mesh_stay_free(
-    make_model: Any,
-    make_splat_model: Any,
-    begin_training: Any,
-    ring_cameras: Any,
-    batch: dict[str, Any],
-    tmp_path: Path,
+    make_model: Any, make_splat_model: Any, begin_training: Any, do_step: Any, tmp_path: Path
 ) -> None:
     free = make_splat_model(200, sh_degree=2)
     state = {f"_model.{name}": value for name, value in free.state_dict().items() if isinstance(value, torch.Tensor)}
@@ -129,7 +123,7 @@ def test_splats_far_from_the_mesh_stay_free(
         torch.testing.assert_close(kept.scales[same[:, 1]], drawn.scales[same[:, 0]])
         torch.testing.assert_close(kept.opacities[same[:, 1]], drawn.opacities[same[:, 0]])
     before = {name: value.detach().clone() for name, value in model.gauss_params.items()}
-    losses = do_step(model, hooks, 0, ring_cameras()[1:2], batch)
+    losses = do_step(model, hooks, 0)
     assert set(losses) == {"rgb_loss", "normal_consistency", "laplacian"}
     for name in (*FREE, "opacities", "vertices"):
         assert not torch.equal(before[name], model.gauss_params[name]), name
@@ -161,11 +155,11 @@ def test_a_picture_follows_the_mesh(make_model: Any, begin_training: Any, ring_c
 
 
 def test_a_resumed_run_goes_the_same_way_without_the_mesh_file(
-    make_model: Any, begin_training: Any, ring_cameras: Any, batch: dict[str, Any]
+    make_model: Any, begin_training: Any, do_step: Any
 ) -> None:
     whole = make_model(gaussians_per_triangle=3)
     hooks = begin_training(whole)
-    do_step(whole, hooks, 0, ring_cameras()[1:2], batch)
+    do_step(whole, hooks, 0)
     stream = io.BytesIO()
     torch.save({"model": whole.state_dict(), "opt": {n: o.state_dict() for n, o in hooks.optimizers.items()}}, stream)
     stream.seek(0)
@@ -176,7 +170,7 @@ def test_a_resumed_run_goes_the_same_way_without_the_mesh_file(
     for name, state in saved["opt"].items():
         again.optimizers[name].load_state_dict(state)
     for model, run in ((whole, hooks), (part, again)):
-        do_step(model, run, 1, ring_cameras()[2:3], batch)
+        do_step(model, run, 1, camera=2)
     for name, value in whole.state_dict().items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, part.state_dict()[name]), name

@@ -86,22 +86,20 @@ def test_the_spread_of_two_views_is_half_the_angle_between_them(views: PinholeCa
     assert 0.66 < uncertainty(one.information).item() < 0.7, "but two of three coordinates"
 
 
-def _colors(gaussians: Gaussians, view: PinholeCameras) -> Tensor:
-    return render(SplatScene(gaussians, MIP), view).rasterization.colors
-
-
 def test_a_gain_is_what_the_photos_would_lose_without_a_gaussian(views: PinholeCameras) -> None:
     gaussians = _ball([(views.positions[0] * 0.5).tolist()], [0.6], [0.05])
     gaussians.features_dc[:BALL] += torch.randn(BALL, 3, generator=torch.Generator().manual_seed(1))
-    photos = [_colors(gaussians[:BALL], views.take(slice(index, index + 1))) for index in range(6)]
     scene = SplatScene(gaussians, MIP, background=torch.tensor([0.1, 0.2, 0.3]))
     share = torch.rand(24, 32, 1, generator=torch.Generator().manual_seed(2))
 
+    def draw(shown: SplatScene) -> Tensor:
+        return torch.stack([render(shown, views.take(slice(i, i + 1))).rasterization.colors for i in range(6)])
+
+    photos = draw(SplatScene(gaussians[:BALL], MIP))
+
     def errors(rows: Tensor) -> Tensor:
-        shown = replace(scene, gaussians=gaussians[rows])
-        drawn = [render(shown, views.take(slice(index, index + 1))).rasterization.colors for index in range(6)]
-        pairs = zip(drawn, photos, strict=True)
-        return torch.stack([(share * (picture - photo).square()).sum() for picture, photo in pairs])
+        drawn = draw(replace(scene, gaussians=gaussians[rows]))
+        return (share * (drawn - photos).square()).sum(dim=(1, 2, 3))
 
     evidence = gather_evidence(scene, views, lambda index: (photos[index], share))
     everything = torch.arange(BALL + 1)

@@ -23,9 +23,8 @@ from f3rm_ext.splat.model import SplatModel, SplatModelConfig
 from f3rm_ext.splat.regularization.options import RegularizationOptions
 
 HEIGHT, WIDTH = 24, 32
-STEPS = 100
-ENTROPY_STEP, SURFACE_STEP = 50, 80
-"""Steps of a run of 100 at which these stages are at work."""
+SURFACE_STEP = 80
+"""Step of a run of 100 at which surfaces are regularised."""
 LOSSES = {
     "none": set(),
     "density": {"surface_density", "surface_normal"},
@@ -93,10 +92,10 @@ def train(
 ) -> Callable[..., Run]:
     """Starts to train 60 Gaussians, or a given model."""
 
-    def start(model: SplatModel | None = None, steps: int = STEPS, **options: Any) -> Run:
+    def start(model: SplatModel | None = None, **options: Any) -> Run:
         if model is None:
             model = make_splat_model(**{"surface": RegularizationOptions(samples=500, neighbours=8), **options})
-        return Run(model, begin_training(model, steps), camera, batch)
+        return Run(model, begin_training(model), camera, batch)
 
     return start
 

@@ -109,7 +109,7 @@ def test_what_is_low_already_is_not_named() -> None:
 @pytest.mark.parametrize(("step", "growing"), [(10, True), (90, False)])
 def test_a_model_knows_whether_it_grows(make_splat_model: Any, begin_training: Any, step: int, growing: bool) -> None:
     model = make_splat_model()
-    begin_training(model, 100).before(step)
+    begin_training(model).before(step)
     options = [option.name for option in model.memory_options()]
     assert ("pipeline.model.densify.max-gaussians" in options) is growing
     assert all(option.quality_impact < QualityImpact.RESTART for option in model.memory_options())

@@ -180,7 +180,8 @@ def test_labels_lifted_and_drawn_again_are_the_labels(tiny_capture: Path, tmp_pa
     for index, file in enumerate(dataset.image_filenames):
         rays = cameras.generate_rays(camera_indices=index, keep_shape=True)
         # Files say millimetres along the axis.
-        depth = torch.from_numpy(read_png(tiny_capture / "depth" / file.name)) / 1000.0 * outputs.dataparser_scale
+        depth_mm = torch.from_numpy(np.asarray(Image.open(tiny_capture / "depth" / file.name), dtype=np.float32))
+        depth = depth_mm / 1000.0 * outputs.dataparser_scale
         axis = -cameras.camera_to_worlds[index, :3, 2]
         along = depth[..., None] / (rays.directions @ axis)[..., None]
         points.append((rays.origins + rays.directions * along)[depth > 0])
@@ -209,8 +210,3 @@ def test_labels_lifted_and_drawn_again_are_the_labels(tiny_capture: Path, tmp_pa
     least = 0.8 if codes else 0.9  # 8 codes tell few of the 29 classes apart
     assert torch.stack(cosines).mean() > least, cosines
     assert codes or torch.stack(right).mean() > 0.92, right
-
-
-def read_png(path: Path) -> np.ndarray:
-    with Image.open(path) as image:
-        return np.asarray(image, dtype=np.float32)

@@ -72,22 +72,12 @@ def test_pictures_of_features(model: SplatModel, camera: Any) -> None:
         assert wanted.std() > 0.05
 
 
-@pytest.fixture
-def split_pictures(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Renders features in strips of so many numbers, and at least a row of tiles."""
-    return lambda numbers: monkeypatch.setattr(rendering, "STRIP_NUMBERS", numbers)
-
-
 @pytest.mark.parametrize("strip_numbers", [1, 1 << 25])
 def test_scores_of_a_picture(
-    model: SplatModel,
-    camera: Any,
-    strip_numbers: int,
-    monkeypatch: pytest.MonkeyPatch,
-    split_pictures: Callable[[int], None],
+    model: SplatModel, camera: Any, strip_numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Strips of 16 rows, or one; slices of 3 channels; both give what the whole picture has."""
-    split_pictures(strip_numbers)
+    monkeypatch.setattr(rendering, "STRIP_NUMBERS", strip_numbers)
     monkeypatch.setattr(rendering, "CHANNELS", 3)
     strips = model.render_features(camera).strips()
     assert strips == ([(0, 16), (16, 24)] if strip_numbers == 1 else [(0, 24)])
@@ -100,9 +90,9 @@ def test_scores_of_a_picture(
 
 
 def test_no_more_than_a_strip_of_features_is_there_at_a_time(
-    model: SplatModel, camera: Any, split_pictures: Callable[[int], None]
+    model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split_pictures(1)
+    monkeypatch.setattr(rendering, "STRIP_NUMBERS", 1)
     sizes: list[tuple[int, ...]] = []
 
     def look(_: Any, rendered_of: Callable[[str], torch.Tensor]) -> torch.Tensor:
@@ -197,9 +187,8 @@ def test_features_are_added_to_a_checkpoint(
     assert about["extent"] == model.extent
     torch.testing.assert_close(fresh.gaussians.means, model.gaussians.means)
     fresh.load_state_dict(model.state_dict())
-    assert [head.spec.identity for head in fresh.query_heads().values()] == [
-        head.spec.identity for head in model.query_heads().values()
-    ]
+    ours, theirs = ([head.spec.identity for head in one.query_heads().values()] for one in (fresh, model))
+    assert ours == theirs
     torch.testing.assert_close(whole(fresh, camera, "second"), whole(model, camera, "second"))
     fresh.load_state_dict(make_splat_model().state_dict())
     assert fresh.query_heads() == {}
@@ -236,9 +225,9 @@ def test_a_box_without_gaussians_shows_no_group(model: SplatModel, make_spec: An
     assert (model.group_map(camera, "first", nowhere) == -1).all()
 
 
-def test_metrics_of_features(model: SplatModel, camera: Any, split_pictures: Callable[[int], None]) -> None:
+def test_metrics_of_features(model: SplatModel, camera: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the picture's own features they are perfect; against others they are what they are."""
-    split_pictures(1)
+    monkeypatch.setattr(rendering, "STRIP_NUMBERS", 1)
     seen = whole(model, camera, "first")
     grid = PatchGrid.covering(24, 32, 24, 32)
     own = FeatureMap(seen.numpy().astype(np.float16), grid)

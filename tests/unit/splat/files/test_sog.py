@@ -21,7 +21,6 @@ from f3rm_ext.splat.files.convert import rotation_differences
 from f3rm_ext.splat.gaussians import Gaussians
 
 Make = Callable[..., Gaussians]
-Change = Callable[[dict[str, Any], dict[str, bytes]], None]
 THEIRS = Path(__file__).with_name("splat_transform.sog")
 """``make(200, 2)`` of these tests, converted by splat-transform 2.7.1."""
 
@@ -182,72 +181,53 @@ def test_large_and_opaque_gaussians_keep_their_harmonics_best(make: Make, tmp_pa
     assert errors[::6].mean() < 0.3 * errors.mean()
 
 
-def entry(*keys: Any, value: Any) -> Change:
-    """Changes an entry of meta.json."""
-
-    def change(meta: dict[str, Any], textures: dict[str, bytes]) -> None:
-        *path, last = keys
-        for key in path:
-            meta = meta[key]
-        meta[last] = value
-
-    return change
-
-
-def texture(name: str, data: bytes | None) -> Change:
-    """Changes a texture, or leaves it out."""
-
-    def change(meta: dict[str, Any], textures: dict[str, bytes]) -> None:
-        del textures[name]
-        if data is not None:
-            textures[name] = data
-
-    return change
-
-
 RED = np.full((16, 4), 255, np.uint8)
-BAD: dict[str, tuple[Change, str]] = {
-    "version 1": (lambda meta, _: meta.pop("version"), "version 1 "),
-    "version 3": (entry("version", value=3), "version 3 "),
-    "version of another kind": (entry("version", value=["x" * 99]), "version .{20} of"),
-    "other JSON": (lambda meta, _: meta.clear(), "meta.json"),
-    "no count": (lambda meta, _: meta.pop("count"), "count"),
-    "negative count": (entry("count", value=-1), r"\$\.count"),
-    "no Gaussians": (entry("count", value=0), "no Gaussians"),
-    "count beyond the textures": (entry("count", value=17), "4 × 4 .*17 Gaussians"),
-    "count beyond memory": (entry("count", value=10**10), r"10000000000 .* \d+ bytes"),
-    "two coordinates": (entry("means", "mins", value=[0.0, 1.0]), r"means\.mins"),
-    "short codebook": (entry("scales", "codebook", value=[0.0] * 255), r"scales\.codebook"),
-    "long codebook": (entry("sh0", "codebook", value=[0.0] * 257), r"sh0\.codebook"),
-    "codebook of words": (entry("shN", "codebook", value=["0"] * 256), r"shN\.codebook"),
-    "codebook with gaps": (entry("scales", "codebook", value=[None] * 256), "codebook"),
-    "four bands": (entry("shN", "bands", value=4), r"shN\.bands"),
-    "large palette": (entry("shN", "count", value=65_537), r"shN\.count"),
-    "more in the palette than in its texture": (entry("shN", "count", value=129), "192 × 2 .*129 sets"),
-    "palette of another degree": (entry("shN", "bands", value=2), "192 × 2"),
-    "label beyond the palette": (entry("shN", "count", value=64), "64 of 64"),
-    "one file": (entry("means", "files", value=["means_l.webp"]), r"means\.files"),
-    "name out of the folder": (entry("sh0", "files", value=["../sh0.webp"]), r"\.\./sh0"),
-    "absolute name": (entry("sh0", "files", value=["/sh0.webp"]), "/sh0"),
-    "name with backslash": (entry("sh0", "files", value=["..\\sh0.webp"]), "sh0"),
-    "empty name": (entry("sh0", "files", value=[""]), "no  in"),
-    "name with a null": (entry("sh0", "files", value=["a\0.webp"]), r"a\\x00"),
-    "missing texture": (texture("quats.webp", None), r"quats\.webp"),
-    "texture of another kind": (texture("quats.webp", webp(RED, format="PNG", lossless=None)), r"quats\.webp"),
-    "lossy texture": (texture("quats.webp", webp(RED, lossless=False)), "lossless"),
-    "cut texture": (texture("sh0.webp", webp(RED)[:-9]), r"sh0\.webp"),
-    "huge texture": (texture("labels.webp", webp(RED, 600, 600)), "600 × 600 .*2 Gaussians"),
-    "no rotation": (texture("quats.webp", webp([(0, 0, 0, 251)])), r"rot \(length 0\)"),
-    "far away": (entry("means", "maxs", value=[1e9, 0.0, 1e999]), "infinite"),
-    "numbers that are none": (entry("scales", "codebook", value=[math.nan] * 256), "6 values|NaN"),
+WITHOUT: Any = ...
+"""Stands for what is left out."""
+BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "version 1": ({"version": WITHOUT}, {}, "version 1 "),
+    "version 3": ({"version": 3}, {}, "version 3 "),
+    "version of another kind": ({"version": ["x" * 99]}, {}, "version .{20} of"),
+    "other JSON": (dict.fromkeys(parts()[0], WITHOUT), {}, "meta.json"),
+    "no count": ({"count": WITHOUT}, {}, "count"),
+    "negative count": ({"count": -1}, {}, r"\$\.count"),
+    "no Gaussians": ({"count": 0}, {}, "no Gaussians"),
+    "count beyond the textures": ({"count": 17}, {}, "4 × 4 .*17 Gaussians"),
+    "count beyond memory": ({"count": 10**10}, {}, r"10000000000 .* \d+ bytes"),
+    "two coordinates": ({"means": {"mins": [0.0, 1.0]}}, {}, r"means\.mins"),
+    "short codebook": ({"scales": {"codebook": [0.0] * 255}}, {}, r"scales\.codebook"),
+    "long codebook": ({"sh0": {"codebook": [0.0] * 257}}, {}, r"sh0\.codebook"),
+    "codebook of words": ({"shN": {"codebook": ["0"] * 256}}, {}, r"shN\.codebook"),
+    "codebook with gaps": ({"scales": {"codebook": [None] * 256}}, {}, "codebook"),
+    "four bands": ({"shN": {"bands": 4}}, {}, r"shN\.bands"),
+    "large palette": ({"shN": {"count": 65_537}}, {}, r"shN\.count"),
+    "more in the palette than in its texture": ({"shN": {"count": 129}}, {}, "192 × 2 .*129 sets"),
+    "palette of another degree": ({"shN": {"bands": 2}}, {}, "192 × 2"),
+    "label beyond the palette": ({"shN": {"count": 64}}, {}, "64 of 64"),
+    "one file": ({"means": {"files": ["means_l.webp"]}}, {}, r"means\.files"),
+    "name out of the folder": ({"sh0": {"files": ["../sh0.webp"]}}, {}, r"\.\./sh0"),
+    "absolute name": ({"sh0": {"files": ["/sh0.webp"]}}, {}, "/sh0"),
+    "name with backslash": ({"sh0": {"files": ["..\\sh0.webp"]}}, {}, "sh0"),
+    "empty name": ({"sh0": {"files": [""]}}, {}, "no  in"),
+    "name with a null": ({"sh0": {"files": ["a\0.webp"]}}, {}, r"a\\x00"),
+    "missing texture": ({}, {"quats.webp": WITHOUT}, r"quats\.webp"),
+    "texture of another kind": ({}, {"quats.webp": webp(RED, format="PNG", lossless=None)}, r"quats\.webp"),
+    "lossy texture": ({}, {"quats.webp": webp(RED, lossless=False)}, "lossless"),
+    "cut texture": ({}, {"sh0.webp": webp(RED)[:-9]}, r"sh0\.webp"),
+    "huge texture": ({}, {"labels.webp": webp(RED, 600, 600)}, "600 × 600 .*2 Gaussians"),
+    "no rotation": ({}, {"quats.webp": webp([(0, 0, 0, 251)])}, r"rot \(length 0\)"),
+    "far away": ({"means": {"maxs": [1e9, 0.0, 1e999]}}, {}, "infinite"),
+    "numbers that are none": ({"scales": {"codebook": [math.nan] * 256}}, {}, "6 values|NaN"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
 def test_files_that_cannot_be_read(name: str, tmp_path: Path) -> None:
     meta, textures = parts()
-    change, message = BAD[name]
-    change(meta, textures)
+    entries, files, message = BAD[name]
+    for key, value in entries.items():
+        meta[key] = {**meta[key], **value} if isinstance(value, dict) else value
+    meta, textures = ({k: v for k, v in one.items() if v is not WITHOUT} for one in (meta, textures | files))
     with pytest.raises(SplatFileError, match=message):
         read_splats(bundle(tmp_path / "a.sog", meta, textures))
 
