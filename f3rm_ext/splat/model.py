@@ -67,7 +67,6 @@ class SplatModel(GaussianModel):
     _rasterization: Rasterization | None = None
 
     def populate_modules(self) -> None:
-        """Creates the initial Gaussians."""
         self.sharded = self.config.shard_gaussians and world_size() > 1
         self._saved_training: dict[str, Any] = {}
         super().populate_modules()
@@ -98,7 +97,6 @@ class SplatModel(GaussianModel):
         return count_of_all(self.num_gaussians, self.device) if self.sharded else self.num_gaussians
 
     def is_growing(self) -> bool:
-        """Returns whether this training will still add Gaussians."""
         last = self.schedule.last_growth()
         return self.config.densify.strategy != "none" and self.schedule.position(self.step) < last
 
@@ -325,7 +323,6 @@ class SplatModel(GaussianModel):
         return {**super()._about(), "regularization": self.config.regularization, "filter_area": self.mip.area}
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns the state that the checkpoint keeps beside the parameters."""
         state = super().get_extra_state()
         if self.densifier is not None and self.regularizer is not None:
             state["densifier"] = self.densifier.state_dict()
@@ -333,7 +330,6 @@ class SplatModel(GaussianModel):
         return state
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores :meth:`get_extra_state`."""
         super().set_extra_state(state)
         self._saved_training = {name: state[name] for name in ("densifier", "regularizer") if name in state}
         self._saved_training["about"] = json.loads(state["about"])

@@ -18,10 +18,7 @@ from f3rm_ext.engine.ranks import Ranks, rank, sum_over_ranks, world_size
 from f3rm_ext.errors import ConfigError, RankError
 
 OPTION = "--pipeline.model.shard-gaussians"
-_MODEL = "_model."
-_PARAMETERS = _MODEL + "gauss_params."
-_FILTER = _MODEL + "filter_3d"
-_EXTRA = _MODEL + "_extra_state"
+_PARAMETERS, _FILTER, _EXTRA = "_model.gauss_params.", "_model.filter_3d", "_model._extra_state"
 
 
 def check_sharding(trainer: TrainerConfig) -> None:
@@ -30,7 +27,9 @@ def check_sharding(trainer: TrainerConfig) -> None:
     Raises:
         ConfigError: an option does not go with it, or there is only one process or no CUDA.
     """
-    machine, model = trainer.machine, trainer.pipeline.model
+    machine = trainer.machine
+    config: Any = trainer.pipeline.model
+    manager: Any = trainer.pipeline.datamanager
     if machine.device_type != "cuda":
         raise ConfigError(
             f"{OPTION} divides the Gaussians over several GPUs by gsplat's CUDA kernels, and this run is on "
@@ -41,8 +40,6 @@ def check_sharding(trainer: TrainerConfig) -> None:
             f"{OPTION} divides the Gaussians over several GPUs, and this run has one: add --machine.num-devices with "
             "their number, or leave it out."
         )
-    manager: Any = trainer.pipeline.datamanager
-    config: Any = model
     needs = {
         "--pipeline.model.regularization none": config.regularization == "none",
         "--pipeline.model.densify.absgrad False": not config.densify.absgrad,

@@ -67,11 +67,7 @@ def read_compressed_ply(path: Path, tables: PlyTables) -> tuple[Gaussians, Splat
 
 
 def write_compressed_ply(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> None:
-    """Writes splats. Neighbours in the file should be neighbours in space; see :func:`packing.morton_order`.
-
-    Args:
-        gaussians: one or more, on the CPU.
-    """
+    """Writes splats. Neighbours in the file should be neighbours in space; see :func:`packing.morton_order`."""
     arrays = gaussians.arrays()
     count, rest = len(gaussians), arrays["features_rest"]
     blocks = [slice(start, start + _BLOCK) for start in range(0, count, _BLOCK)]

@@ -54,6 +54,7 @@ _WRITERS: dict[Format, Callable[[BufferedIOBase, Gaussians, SplatInfo], None]] =
     "gltf": write_gltf_splats,
     "usd": write_usd_splats,
 }
+"""They take one or more Gaussians, on the CPU."""
 MAKERS = ("f3rm-ext export splats", "f3rm-ext export convert")
 """Commands that may overwrite each other's files."""
 

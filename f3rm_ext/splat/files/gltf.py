@@ -31,7 +31,6 @@ def write_gltf_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatI
     """Writes splats.
 
     Args:
-        gaussians: one or more, on the CPU, z up.
         info: its tags and comments go into ``asset.extras``; its scores into attributes ``_SCORE_0`` and on, and
             ``_LABEL``, with the names of the queries in the primitive's ``extras``.
     """

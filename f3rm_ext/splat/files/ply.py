@@ -62,11 +62,7 @@ def read_ply(path: Path, tables: PlyTables) -> tuple[Gaussians, SplatInfo]:
 
 
 def write_ply_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> None:
-    """Writes splats; the normals of the layout are 0.
-
-    Args:
-        gaussians: one or more, on the CPU.
-    """
+    """Writes splats; the normals of the layout are 0."""
     arrays = gaussians.arrays()
     columns: dict[str, np.ndarray] = dict(zip(POSITION, arrays["means"].T, strict=True))
     columns |= dict.fromkeys(NORMAL, np.zeros(len(gaussians), dtype=np.float32))

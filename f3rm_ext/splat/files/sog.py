@@ -136,8 +136,6 @@ def write_sog(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> 
     """Writes splats as a ZIP. Neighbours in the file should be neighbours in space; see :func:`packing.morton_order`.
 
     Args:
-        stream: binary, seekable.
-        gaussians: one or more, on the CPU.
         info: its render mode, tags and comments go into ``meta.json``.
     """
     arrays = gaussians.arrays()

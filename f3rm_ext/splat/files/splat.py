@@ -40,12 +40,8 @@ def read_splat(path: Path) -> tuple[Gaussians, SplatInfo]:
 
 
 def write_splat(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> None:
-    """Writes splats. Large ones should come first; see :func:`packing.importance_order`.
-
-    Args:
-        gaussians: one or more, on the CPU; SH coefficients beyond the first are left out.
-        info: not used, since the format cannot store it.
-    """
+    """Writes splats, of which the format can store neither SH coefficients beyond the first nor the information. Large
+    ones should come first; see :func:`packing.importance_order`."""
     arrays, limits = gaussians.arrays(), np.finfo(np.float32)
     for start in range(0, len(gaussians), _CHUNK):
         block = slice(start, start + _CHUNK)

@@ -200,7 +200,6 @@ def write_spz(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, axe
     """Writes splats, version 3. Positions get the fraction bits of :func:`choose_fraction_bits`.
 
     Args:
-        gaussians: one or more, on the CPU, in the axes of PLY.
         info: its render mode goes into the header; its tags and comments go into the comment of the gzip stream, which
             other programs skip.
 

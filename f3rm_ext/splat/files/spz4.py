@@ -52,7 +52,6 @@ def write_spz4(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, ax
     """Writes splats. Positions get the fraction bits of :func:`spz.choose_fraction_bits`.
 
     Args:
-        gaussians: one or more, on the CPU, in the axes of PLY.
         info: its render mode goes into the header; its tags and comments go into an extension.
 
     Raises:

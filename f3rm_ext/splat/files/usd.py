@@ -24,7 +24,7 @@ def write_usd_splats(stream: BufferedIOBase, gaussians: Gaussians, info: SplatIn
     """Writes splats.
 
     Args:
-        gaussians: one or more, on the CPU, z up, which the file says.
+        gaussians: z up, which the file says.
         info: its tags and comments go into ``customLayerData``; its scores into primvars.
     """
     arrays = gaussians.arrays()

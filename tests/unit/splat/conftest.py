@@ -3,6 +3,7 @@
 import importlib
 import math
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,17 @@ def use_triton(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 monkeypatch.setattr(user, "choose_kernels", choose)
 
     return use
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Linux without settings of CUDA's allocator, where CUDA has not started."""
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # so that what the test sets is taken back
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    return monkeypatch
 
 
 @pytest.fixture(scope="session")

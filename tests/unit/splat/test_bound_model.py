@@ -204,21 +204,6 @@ def test_checkpoints_of_other_methods_are_refused(make_model: Any, make_splat_mo
         make_splat_model().load_state_dict(model.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"initial_opacity": 1.0}, "initial-opacity is 1.0"),
-        ({"normal_consistency": -1.0}, "normal-consistency is -1.0"),
-        ({"laplacian": -1.0}, "laplacian is -1.0"),
-        ({"free_beyond": 0.0}, "free-beyond is 0.0"),
-        ({"sh_degree": 4}, "sh-degree is 4"),
-    ],
-)
-def test_options_that_cannot_work(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        BoundModelConfig(**options)
-
-
 def test_the_3d_filter_is_not_switched_on_later(make_model: Any) -> None:
     model = make_model()
     run = SplatRun(model, None, None, Path("none.ckpt"), 0)  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """Mip filters: the 3D filter against loops over points and cameras, smoothing, fusing and the options."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -188,12 +187,4 @@ def test_when_the_filter_is_due() -> None:
     assert [step for step in range(1000) if options.due(step, 1000)] == list(range(0, 900, 100))
     assert options.due(150, 1000, changed=True) and options.due(950, 1000, changed=True)
     assert not MipOptions(filter_3d=False).due(0, 1000, changed=True)
-
-
-@pytest.mark.parametrize(
-    "options", [{"variance_3d": 0.0}, {"near": -1.0}, {"every": 0}, {"margin": -0.1}, {"eps2d_mip": 0.0}]
-)
-def test_options_that_cannot_work_are_refused(options: dict[str, Any]) -> None:
-    MipOptions(margin=0.0, every=1, freeze=0)  # the least there is
-    with pytest.raises(ConfigError, match="mip." + next(iter(options)).replace("_", "-")):
-        MipOptions(**options)
+    assert MipOptions(margin=0.0, every=1, freeze=0).due(999, 1000)  # the least there is

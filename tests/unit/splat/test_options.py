@@ -1,4 +1,4 @@
-"""What splats need from the trainer and the machine, and what is advised when memory runs out."""
+"""Options that cannot work, what splats need from the trainer and the machine, and advice when memory runs out."""
 
 import os
 import sys
@@ -13,24 +13,55 @@ import torch
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.options import QualityImpact, RunState
+from f3rm_ext.mesh.bound.model import BoundModelConfig
 from f3rm_ext.method_configs.splat_presets import make_splat_config
+from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.memory.options import MemoryOptions
+from f3rm_ext.splat.mip import MipOptions
 from f3rm_ext.splat.model import SplatModelConfig
 
 
 @pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch, pretend_gpus: Callable[[int], None], tmp_path: Path) -> F3rmTrainerConfig:
+def config(environment: pytest.MonkeyPatch, pretend_gpus: Callable[[int], None], tmp_path: Path) -> F3rmTrainerConfig:
     """sugar-ext on a machine with eight GPUs, on which gsplat has kernels and CUDA has not started."""
     pretend_gpus(8)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    monkeypatch.setitem(sys.modules, "gsplat.cuda._backend", SimpleNamespace(_C=object()))
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
+    environment.setitem(sys.modules, "gsplat.cuda._backend", SimpleNamespace(_C=object()))
     config = make_splat_config("sugar-ext")
     config.machine.device_type = "cuda"
     config.output_dir, config.timestamp = tmp_path, "now"
     return config
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "value"),
+    [
+        (DensifyOptions, "densify.every", 0),
+        (DensifyOptions, "densify.max-gaussians", -1),
+        (DensifyOptions, "densify.prune-opacity", 1.0),
+        (DensifyOptions, "densify.start", -5),
+        (MipOptions, "mip.variance-3d", 0.0),
+        (MipOptions, "mip.near", -1.0),
+        (MipOptions, "mip.every", 0),
+        (MipOptions, "mip.margin", -0.1),
+        (MipOptions, "mip.eps2d-mip", 0.0),
+        (MemoryOptions, "reflective-above", 0.0),
+        (SplatModelConfig, "sh-degree", 4),
+        (SplatModelConfig, "num-random", 0),
+        (SplatModelConfig, "sh-steps-per-degree", 0),
+        (SplatModelConfig, "ssim-weight", 1.5),
+        (SplatModelConfig, "ssim-weight", float("nan")),
+        (SplatModelConfig, "near-plane", 0.0),
+        (SplatModelConfig, "start-stage", "regularized"),
+        (BoundModelConfig, "initial-opacity", 1.0),
+        (BoundModelConfig, "normal-consistency", -1.0),
+        (BoundModelConfig, "laplacian", -1.0),
+        (BoundModelConfig, "free-beyond", 0.0),
+        (BoundModelConfig, "sh-degree", 4),
+    ],
+)
+def test_options_that_cannot_work(options: Any, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} (is )?{value}\b"):
+        options(**{name.rpartition(".")[2].replace("-", "_"): value})
 
 
 @pytest.mark.parametrize("option", ["mixed_precision", "use_grad_scaler"])

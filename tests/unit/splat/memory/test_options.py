@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.memory.allocator import clear_cache, count_fitting_rows, request_expandable_segments
 from f3rm_ext.splat.memory.options import MemoryOptions
 
@@ -28,21 +27,6 @@ def test_optimize_memory_decides_what_is_left_at_auto(options: dict[str, Any], e
     resolved = MemoryOptions(**options)
     assert (resolved.storage, resolved.moments, resolved.grow_segments) == expected
     assert resolved.sh_dtype == getattr(torch, expected[0]) and resolved.clear_every == 0
-
-
-def test_nonsense_is_refused() -> None:
-    with pytest.raises(ConfigError, match="reflective-above"):
-        MemoryOptions(reflective_above=0.0)
-
-
-@pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        monkeypatch.setenv(name, "")  # so that what the test sets is taken back
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    return monkeypatch
 
 
 OLD, NEW, SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "expandable_segments:True"
