@@ -53,12 +53,10 @@ def lift(
     views = PinholeCameras.of(dataset.cameras).to(scene.gaussians.means.device)
     shares = Shares(dataset)
     for spec in source.specs:
-
-        def load(index: int, name: str = spec.name) -> FeatureMap:
-            return source.load(index)[name]
-
         seen = Seen(len(scene.gaussians), len(views.viewmats))
-        codes = lift_maps(scene, views, spec.dim, load, shares, on_view, seen.add)
+        codes = lift_maps(
+            scene, views, spec.dim, lambda index, name=spec.name: source.load(index)[name], shares, on_view, seen.add
+        )
         groups = None if scene.sharded else group_gaussians(scene, codes, seen)
         if groups is not None and per_group:
             average_groups(codes, groups)

@@ -130,15 +130,14 @@ def _read_gaussians(stream: BufferedIOBase, section: _Section, level: int, limit
     sizes = rows["size"].astype(np.float64)
     with np.errstate(invalid="ignore"):  # sizes below 0; a later check finds them
         scales = np.log(np.where(sizes == 0, _SMALLEST_SIZE, sizes))
-    arrays = (
+    return Gaussians.from_arrays(
         means,
         scales,
-        rows["rotation"],
+        rows["rotation"].astype(np.float32),
         packing.alphas_to_logits(colors[:, 3]),
         (colors[:, :3] - 0.5) / SH_C0,
         _coefficients(rows["sh"], level, limits),
     )
-    return Gaussians.from_arrays(*(array.astype(np.float32) for array in arrays))
 
 
 def _place(
