@@ -38,7 +38,7 @@ from f3rm_ext.splat.rasterize.compositing import (
     weigh,
 )
 from f3rm_ext.splat.rasterize.projection import project
-from f3rm_ext.splat.rasterize.tiles import balance, bin_gaussians
+from f3rm_ext.splat.rasterize.tiles import bin_gaussians
 from f3rm_ext.splat.regularization.frames import to_camera
 from f3rm_ext.splat.regularization.normals import facing_normals, plane_distances
 from f3rm_ext.splat.rendering import SplatScene, composite
@@ -53,11 +53,9 @@ _MARGIN = 1.2
 def median_depth(scene: SplatScene, view: PinholeCameras, mean: Float[Tensor, "h w"]) -> Float[Tensor, "h w"]:
     """Returns the median depth along the camera's axis, scene units; 0 where nothing is seen.
 
-    The weights of the Gaussians are composited into bins of depth. The result is the mean depth of the bin in which
-    half of the weight is reached, and of its neighbours, so that it is finer than a bin.
-
-    Args:
-        mean: the mean depth, from which the range of the bins is taken; 0 where nothing is seen.
+    The weights of the Gaussians are composited into bins of depth, whose range is that of the mean depth (0 where
+    nothing is seen). The result is the mean depth of the bin in which half of the weight is reached, and of its
+    neighbours, so that it is finer than a bin.
     """
     known = mean[mean > 0]
     if not len(known):
@@ -90,17 +88,13 @@ _LEAST_COSINE = 1e-3
 
 def front_plane_depth(scene: SplatScene, view: PinholeCameras) -> Float[Tensor, "h w"]:
     """Returns the depth along the camera's axis, scene units, on the CPU; 0 where too little of the light stops."""
-    camera, shapes = scene.camera(view.to("cpu")), _shapes(scene)
+    camera, shapes = scene.camera(view.to("cpu")), scene.shapes().map(lambda value: value.detach().cpu().float())
     bins = bin_gaussians(project(shapes, camera), camera.size)
     depth = np.zeros((camera.height, camera.width), np.float32)
     planes = _planes(scene, shapes, camera, torch.from_numpy(bins.order)).numpy()
-    order = balance(np.diff(bins.starts), numba.get_num_threads())
-    _march(order, bins.starts, bins.ranks, bins.geometry, planes, bins.columns, camera.K.numpy(), depth)
+    intersections = bins.tile_order(), bins.starts, bins.ranks, bins.geometry
+    _march(*intersections, planes, bins.columns, camera.K.numpy(), depth)
     return torch.from_numpy(depth)
-
-
-def _shapes(scene: SplatScene) -> Ellipsoids:
-    return scene.shapes().map(lambda value: value.detach().cpu().float())
 
 
 def _planes(
@@ -121,14 +115,7 @@ def _march(order, starts, ranks, geometry, planes, columns, K, depth):
     The mean needs to know its window before it begins: the first turn finds the crossing at which the ray has lost
     enough light, the second averages the crossings near it. Keeping them instead would take memory without a bound.
 
-    Args:
-        order: tiles, in processing order.
-        starts: first intersection of each tile.
-        ranks: Gaussian of each intersection, front to back in each tile.
-        geometry: see :class:`~f3rm_ext.splat.rasterize.tiles.Bins`.
-        planes: of each rank, (ranks, 6).
-        columns: tiles per row of tiles.
-        depth: result, (h, w).
+    Arguments are those of :func:`~f3rm_ext.splat.rasterize.compositing.forward`, and :func:`_planes` of each rank.
     """
     height, width = depth.shape
     window, stopped, least = np.float32(WINDOW), np.float32(STOPPED), np.float32(_LEAST_COSINE)

@@ -15,7 +15,7 @@ from f3rm_ext.splat.regularization.multiview import DepthView
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
 from f3rm_ext.splat.regularization.regularizer import Regularizer, TrainingView
-from f3rm_ext.splat.regularization.sampling import sample_points
+from f3rm_ext.splat.regularization.sdf import sample_points
 from f3rm_ext.splat.regularization.table import gaussian_table
 from f3rm_ext.splat.rendering import SplatScene, render, render_nearby
 from f3rm_ext.splat.triton_kernels import find_kernels

@@ -151,7 +151,7 @@ class QueryableSplats(Model):
         """
         outputs = self.render_with_features(camera, extra, obb_box)
         height, width = outputs["depth"].shape[:2]
-        x, y = pixel_rays(height, width, PinholeCameras.to_render(camera, self.device).Ks[0])
+        x, y = pixel_rays((height, width), PinholeCameras.to_render(camera, self.device).Ks[0])
         lengths = (1 + x.square() + y[:, None].square()).sqrt()
         outputs["depth"] = outputs["depth"] * lengths[..., None]
         outputs["expected_depth"] = outputs["depth"]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from f3rm_ext.splat.rasterize.compositing import (
     forward,
 )
 from f3rm_ext.splat.rasterize.projection import project
-from f3rm_ext.splat.rasterize.tiles import Bins, as_array, balance, bin_gaussians
+from f3rm_ext.splat.rasterize.tiles import Bins, as_array, bin_gaussians
 
 __all__ = ["composite", "project", "strip"]
 
@@ -50,8 +49,7 @@ def _sum_over_tiles(bins: Bins, count: int, columns: int, kernel: Callable[..., 
     for tile, stop in split_tiles(bins.starts, columns):
         first, end = bins.starts[tile], bins.starts[stop]
         rows = np.zeros((end - first, columns), dtype=np.float32)
-        order = tile + balance(np.diff(bins.starts[tile : stop + 1]), numba.get_num_threads())
-        kernel(order, bins.starts, bins.ranks, bins.geometry, *arguments, first, rows)
+        kernel(bins.tile_order(tile, stop), bins.starts, bins.ranks, bins.geometry, *arguments, first, rows)
         add_rows(rows, first, bins.slots, bins.slot_starts, bins.order, gradients.numpy())
     return gradients
 
@@ -59,29 +57,19 @@ def _sum_over_tiles(bins: Bins, count: int, columns: int, kernel: Callable[..., 
 class _Composite(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        means2d: Tensor,
-        conics: Tensor,
-        depths: Tensor,
-        alphas: Tensor,
-        colors: Tensor,
-        background: Tensor,
-        bins: Bins,
-        size: tuple[int, int],
-        absgrad: bool,
+        ctx: Any, bins: Bins, size: tuple[int, int], absgrad: bool, colors: Tensor, background: Tensor, *shapes: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        width, height = size
+        (width, height), (means2d, _, depths, _) = size, shapes
         payload = np.empty((len(bins.order), colors.shape[1] + 1), dtype=np.float32)
         np.take(as_array(colors), bins.order, axis=0, out=payload[:, :-1])
         np.take(as_array(depths), bins.order, out=payload[:, -1])
         behind = np.append(as_array(background), np.float32(0.0))
         tiles = len(bins.starts) - 1
-        order = balance(np.diff(bins.starts), numba.get_num_threads())
         final, last = np.empty((tiles, PIXELS), dtype=np.float32), np.empty((tiles, PIXELS), dtype=np.int32)
         picture = torch.empty(height, width, colors.shape[1])
         depth, accumulation = torch.empty(height, width), torch.empty(height, width)
         forward(
-            order, bins.starts, bins.ranks, bins.geometry, payload, behind, bins.columns,
+            bins.tile_order(), bins.starts, bins.ranks, bins.geometry, payload, behind, bins.columns,
             picture.numpy(), depth.numpy(), accumulation.numpy(), final, last,
         )  # fmt: skip
         ctx.save_for_backward(means2d)
@@ -94,14 +82,14 @@ class _Composite(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         (means2d,) = ctx.saved_tensors
         g_picture, g_depth, g_accumulation = grads
-        bins, needs, channels = ctx.bins, ctx.needs_input_grad, g_picture.shape[2]
+        bins, needs, channels = ctx.bins, ctx.needs_input_grad[3:], g_picture.shape[2]
         g_background = None
-        if needs[5]:
+        if needs[1]:
             g_background = torch.einsum("hwc,hw->c", g_picture, _to_image(ctx.final, *g_picture.shape[:2]))
-        if not any(needs[:4]):
+        if not any(needs[2:]):
             colors = backward_colors, bins.columns, as_array(g_picture)
-            g_colors = _sum_over_tiles(bins, len(means2d), channels, *colors) if needs[4] else None
-            return (None, None, None, None, g_colors, g_background, None, None, None)
+            g_colors = _sum_over_tiles(bins, len(means2d), channels, *colors) if needs[0] else None
+            return (None, None, None, g_colors, g_background, None, None, None, None)
         upstream = torch.cat([g_picture, g_depth[..., None]], dim=-1).numpy()
         # Of each Gaussian: centre, conic, opacity, absolute gradient of the centre, colours, depth.
         gradients = _sum_over_tiles(
@@ -110,9 +98,9 @@ class _Composite(torch.autograd.Function):
         )  # fmt: skip
         if ctx.absgrad:
             means2d.absgrad = gradients[:, 6:8].contiguous()
-        columns = gradients[:, :2], gradients[:, 2:5], gradients[:, -1], gradients[:, 5], gradients[:, SHAPE_GRADS:-1]
-        wanted = (value if need else None for value, need in zip(columns, needs, strict=False))
-        return (*wanted, g_background, None, None, None)
+        shapes = gradients[:, :2], gradients[:, 2:5], gradients[:, -1], gradients[:, 5]
+        wanted = zip((gradients[:, SHAPE_GRADS:-1], g_background, *shapes), needs, strict=True)
+        return (None, None, None, *(value if need else None for value, need in wanted))
 
 
 def composite(
@@ -124,9 +112,9 @@ def composite(
     if lacks_values(colors):
         from f3rm_ext.splat.rasterize.null import NullCompositing
 
-        return NullCompositing.apply(*projected[:4], colors, behind, projected.radii, size, absgrad)  # type: ignore[return-value]
+        return NullCompositing.apply(size, absgrad, colors, behind, *projected[:4], projected.radii)  # type: ignore[return-value]
     bins = bin_gaussians(projected, size)
-    return _Composite.apply(*projected[:4], colors, behind, bins, size, absgrad)  # type: ignore[return-value]
+    return _Composite.apply(bins, size, absgrad, colors, behind, *projected[:4])  # type: ignore[return-value]
 
 
 def strip(projected: Projection, size: tuple[int, int]) -> Composite:
@@ -139,6 +127,6 @@ def strip(projected: Projection, size: tuple[int, int]) -> Composite:
 
     def draw(values: Tensor) -> Tensor:
         behind = torch.zeros(values.shape[1])
-        return _Composite.apply(*projected[:4], values.float(), behind, bins, size, False)[0]  # type: ignore[index]
+        return _Composite.apply(bins, size, False, values.float(), behind, *projected[:4])[0]  # type: ignore[index]
 
     return draw

@@ -78,14 +78,8 @@ def _tiles(projected: Projection, size: tuple[int, int]) -> tuple[Tensor, Tensor
     """Returns where the Gaussians of each tile begin, and the Gaussians; the host waits for their number."""
     gsplat = kernels_for(projected.means2d)
     columns, rows = (-(-side // TILE_PX) for side in size)
-    _, crossings, flat = gsplat.isect_tiles(
-        projected.means2d.detach()[None],
-        projected.reaches[None],
-        projected.depths.detach()[None],
-        TILE_PX,
-        columns,
-        rows,
-    )
+    batch = (value.detach()[None] for value in (projected.means2d, projected.reaches, projected.depths))
+    _, crossings, flat = gsplat.isect_tiles(*batch, TILE_PX, columns, rows)
     return gsplat.isect_offset_encode(crossings, 1, columns, rows), flat
 
 
@@ -109,11 +103,8 @@ def composite(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Composites projected Gaussians; returns colours, depth and accumulation.
 
-    More than 32 channels are composited in several passes. Absolute gradients are then summed over the passes, and may
-    exceed those of a single pass.
-
-    Args:
-        absgrad: whether ``means2d.absgrad`` is to hold absolute gradients after the backward pass.
+    More than 32 channels are composited in several passes. With absgrad, ``means2d.absgrad`` holds absolute gradients
+    after the backward pass, summed over the passes: they may exceed those of a single pass.
     """
     colors, means2d = colors.float(), projected.means2d
     gsplat, (offsets, flat) = kernels_for(colors), _tiles(projected, size)

@@ -62,24 +62,15 @@ class NullCompositing(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        means2d: Tensor,
-        conics: Tensor,
-        depths: Tensor,
-        alphas: Tensor,
-        colors: Tensor,
-        background: Tensor,
-        radii: Tensor,
-        size: tuple[int, int],
-        absgrad: bool,
+        ctx: Any, size: tuple[int, int], absgrad: bool, colors: Tensor, background: Tensor, *projected: Tensor
     ) -> tuple[Tensor, ...]:
         """Allocates colours, depth and accumulation."""
         width, height = size
         count, channels = colors.shape
-        contiguous = [value.detach().contiguous() for value in (means2d, conics, depths, alphas, radii)]
+        contiguous = [value.detach().contiguous() for value in projected]
         arrays = _tile_arrays(count, channels, size)
         del contiguous
-        ctx.save_for_backward(means2d, *arrays)
+        ctx.save_for_backward(projected[0], *arrays)
         ctx.count, ctx.absgrad = count, absgrad
         maps = (colors.new_empty(height, width) for _ in range(2))
         return colors.new_empty(height, width, channels), *maps
@@ -96,10 +87,9 @@ class NullCompositing(torch.autograd.Function):
         del upstream
         if ctx.absgrad:
             ctx.saved_tensors[0].absgrad = rows[:, 6:8].contiguous()
-        columns = (rows[:, :2], rows[:, 2:5], rows[:, -1], rows[:, 5], rows[:, SHAPE_GRADS:-1])
-        results = [one if need else None for one, need in zip(columns, ctx.needs_input_grad, strict=False)]
-        by_background = picture.new_empty(channels) if ctx.needs_input_grad[5] else None
-        return (*results, by_background, None, None, None)
+        background = picture.new_empty(channels) if ctx.needs_input_grad[3] else None
+        results = (rows[:, SHAPE_GRADS:-1], background, rows[:, :2], rows[:, 2:5], rows[:, -1], rows[:, 5], None)
+        return None, None, *(one if need else None for one, need in zip(results, ctx.needs_input_grad[2:], strict=True))
 
 
 def null_strip(projected: Projection, size: tuple[int, int]) -> Composite:
@@ -155,10 +145,8 @@ class NullGsplat:
         padding = next(size for size in CHANNELS if size >= channels) - channels if channels <= CHANNELS[-1] else 0
         if padding:
             colors = torch.cat([colors, colors.new_empty(*colors.shape[:-1], padding)], dim=-1)
-        picture, alpha = _NullGsplatCompositing.apply(  # type: ignore[misc]
-            means2d.contiguous(), conics.contiguous(), colors.contiguous(), opacities.contiguous(), starts, flat,
-            (width, height), absgrad,
-        )  # fmt: skip
+        given = (value.contiguous() for value in (means2d, conics, colors, opacities))
+        picture, alpha = _NullGsplatCompositing.apply((width, height), absgrad, *given, starts, flat)  # type: ignore[misc]
         return picture[..., :channels], alpha
 
     @staticmethod
@@ -169,22 +157,12 @@ class NullGsplat:
 
 class _NullGsplatCompositing(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        means2d: Tensor,
-        conics: Tensor,
-        colors: Tensor,
-        opacities: Tensor,
-        starts: Tensor,
-        flat: Tensor,
-        size: tuple[int, int],
-        absgrad: bool,
-    ) -> tuple[Tensor, Tensor]:
-        width, height = size
+    def forward(ctx: Any, size: tuple[int, int], absgrad: bool, *given: Tensor) -> tuple[Tensor, Tensor]:
+        (width, height), colors = size, given[2]
         picture = colors.new_empty(1, height, width, colors.shape[-1])
         alpha = colors.new_empty(1, height, width, 1)
         last = colors.new_empty(1, height, width, dtype=torch.int32)
-        ctx.save_for_backward(means2d, conics, colors, opacities, starts, flat, alpha, last)
+        ctx.save_for_backward(*given, alpha, last)
         ctx.absgrad = absgrad
         return picture, alpha
 
@@ -196,4 +174,4 @@ class _NullGsplatCompositing(torch.autograd.Function):
             means2d.absgrad = torch.empty_like(means2d)
         results = tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:4])
         del kept
-        return (*results, None, None, None, None)
+        return (None, None, *results, None, None)

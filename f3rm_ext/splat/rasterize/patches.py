@@ -19,7 +19,7 @@ from f3rm_ext.splat.rasterize.camera import TILE_PX, Camera
 from f3rm_ext.splat.rasterize.compositing import FLAGS, add_rows, spread
 from f3rm_ext.splat.rasterize.cpu import split_tiles
 from f3rm_ext.splat.rasterize.projection import project
-from f3rm_ext.splat.rasterize.tiles import as_array, balance, bin_gaussians
+from f3rm_ext.splat.rasterize.tiles import as_array, bin_gaussians
 
 
 @no_type_check
@@ -94,10 +94,8 @@ def accumulate_patches(
     for tile, stop in split_tiles(bins.starts, columns):
         first, counts = bins.starts[tile], np.diff(bins.starts[tile : stop + 1])
         rows = np.zeros((counts.sum(), columns), np.float32)
-        order = tile + balance(counts, numba.get_num_threads())
-        spread(
-            order, bins.starts, bins.ranks, bins.geometry, bins.columns, down[1], across[1], shares, first, rows
-        )  # fmt: skip
+        intersections = bins.tile_order(tile, stop), bins.starts, bins.ranks, bins.geometry
+        spread(*intersections, bins.columns, down[1], across[1], shares, first, rows)
         tiles = np.arange(tile, stop)
         corners = np.stack([down[0][tiles // bins.columns], across[0][tiles % bins.columns]], axis=1)
         lists = first, bins.slots, bins.slot_starts, bins.order

@@ -7,8 +7,6 @@ every Gaussian, so time and memory grow with their product; it is meant for test
 and gsplat must agree with it.
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -32,17 +30,10 @@ CHUNK = 1 << 20
 """Pairs of pixels and Gaussians per chunk."""
 
 
-@dataclass
-class _Footprints:
-    """Projected Gaussians before culling."""
-
-    means2d: Float[Tensor, "gaussians 2"]
-    depths: Float[Tensor, " gaussians"]
-    covariances: Float[Tensor, "gaussians 2 2"]
-
-
-def _footprints(shapes: Ellipsoids, camera: Camera) -> _Footprints:
-    """Projects by a local affine approximation (Zwicker et al. 2001, eq. 24–31)."""
+def _footprints(
+    shapes: Ellipsoids, camera: Camera
+) -> tuple[Float[Tensor, "gaussians 2"], Float[Tensor, " gaussians"], Float[Tensor, "gaussians 2 2"]]:
+    """Returns centres, depths and covariances, by a local affine approximation (Zwicker et al. 2001, eq. 24–31)."""
     rotation, translation = camera.viewmat[:3, :3], camera.viewmat[:3, 3]
     (fx, _, cx), (_, fy, cy), _ = camera.K.unbind(0)
     width, height = camera.width, camera.height
@@ -53,22 +44,19 @@ def _footprints(shapes: Ellipsoids, camera: Camera) -> _Footprints:
     zero = torch.zeros_like(z)
     jacobian = torch.stack([fx / z, zero, -fx * x_over_z / z, zero, fy / z, -fy * y_over_z / z], dim=-1)
     axes = jacobian.reshape(-1, 2, 3) @ rotation @ (quats_to_rotations(shapes.quats) * shapes.sizes[:, None, :])
-    return _Footprints(
-        means2d=torch.stack([fx * x / z + cx, fy * y / z + cy], dim=-1),
-        depths=z,
-        covariances=axes @ axes.transpose(-1, -2),
-    )
+    return torch.stack([fx * x / z + cx, fy * y / z + cy], dim=-1), z, axes @ axes.transpose(-1, -2)
 
 
 @torch.no_grad()
-def _radii(footprints: _Footprints, camera: Camera) -> Int[Tensor, " gaussians"]:
+def _radii(shapes: Ellipsoids, camera: Camera) -> Int[Tensor, " gaussians"]:
     """Returns the radius of each Gaussian; 0 if it is culled."""
-    xx, xy, yy = _add_blur(footprints.covariances, camera.eps2d)
+    means2d, depths, covariances = _footprints(shapes, camera)
+    xx, xy, yy = _add_blur(covariances, camera.eps2d)
     det, middle = xx * yy - xy**2, (xx + yy) / 2
     radii = (3.0 * (middle + (middle**2 - det).clamp(min=MIN_EXTENT).sqrt()).sqrt()).ceil()
-    drawn = (footprints.depths > camera.near_plane) & (det > 0) & (radii <= MAX_RADIUS_PX)
+    drawn = (depths > camera.near_plane) & (det > 0) & (radii <= MAX_RADIUS_PX)
     size, reach = torch.tensor([camera.width, camera.height], device=radii.device), radii[:, None]
-    touches = (footprints.means2d + reach > 0) & (footprints.means2d - reach < size)
+    touches = (means2d + reach > 0) & (means2d - reach < size)
     return torch.where(drawn & touches.all(dim=-1), radii, 0.0).int()
 
 
@@ -79,25 +67,23 @@ def _add_blur(covariances: Float[Tensor, "gaussians 2 2"], eps2d: float) -> tupl
 
 def project(shapes: Ellipsoids, camera: Camera) -> Projection:
     """Projects Gaussians to the image and culls those outside."""
-    with torch.no_grad():
-        radii = _radii(_footprints(shapes, camera), camera)
+    radii = _radii(shapes, camera)
     # Only rendered Gaussians enter the graph, so that no gradient is ever 0 · ∞.
     drawn = radii.nonzero().squeeze(-1)
-    footprints = _footprints(shapes.map(lambda value: value[drawn]), camera)
+    means2d, depths, covariances = _footprints(shapes.map(lambda value: value[drawn]), camera)
 
     def spread(values: Tensor) -> Tensor:
         return values.new_zeros(len(radii), *values.shape[1:]).index_copy(0, drawn, values)
 
-    xx, xy, yy = _add_blur(footprints.covariances, camera.eps2d)
+    xx, xy, yy = _add_blur(covariances, camera.eps2d)
     det, alphas = xx * yy - xy**2, shapes.alphas
     if camera.antialiased:
         # √(det before / det after adding eps2d), so that the blur adds no light.
-        covariances = footprints.covariances
         ratio = (covariances[:, 0, 0] * covariances[:, 1, 1] - covariances[:, 0, 1] ** 2) / det
         thick = ratio > MIN_COMPENSATION**2
         alphas = alphas * spread(torch.where(thick, torch.where(thick, ratio, 1.0).sqrt(), 0.0))
     conics = torch.stack([yy, -xy, xx], dim=-1) / det[:, None]
-    return Projection(spread(footprints.means2d), spread(conics), spread(footprints.depths), alphas, radii)
+    return Projection(spread(means2d), spread(conics), spread(depths), alphas, radii)
 
 
 def tile_bounds(

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -13,7 +12,7 @@ from f3rm_ext.splat.gaussians import Ellipsoids
 from f3rm_ext.splat.rasterize.camera import Camera
 from f3rm_ext.splat.rasterize.compositing import measure
 from f3rm_ext.splat.rasterize.projection import project
-from f3rm_ext.splat.rasterize.tiles import as_array, balance, bin_gaussians
+from f3rm_ext.splat.rasterize.tiles import as_array, bin_gaussians
 
 
 class Sight(NamedTuple):
@@ -45,13 +44,7 @@ class Truth:
 
 @torch.no_grad()
 def measure_sight(shapes: Ellipsoids, camera: Camera, truth: Truth | None = None) -> Sight:
-    """Measures the Gaussians in one view.
-
-    Args:
-        shapes: on the CPU, float32.
-        camera: on the CPU.
-        truth: the photo; without it, nothing is known of gains.
-    """
+    """Measures the Gaussians, float32 on the CPU, in one view; without the truth, nothing is known of gains."""
     (width, height), count = camera.size, len(shapes.means)
     if truth is None:
         nothing = torch.zeros(height, width, 3)
@@ -63,8 +56,8 @@ def measure_sight(shapes: Ellipsoids, camera: Camera, truth: Truth | None = None
     picture, photo, share = (as_array(value.float()) for value in (truth.picture, truth.photo, share))
     rows = np.zeros((len(bins.ranks), 3), dtype=np.float32)
     median = np.empty((height, width), dtype=np.float32)
-    order = balance(np.diff(bins.starts), numba.get_num_threads())
-    measure(order, bins.starts, bins.ranks, bins.geometry, payload, picture, photo, share, bins.columns, rows, median)
+    intersections = bins.tile_order(), bins.starts, bins.ranks, bins.geometry
+    measure(*intersections, payload, picture, photo, share, bins.columns, rows, median)
     values = np.zeros((3, count), dtype=np.float32)
     drawn = np.flatnonzero(np.diff(bins.slot_starts))  # ranks of no tile would take the value of the next rank
     if len(drawn):

@@ -46,11 +46,7 @@ def sh_bases(degree: int, directions: Float[Tensor, "gaussians 3"]) -> Float[Ten
 
 
 def require_degree(degree: int, features_rest: Float[Tensor, "gaussians coeffs 3"]) -> None:
-    """Checks that there are enough coefficients of degrees 1 and up for a degree.
-
-    Raises:
-        ConfigError: the degree needs more coefficients than there are.
-    """
+    """Raises ConfigError unless there are enough coefficients of degrees 1 and up for a degree."""
     count = sh_rest_count(degree)
     if not 0 <= degree <= MAX_SH_DEGREE or count > features_rest.shape[1]:
         raise ConfigError(

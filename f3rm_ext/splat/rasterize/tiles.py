@@ -35,6 +35,12 @@ class Bins:
     columns: int
     """Tiles per row of tiles."""
 
+    def tile_order(self, first: int = 0, stop: int | None = None) -> np.ndarray:
+        """Returns tiles in an order that balances a prange, which gives each thread a consecutive run of them."""
+        heavy_first = first + np.argsort(-np.diff(self.starts)[first:stop], kind="stable")
+        threads = numba.get_num_threads()
+        return np.concatenate([heavy_first[thread::threads] for thread in range(threads)])
+
 
 @no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
@@ -123,9 +129,3 @@ def bin_gaussians(projected: Projection, size: tuple[int, int]) -> Bins:
     ranks, slots = np.empty(slot_starts[-1], dtype=np.int32), np.empty(slot_starts[-1], dtype=np.int64)
     _fill(rectangles, columns, starts.copy(), ranks, slots)
     return Bins(order, geometry, starts, ranks, slots, slot_starts, columns)
-
-
-def balance(loads: np.ndarray, threads: int) -> np.ndarray:
-    """Returns an order of tasks that balances a prange, which gives each thread a consecutive run of them."""
-    heavy_first = np.argsort(-loads, kind="stable")
-    return np.concatenate([heavy_first[thread::threads] for thread in range(threads)])

@@ -22,11 +22,7 @@ ELEMENTS = 1 << 25
 
 
 def search_in_blocks(means: Float[Tensor, "gaussians 3"], count: int) -> Int[Tensor, "gaussians neighbours"]:
-    """Returns the nearest points of every point, including itself, nearest first; int32 indices.
-
-    Args:
-        count: neighbours per point, at most the number of points.
-    """
+    """Returns the nearest points of every point, including itself, at most all, nearest first; int32 indices."""
     total = len(means)
     points, order = _boxes(means)
     boxes, size = order.shape

@@ -4,6 +4,8 @@ Rotations are not matrix products: nerfstudio's commands allow TF32, whose relat
 thickness of the Gaussians that the depth is compared with.
 """
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,8 +21,10 @@ def to_camera(points: Float[Tensor, "points 3"], viewmat: Float[Tensor, "4 4"]) 
     return rotate(points, viewmat[:3, :3]) + viewmat[:3, 3]
 
 
-def pixel_rays(h: int, w: int, K: Float[Tensor, "3 3"]) -> tuple[Float[Tensor, " w"], Float[Tensor, " h"]]:
-    """Returns x / z by column and y / z by row of the rays through pixel centres, which lie at +½."""
+def pixel_rays(size: Sequence[int], K: Float[Tensor, "3 3"]) -> tuple[Float[Tensor, " w"], Float[Tensor, " h"]]:
+    """Returns x / z by column and y / z by row of the rays through pixel centres, which lie at +½, in pictures of a
+    size (h, w)."""
+    h, w = size
     x = (torch.arange(w, device=K.device, dtype=K.dtype) + 0.5 - K[0, 2]) / K[0, 0]
     y = (torch.arange(h, device=K.device, dtype=K.dtype) + 0.5 - K[1, 2]) / K[1, 1]
     return x, y

@@ -45,11 +45,7 @@ def _scale_intrinsics(K: Float[Tensor, "3 3"], across: float, down: float) -> Fl
 
 
 def neighbour_views(views: PinholeCameras, extent: float, most: int) -> list[list[int]]:
-    """Returns for each camera the nearest others that look in a similar direction, at most ``most``, nearest first.
-
-    Args:
-        views: on the CPU.
-    """
+    """Returns for each camera the nearest others that look in a similar direction, at most ``most``, nearest first."""
     positions, forward = views.positions, views.forward
     apart = torch.cdist(positions, positions, compute_mode="donot_use_mm_for_euclid_dist")
     turn = (forward @ forward.T).clamp(-1, 1).acos().rad2deg()
@@ -59,11 +55,7 @@ def neighbour_views(views: PinholeCameras, extent: float, most: int) -> list[lis
 
 
 class NeighbourViews:
-    """Training cameras, and which of them are near each other.
-
-    Args:
-        cameras: cameras of the training images at full size, on the CPU.
-    """
+    """Training cameras, given for images at full size and on the CPU, and which of them are near each other."""
 
     def __init__(self, cameras: PinholeCameras, extent: float, device: torch.device) -> None:
         self.nearest = neighbour_views(cameras, extent, NEIGHBOURS)
@@ -78,11 +70,7 @@ class NeighbourViews:
         return candidates[int(torch.randint(len(candidates), (1,), generator=torch.Generator().manual_seed(seed)))]
 
     def camera(self, index: int, size: tuple[int, int]) -> PinholeCameras:
-        """Returns a training camera, scaled to another size.
-
-        Args:
-            size: height and width of its image, pixels.
-        """
+        """Returns a training camera, scaled to an image of another height and width."""
         h, w = self._sizes[index]
         K = _scale_intrinsics(self._cameras.Ks[index], size[1] / w, size[0] / h)
         viewmat = self._cameras.viewmats[index]
@@ -125,7 +113,7 @@ def reprojection_errors(view: DepthView, other: DepthView) -> tuple[Float[Tensor
         cameras. Others are 0.
     """
     h, w = view.depth.shape
-    x, y = pixel_rays(h, w, view.K)
+    x, y = pixel_rays((h, w), view.K)
     with torch.no_grad():
         known = (view.depth > 0).flatten()
     depth = torch.where(known, view.depth.flatten(), 1)
@@ -154,11 +142,7 @@ def multiview_consistency(view: DepthView, other: DepthView) -> tuple[Float[Tens
     """Computes the mean over all pixels of their :func:`reprojection_errors` times trust, and the trust.
 
     The trust exp(−φ) of an error φ, without gradient, is largest where views agree already. It is 0 where the error is
-    :data:`MOST_ERROR_PX` or more, or where there is none.
-
-    Args:
-        view: view to learn from.
-        other: view that it is compared with; no gradient flows to its depth.
+    :data:`MOST_ERROR_PX` or more, or where there is none. No gradient flows to the depth of the other view.
     """
     kernels = choose_kernels(VIEWS, view.depth, other.depth)
     if kernels is not None:

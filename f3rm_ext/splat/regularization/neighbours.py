@@ -72,10 +72,7 @@ def _self_first(index: Tensor) -> Tensor:
 class NeighbourIndex:
     """The neighbours of all Gaussians, searched on a schedule.
 
-    Takes 4 · count bytes per Gaussian (64 for 16 neighbours, 366 MiB for 6 M Gaussians), half as much as int64.
-
-    Args:
-        count: neighbours per Gaussian, including itself.
+    Takes 4 bytes per Gaussian and neighbour, itself included (366 MiB for 16 of 6 M Gaussians), half as much as int64.
     """
 
     def __init__(self, count: int = 16, start: int = 7001, every: int = 500) -> None:
@@ -101,10 +98,8 @@ class NeighbourIndex:
         """Applies a change of the Gaussians, without a search if possible.
 
         Drops the rows of removed Gaussians and replaces them by -1 in other rows; the remaining neighbours are still
-        the nearest, only fewer. Duplicated or new Gaussians (-1) force a search at the next use.
-
-        Args:
-            source: for each Gaussian after the change, its index before; -1 for a new one.
+        the nearest, only fewer. Duplicated or new Gaussians force a search at the next use. The source is for each
+        Gaussian after the change its index before, -1 for a new one.
         """
         if self.index is None:
             return

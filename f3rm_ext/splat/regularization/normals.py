@@ -16,11 +16,8 @@ def facing_normals(
     means: Float[Tensor, "gaussians 3"],
     viewmat: Float[Tensor, "4 4"],
 ) -> Float[Tensor, "gaussians 3"]:
-    """Returns normals of Gaussians for compositing: in the camera's frame (OpenCV axes), flipped towards the camera.
-
-    Args:
-        normals: unit vectors, scene frame, either sign.
-    """
+    """Returns normals of Gaussians, unit vectors of either sign in the scene frame, for compositing: in the camera's
+    frame (OpenCV axes), flipped towards the camera."""
     local = rotate(normals, viewmat[:3, :3])
     with torch.no_grad():
         away = (local * to_camera(means, viewmat)).sum(1, keepdim=True) > 0
@@ -50,7 +47,7 @@ def normals_from_depth(
         valid[1:-1, 1:-1] = known[1:-1, 1:-1] & known[:-2, 1:-1] & known[2:, 1:-1] & known[1:-1, :-2] & known[1:-1, 2:]
     # Sets unknown depth to 1 before any arithmetic, so that masked pixels cannot produce NaN gradients.
     depth = torch.where(known, depth, 1)
-    x, y = pixel_rays(h, w, K)
+    x, y = pixel_rays((h, w), K)
     points = torch.stack([depth * x, depth * y[:, None], depth], dim=-1)
     across = points[1:-1, 2:] - points[1:-1, :-2]
     down = points[2:, 1:-1] - points[:-2, 1:-1]
@@ -151,11 +148,8 @@ MIN_COSINE = 0.02
 def plane_distances(
     facing: Float[Tensor, "gaussians 3"], means: Float[Tensor, "gaussians 3"], viewmat: Float[Tensor, "4 4"]
 ) -> Float[Tensor, " gaussians"]:
-    """Returns signed distances n · μ of the Gaussians' planes from the camera, scene units, ≤ 0.
-
-    Args:
-        facing: normals of :func:`~f3rm_ext.splat.regularization.normals.facing_normals`.
-    """
+    """Returns signed distances n · μ of the Gaussians' planes from the camera, scene units, ≤ 0, from
+    :func:`facing_normals`."""
     return (facing * to_camera(means, viewmat)).sum(1)
 
 
@@ -195,7 +189,7 @@ def plane_depth(
     if kernels is not None:
         return PlaneDepth.apply(normals, distances, K, MIN_COSINE, kernels)  # type: ignore[return-value]
     h, w = distances.shape
-    x, y = pixel_rays(h, w, K)
+    x, y = pixel_rays((h, w), K)
     towards = normals[..., 0] * x + normals[..., 1] * y[:, None] + normals[..., 2]
     with torch.no_grad():
         long = (1 + x.square() + y[:, None].square()).sqrt() * normals.norm(dim=-1)

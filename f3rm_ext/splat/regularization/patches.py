@@ -66,7 +66,7 @@ def patch_disagreement(
     offsets = torch.arange(-RADIUS_PX, RADIUS_PX + 1, device=pixels.device)
     patch_rows = (rows[:, None, None] + offsets[:, None]).expand(-1, len(offsets), len(offsets)).flatten(1)
     patch_columns = (columns[:, None, None] + offsets).expand(-1, len(offsets), len(offsets)).flatten(1)
-    x, y = pixel_rays(h, w, view.K)
+    x, y = pixel_rays((h, w), view.K)
     rays = torch.stack([x[patch_columns], y[patch_rows], torch.ones_like(patch_rows, dtype=x.dtype)], dim=-1)
     middle = torch.stack([x[columns], y[rows], torch.ones_like(x[columns])], dim=-1)
     facing = functional.normalize(normals[rows, columns], dim=-1, eps=1e-12)

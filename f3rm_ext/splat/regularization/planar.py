@@ -26,11 +26,7 @@ def thickness(
     """Computes the mean thickness of visible Gaussians beyond that of the 3D filter, in units of the extent.
 
     The filter widens what is thinner to its own size and lowers the opacity by as much. Flattening a Gaussian further
-    would not make it thinner but transparent.
-
-    Args:
-        visible: True for those that count; the result is 0 for none.
-        extent: radius of the cameras' positions, scene units.
+    would not make it thinner but transparent. The result is 0 where no Gaussian is visible.
     """
     excess = gaussians.scales.amin(dim=1).exp()
     if filter_3d is not None:
@@ -70,9 +66,8 @@ class PlanarRegularizer(Regularizer):
     def _surface_losses(self, step: int, view: TrainingView) -> dict[str, Tensor]:
         options, needs, losses = self.options, self.needs(step), {}
         if options.flat_factor > 0:
-            losses["thickness"] = options.flat_factor * thickness(
-                view.gaussians, view.visible, view.extent, view.filter_3d
-            )
+            thick = thickness(view.gaussians, view.visible, view.extent, view.filter_3d)
+            losses["thickness"] = options.flat_factor * thick
         if not needs.planes:
             return losses
         assert view.alpha is not None and view.plane_depth is not None
@@ -82,15 +77,9 @@ class PlanarRegularizer(Regularizer):
             counted = view.alpha > options.dn_min_alpha
             counted = counted if view.mask is None else counted & view.mask
         if options.plane_factor > 0:
+            given = view.plane_depth, view.alpha, view.normals, view.K
             losses["plane_normals"] = options.plane_factor * dn_consistency(
-                view.plane_depth,
-                view.alpha,
-                view.normals,
-                view.K,
-                divide=False,
-                min_alpha=options.dn_min_alpha,
-                mask=view.mask,
-                weights=weights,
+                *given, divide=False, min_alpha=options.dn_min_alpha, mask=view.mask, weights=weights
             )
         if view.other is not None and needs.neighbour:
             rendered = DepthView(torch.where(counted, view.plane_depth, 0), view.viewmat, view.K)

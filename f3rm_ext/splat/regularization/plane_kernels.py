@@ -25,12 +25,6 @@ ZERO, ONE = np.float32(0.0), np.float32(1.0)
 LEAST_SQUARED = np.float32(1e-12)
 
 
-def picture_rays(picture: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns :func:`~f3rm_ext.splat.regularization.frames.pixel_rays` of a picture, (h, w)."""
-    h, w = picture.shape
-    return pixel_rays(h, w, K)
-
-
 @no_type_check
 @numba.njit(inline="always")
 def rotate(matrix, x, y, z):
@@ -157,14 +151,14 @@ def plane_depth(
     normals: Tensor, distances: Tensor, K: Tensor, least_cosine: float, depth: Tensor, slopes: Tensor
 ) -> None:
     """Writes :func:`~f3rm_ext.splat.regularization.normals.plane_depth`, and its slopes by the distances."""
-    run_kernel(_plane_depth, normals, distances, *picture_rays(depth, K), np.float32(least_cosine), depth, slopes)
+    run_kernel(_plane_depth, normals, distances, *pixel_rays(depth.shape, K), np.float32(least_cosine), depth, slopes)
 
 
 def plane_depth_backward(
     depth: Tensor, slopes: Tensor, K: Tensor, grads: Tensor, grad_normals: Tensor, grad_distances: Tensor
 ) -> None:
     """Writes the gradients of :func:`plane_depth` by normals and distances."""
-    run_kernel(_plane_depth_backward, depth, slopes, *picture_rays(depth, K), grads, grad_normals, grad_distances)
+    run_kernel(_plane_depth_backward, depth, slopes, *pixel_rays(depth.shape, K), grads, grad_normals, grad_distances)
 
 
 # --- normals against depth -------------------------------------------------------------------------------------------
@@ -248,7 +242,7 @@ def dn_consistency(
     grads, parts = (grad_depth, grad_alpha, grad_normals), torch.zeros(depth.shape[0], dtype=torch.float64)
     for grad in grads:
         grad.zero_()
-    settings = *picture_rays(depth, K), divide, np.float32(least)
+    settings = *pixel_rays(depth.shape, K), divide, np.float32(least)
     run_kernel(_dn_consistency, depth, alpha, normals, weights, *settings, *grads, parts)
     return parts
 

@@ -15,8 +15,7 @@ from f3rm_ext.splat.regularization.multiview import DepthView
 from f3rm_ext.splat.regularization.neighbours import NONE, NeighbourIndex
 from f3rm_ext.splat.regularization.normals import dn_consistency
 from f3rm_ext.splat.regularization.options import RegularizationOptions
-from f3rm_ext.splat.regularization.sampling import sample_points
-from f3rm_ext.splat.regularization.sdf import density_loss, look_up, near_depth, normal_loss, sdf_loss
+from f3rm_ext.splat.regularization.sdf import density_loss, look_up, near_depth, normal_loss, sample_points, sdf_loss
 from f3rm_ext.splat.regularization.table import gaussian_table
 
 MOST_LOST = 0.1
@@ -163,15 +162,11 @@ class Regularizer:
             gaussians, visible, options.samples, spread=options.spread, generator=view.generator
         )
         field = neighbour_field(points, owners, table, neighbours, chunk=options.chunk_points)
-        losses = {}
-        if surface is not None:
-            losses["surface_sdf"] = options.sdf_factor * sdf_loss(
-                points, field, surface, view.extent, unit=options.sdf_unit, most=options.sdf_most
-            )
-        else:
-            losses["surface_density"] = options.density_factor * density_loss(points, field)
-        losses["surface_normal"] = options.normal_factor * normal_loss(field)
-        return losses
+        normal = {"surface_normal": options.normal_factor * normal_loss(field)}
+        if surface is None:
+            return {"surface_density": options.density_factor * density_loss(points, field), **normal}
+        loss = sdf_loss(points, field, surface, view.extent, unit=options.sdf_unit, most=options.sdf_most)
+        return {"surface_sdf": options.sdf_factor * loss, **normal}
 
     def prune_mask(self, step: int, gaussians: Gaussians) -> Bool[Tensor, " gaussians"] | None:
         """Returns a mask of Gaussians to remove after a step; None for none.
@@ -196,11 +191,8 @@ class Regularizer:
         return remove
 
     def after_change(self, source: Int[Tensor, " gaussians"]) -> None:
-        """Must be called whenever Gaussians were removed, reordered, split or added.
-
-        Args:
-            source: for each Gaussian after the change, its index before (-1 for none).
-        """
+        """Must be called whenever Gaussians were removed, reordered, split or added, see
+        :meth:`~f3rm_ext.splat.regularization.neighbours.NeighbourIndex.after_change`."""
         index = self.neighbours.index
         if index is not None and len(source) < (1 - MOST_LOST) * len(index):
             self.neighbours.index = None  # the next use searches

@@ -1,11 +1,11 @@
-"""Losses at points near Gaussians: density, normals, and sdf.
+"""Random points near Gaussians, and losses at them: density, normals, and sdf.
 
 The density loss compares the density with that of flat, opaque Gaussians on a surface. The sdf loss compares the
 distance implied by the density with the distance to the rendered depth.
 """
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -21,6 +21,39 @@ MIN_DENSITY = 1e-16
 """Lower limit of densities, a distance of 8.6 β."""
 NEAR = 0.01
 """Points nearer to the camera are not usable, scene units."""
+
+
+def sample_points(
+    gaussians: Gaussians,
+    visible: Bool[Tensor, " gaussians"],
+    count: int,
+    *,
+    spread: float = 1.5,
+    generator: torch.Generator | None = None,
+) -> tuple[Float[Tensor, "points 3"], Int[Tensor, " points"]]:
+    """Samples points p = μ + R (spread · s ⊙ ε), ε ~ N(0, I), of uniformly chosen Gaussians (SuGaR §4.1).
+
+    Random numbers are drawn on the generator's own device, so a generator gives the same sample on every device.
+
+    Args:
+        gaussians: all Gaussians; only means, quats and scales are read.
+        count: number of points; there are none if no Gaussian is visible.
+
+    Returns:
+        The points, part of the graph of means, rotations and sizes, and the index of each one's Gaussian, int64.
+        Indices are ascending, so that memory access is local.
+    """
+    owners = visible.nonzero().squeeze(1)
+    place = visible.device if generator is None else generator.device
+    if len(owners):
+        drawn = torch.randint(len(owners), (count,), generator=generator, device=place)
+        owners = owners[drawn.to(visible.device).sort().values]
+    # index_select: its gradient is far cheaper than that of indexing.
+    means, quats, scales = (
+        value.index_select(0, owners) for value in (gaussians.means, gaussians.quats, gaussians.scales)
+    )
+    noise = torch.randn(len(owners), 3, generator=generator, device=place, dtype=means.dtype).to(means.device)
+    return means + rotate(spread * scales.exp() * noise, quats_to_rotations(quats)), owners
 
 
 def look_up(
@@ -125,20 +158,15 @@ def sdf_loss(
     return error.sum() / usable.sum().clamp_min(1)
 
 
-def heights(points: Float[Tensor, "points 3"], field: NeighbourField) -> Float[Tensor, " points"]:
-    """Computes f̂ = ⟨p − μ_g, n_g⟩: signed distances of points from the planes of their own Gaussians, scene units."""
-    return ((points - field.center) * field.normal).sum(1)
-
-
-def ideal_density(distance: Float[Tensor, " points"], beta: Float[Tensor, " points"]) -> Float[Tensor, " points"]:
-    """Computes exp(−½ f̂² / β²): the density of opaque, flat Gaussians of thickness β at a distance f̂."""
-    return (-0.5 * (distance / beta).square().clamp(max=MAX_SQUARED)).exp()
-
-
 def density_loss(points: Float[Tensor, "points 3"], field: NeighbourField) -> Float[Tensor, ""]:
-    """Computes mean |d(p) − exp(−½ f̂² / β²)| (SuGaR §4.1); d is not clamped. 0 if there are no points."""
-    error = (field.density - ideal_density(heights(points, field), field.beta)).abs()
-    return error.sum() / max(1, len(points))
+    """Computes mean |d(p) − exp(−½ f̂² / β²)| (SuGaR §4.1); d is not clamped. 0 if there are no points.
+
+    The exponential is the density of opaque, flat Gaussians of thickness β at the distance f̂ = ⟨p − μ_g, n_g⟩ of a
+    point from the plane of its own Gaussian.
+    """
+    heights = ((points - field.center) * field.normal).sum(1)
+    ideal = (-0.5 * (heights / field.beta).square().clamp(max=MAX_SQUARED)).exp()
+    return (field.density - ideal).abs().sum() / max(1, len(points))
 
 
 def normal_loss(field: NeighbourField) -> Float[Tensor, ""]:

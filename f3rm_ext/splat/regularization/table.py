@@ -48,16 +48,8 @@ def make_table(
     rotations = quats_to_rotations(quats)
     sizes = scales.exp().clamp_min(MIN_SIZE)
     whiten = rotations.transpose(1, 2) / sizes[:, :, None]
-    return torch.cat(
-        [
-            means,
-            whiten.flatten(1),
-            opacities.sigmoid(),
-            sizes.amin(dim=1, keepdim=True),
-            smallest_axes(rotations, scales),
-        ],
-        dim=1,
-    )
+    smallest = sizes.amin(dim=1, keepdim=True), smallest_axes(rotations, scales)
+    return torch.cat([means, whiten.flatten(1), opacities.sigmoid(), *smallest], dim=1)
 
 
 class _ChunkedTable(torch.autograd.Function):

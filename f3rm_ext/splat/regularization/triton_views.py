@@ -214,13 +214,7 @@ def patch_disagreement(
     depth: Tensor, normals: Tensor, photo: Tensor, picture: Tensor, trust: Tensor, places: Tensor,
     view: Any, other: Any, limits: tuple[int, float, float], grad_depth: Tensor, grad_normals: Tensor, losses: Tensor,
 ) -> None:  # fmt: skip
-    """Writes the disagreement of each patch (:func:`~f3rm_ext.splat.regularization.patches.patch_disagreement`), and
-    its gradients by depth and normal of its middle.
-
-    Args:
-        places: the middles as flat indices.
-        limits: radius in pixels, least variance and most disagreement.
-    """
+    """See :func:`f3rm_ext.splat.regularization.view_kernels.patch_disagreement`."""
     radius, least, most = limits
     cameras = view.K, other.K, view.viewmat, other.viewmat
     results = grad_depth, grad_normals, losses

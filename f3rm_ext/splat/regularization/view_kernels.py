@@ -14,15 +14,9 @@ import torch
 from torch import Tensor
 
 from f3rm_ext.memory.shapes import lacks_values, run_kernel
+from f3rm_ext.splat.regularization.frames import pixel_rays
 from f3rm_ext.splat.regularization.kernels import FLAGS
-from f3rm_ext.splat.regularization.plane_kernels import (
-    LEAST_SQUARED,
-    ONE,
-    ZERO,
-    picture_rays,
-    rotate,
-    rotate_back,
-)
+from f3rm_ext.splat.regularization.plane_kernels import LEAST_SQUARED, ONE, ZERO, rotate, rotate_back
 
 
 def _between(seen: Any, other: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -104,7 +98,7 @@ def multiview_consistency(depth: Tensor, seen: Any, other: Any, most: float, tru
     gradient."""
     parts = torch.zeros(depth.shape[0], dtype=torch.float64)
     if not lacks_values(depth):
-        rays, cameras = picture_rays(depth, seen.K), (_intrinsics(seen.K), _intrinsics(other.K))
+        rays, cameras = pixel_rays(depth.shape, seen.K), (_intrinsics(seen.K), _intrinsics(other.K))
         given = depth, other.depth, *rays, *cameras, *_between(seen, other), np.float32(most)
         run_kernel(_multiview_consistency, *given, trust, gradient, parts)
     return parts
@@ -234,15 +228,11 @@ def patch_disagreement(
     seen: Any, other: Any, limits: tuple[int, float, float], grad_depth: Tensor, grad_normals: Tensor, losses: Tensor,
 ) -> None:  # fmt: skip
     """Writes the disagreement of each patch (:func:`~f3rm_ext.splat.regularization.patches.patch_disagreement`), and
-    its gradients by depth and normal of its middle.
-
-    Args:
-        places: the middles as flat indices.
-        limits: radius in pixels, least variance and most disagreement.
-    """
+    its gradients by depth and normal of its middle, a flat index; limits are radius in pixels, least variance and most
+    disagreement."""
     if not lacks_values(depth):
         radius, least, most = limits
-        cameras = *picture_rays(depth, seen.K), _intrinsics(other.K), *_between(seen, other)
+        cameras = *pixel_rays(depth.shape, seen.K), _intrinsics(other.K), *_between(seen, other)
         settings = radius, np.float32(least), np.float32(most)
         pictures = depth, normals, photo, picture, trust, places
         run_kernel(_patch_disagreement, *pictures, *cameras, *settings, grad_depth, grad_normals, losses)

@@ -11,27 +11,25 @@ from f3rm_ext.mesh import splat_depth
 from f3rm_ext.mesh.splat_depth import WINDOW, front_plane_depth, median_depth
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
-from f3rm_ext.splat.rasterize import reference
-from f3rm_ext.splat.rasterize.camera import TILE_PX
-from f3rm_ext.splat.regularization.frames import pixel_rays
+from f3rm_ext.splat.rasterize import rasterize
+from f3rm_ext.splat.regularization.frames import pixel_rays, to_camera
 from f3rm_ext.splat.rendering import SplatScene, render
 
 PLAIN = MipOptions(filter_3d=False, filter_2d=False)
+
+
+def colorless(*tensors: torch.Tensor, mip: MipOptions = PLAIN) -> SplatScene:
+    count = len(tensors[0])
+    return SplatScene(Gaussians(*tensors, torch.zeros(count, 3), torch.zeros(count, 0, 3)), mip)
 
 
 def sheets(*depths_and_alphas: tuple[float, float]) -> SplatScene:
     """Sheets across the view, each made of one wide, flat Gaussian."""
     count = len(depths_and_alphas)
     depths, alphas = torch.tensor(depths_and_alphas).T
-    gaussians = Gaussians(
-        means=torch.stack([torch.zeros(count), torch.zeros(count), depths], dim=1),
-        scales=torch.tensor([[50.0, 50.0, 0.01]]).log().repeat(count, 1),
-        quats=torch.tensor([[1.0, 0, 0, 0]]).repeat(count, 1),
-        opacities=torch.logit(alphas)[:, None],
-        features_dc=torch.zeros(count, 3),
-        features_rest=torch.zeros(count, 0, 3),
-    )
-    return SplatScene(gaussians, PLAIN)
+    means = torch.stack([torch.zeros(count), torch.zeros(count), depths], dim=1)
+    scales, quats = torch.tensor([[50.0, 50.0, 0.01]]).log(), torch.tensor([[1.0, 0, 0, 0]])
+    return colorless(means, scales.repeat(count, 1), quats.repeat(count, 1), torch.logit(alphas)[:, None])
 
 
 def view_of(width: int = 16, height: int = 16) -> PinholeCameras:
@@ -42,20 +40,13 @@ def view_of(width: int = 16, height: int = 16) -> PinholeCameras:
 
 def front_plane_depth_by_definition(scene: SplatScene, view: PinholeCameras) -> torch.Tensor:
     """Does the same as :func:`front_plane_depth`, written for readability."""
-    camera, shapes = scene.camera(view.to("cpu")), splat_depth._shapes(scene)
-    projection = reference.project(shapes, camera)
-    visible = projection.radii.nonzero().squeeze(1)
-    order = visible[projection.depths[visible].argsort(stable=True)]
-    rows, columns = torch.meshgrid(torch.arange(camera.height), torch.arange(camera.width), indexing="ij")
-    pixels = torch.stack([columns, rows], dim=-1).reshape(-1, 2) + 0.5
-    first, stop = reference.tile_bounds(projection.means2d[order], projection.radii[order])
-    tiles = (pixels / TILE_PX).floor()[:, None]
-    in_tile = ((tiles >= first) & (tiles < stop)).all(dim=-1)
-    offsets = pixels[:, None] - projection.means2d[order]
-    weights = reference.pixel_weights(offsets, projection.conics[order], projection.alphas[order], in_tile)
+    camera, shapes = scene.camera(view.to("cpu")), scene.shapes()
+    drawn = rasterize(shapes, torch.eye(len(shapes.means)), camera, backend="torch").colors
+    order = to_camera(shapes.means, camera.viewmat)[:, 2].argsort(stable=True)
+    weights = drawn.flatten(0, 1)[:, order]
     normals, distances, centers, reach = splat_depth._planes(scene, shapes, camera, order).split([3, 1, 1, 1], dim=1)
-    x, y = pixel_rays(camera.height, camera.width, camera.K)
-    rays = torch.stack([x[columns], y[rows], torch.ones_like(x[columns])], dim=-1).reshape(-1, 3)
+    y, x = torch.meshgrid(*reversed(pixel_rays((camera.height, camera.width), camera.K)), indexing="ij")
+    rays = torch.stack([x, y, torch.ones_like(x)], dim=-1).reshape(-1, 3)
     cosines = rays @ normals.T
     facing = cosines < 0
     crossing = torch.where(facing, distances.T / torch.where(facing, cosines, -1.0), centers.T)
@@ -73,15 +64,9 @@ def test_the_kernel_does_what_the_definition_says(mip: MipOptions, seed: int) ->
     generator = torch.Generator().manual_seed(seed)
     count = 400
     places = torch.rand(count, 3, generator=generator) * torch.tensor([4.0, 3.0, 3.0]) + torch.tensor([-2, -1.5, 2.0])
-    gaussians = Gaussians(
-        means=places,
-        scales=(torch.rand(count, 3, generator=generator) * torch.tensor([0.4, 0.4, 0.02]) + 0.01).log(),
-        quats=torch.randn(count, 4, generator=generator),
-        opacities=torch.randn(count, 1, generator=generator) + 1,
-        features_dc=torch.zeros(count, 3),
-        features_rest=torch.zeros(count, 0, 3),
-    )
-    scene, view = SplatScene(gaussians, mip), view_of(37, 29)
+    scales = (torch.rand(count, 3, generator=generator) * torch.tensor([0.4, 0.4, 0.02]) + 0.01).log()
+    quats, opacities = torch.randn(count, 4, generator=generator), torch.randn(count, 1, generator=generator) + 1
+    scene, view = colorless(places, scales, quats, opacities, mip=mip), view_of(37, 29)
     fast = front_plane_depth(scene, view)
     slow = front_plane_depth_by_definition(scene, view)
     assert 0.3 < (fast > 0).float().mean() < 1

@@ -14,7 +14,7 @@ from f3rm_ext.splat.rasterize import cpu
 Run = Callable[..., dict[str, Tensor]]
 
 
-def _change(*parts: tuple[str, Any, float, float]) -> Callable[[Any], None]:
+def _change(*parts: tuple[str, Any, Any, Any]) -> Callable[[Any], None]:
     """Multiplies a part of a tensor by a factor and adds a number."""
 
     def change(scene: Any) -> None:
@@ -28,16 +28,6 @@ def _close(scene: Any) -> None:
     scene.viewmat[:] = torch.eye(4)
     scene.means[:, 2] = scene.means[:, 2].abs() * 0.2 + 0.02
     scene.sizes *= 0.2
-
-
-def _equal_depths(scene: Any) -> None:
-    scene.viewmat[:] = torch.eye(4)
-    scene.means[:, 2] = 2.0
-    scene.means[::2, 2] = 3.0
-
-
-def _unnormalised(scene: Any) -> None:
-    scene.quats *= torch.logspace(-3, 3, len(scene.quats))[:, None]
 
 
 EVERY, INF = slice(None), torch.inf
@@ -55,8 +45,10 @@ CHANGES = {
     "opaque": _change(("alphas", EVERY, 0, 1), ("alphas", np.s_[::2], 0, 0.9995), ("sizes", EVERY, 2, 0)),
     "faint": _change(("alphas", np.s_[::2], 0, 1 / 300), ("alphas", 1, 0, 0)),
     "close": _close,
-    "equal depths": _equal_depths,
-    "unnormalised": _unnormalised,
+    "equal depths": _change(
+        ("viewmat", EVERY, 0, torch.eye(4)), ("means", np.s_[:, 2], 0, 2.0), ("means", np.s_[::2, 2], 0, 3.0)
+    ),
+    "unnormalised": _change(("quats", EVERY, torch.logspace(-3, 3, 40)[:, None], 0)),
 }
 
 

@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.regularization.multiview import DepthView
+from f3rm_ext.splat.regularization.regularizer import Regularizer, TrainingView
 
 
 def assemble(means: Tensor, sizes: Tensor, quats: Tensor, alphas: Tensor) -> Gaussians:
@@ -82,3 +85,29 @@ def leaves() -> Callable[[Gaussians], Gaussians]:
         )
 
     return make
+
+
+@pytest.fixture
+def losses_of(camera: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., dict[str, Tensor]]:
+    """The losses of a regularizer at a step, of a plane at depth 10 that faces the camera, unless told otherwise."""
+
+    def losses(
+        reg: Regularizer, gaussians: Gaussians, step: int = 9001, visible: Tensor | None = None, **given: Any
+    ) -> dict[str, Tensor]:
+        viewmat, K = camera()
+        beside, flat = viewmat.clone(), torch.full((30, 40), 10.0)
+        beside[0, 3] = -1.0
+        pictures = {
+            "depth": flat,
+            "alpha": torch.ones(30, 40),
+            "normals": torch.tensor([0.0, 0.0, -1.0]).expand(30, 40, 3),
+            "plane_depth": flat,
+            "photo": torch.full((30, 40, 3), 0.5),
+            "other": DepthView(flat, beside, K),
+            "picture": torch.rand(30, 40, 3, generator=torch.Generator().manual_seed(0)),
+            "generator": torch.Generator().manual_seed(step),
+        }
+        visible = torch.ones(len(gaussians), dtype=torch.bool) if visible is None else visible
+        return reg.losses(step, TrainingView(gaussians, visible, viewmat, K, **{"extent": 1.0, **pictures, **given}))
+
+    return losses

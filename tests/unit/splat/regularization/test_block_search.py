@@ -12,6 +12,9 @@ from torch import Tensor
 from f3rm_ext.splat.regularization import block_search
 from f3rm_ext.splat.regularization.block_search import search_in_blocks
 
+SIZES = [(1, 1), (2, 2), (64, 16), (65, 16), (200, 200), (500, 300), (1000, 1), (3001, 16)]
+"""Points and neighbours."""
+
 
 def cube(n: int) -> Tensor:
     return torch.rand(n, 3, generator=torch.Generator().manual_seed(n))
@@ -40,18 +43,14 @@ def check(means: Tensor, count: int) -> None:
 
 
 @pytest.mark.parametrize("make", [cube, uneven, sheet])
-@pytest.mark.parametrize(("n", "count"), [(1, 1), (2, 2), (64, 16), (65, 16), (1000, 1), (3001, 16), (500, 300)])
+@pytest.mark.parametrize(("n", "count"), SIZES)
 def test_against_the_tree(make: type, n: int, count: int) -> None:
     check(make(n), count)
 
 
-def test_all_points_are_needed() -> None:
-    check(cube(200), 200)
-
-
 def test_points_that_coincide() -> None:
-    check_distances = search_in_blocks(torch.zeros(500, 3), 8)
-    assert (check_distances.sort(dim=1).values.diff(dim=1) > 0).all() and int(check_distances.max()) < 500
+    found = search_in_blocks(torch.zeros(500, 3), 8)
+    assert (found.sort(dim=1).values.diff(dim=1) > 0).all() and int(found.max()) < 500
 
 
 @pytest.mark.parametrize("elements", [1, 20_000])

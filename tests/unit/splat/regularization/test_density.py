@@ -1,16 +1,12 @@
 """The density and normal losses by hand, and what an optimiser makes of them."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 
-from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.regularization.field import NeighbourField, neighbour_field
-from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
-from f3rm_ext.splat.regularization.sdf import density_loss, heights, ideal_density, normal_loss
-from f3rm_ext.splat.regularization.table import gaussian_table
+from f3rm_ext.splat.regularization.field import NeighbourField
+from f3rm_ext.splat.regularization.sdf import density_loss, normal_loss
 
 
 def field_of(
@@ -19,15 +15,6 @@ def field_of(
     """Of points whose own Gaussian lies flat at a centre."""
     own = (torch.tensor([values] * len(density)) for values in (center, (0.0, 0.0, 1.0)))
     return NeighbourField(torch.tensor(density), torch.tensor(beta), torch.tensor(direction), *own)
-
-
-def test_heights_are_along_the_smallest_axis(wall: Callable[..., Gaussians]) -> None:
-    gaussians = wall(side=3)
-    neighbours = nearest_neighbours(gaussians.means, 4)
-    points = torch.tensor([[5.0, -7.0, 10.25], [0.0, 0.0, 9.5]])
-    field = neighbour_field(points, torch.tensor([0, 8]), gaussian_table(gaussians), neighbours)
-    found = heights(points, field)
-    assert torch.allclose(found.abs(), torch.tensor([0.25, 0.5])) and found[0] * found[1] < 0
 
 
 def test_density_loss_by_hand() -> None:
@@ -43,12 +30,12 @@ def test_normal_loss_by_hand() -> None:
 
 
 def test_ideal_density_of_vanishing_thickness_is_finite() -> None:
-    distance = torch.tensor([0.0, 1e-3, 1e6], requires_grad=True)
-    beta = torch.full((3,), 1e-9, requires_grad=True)
-    ideal = ideal_density(distance, beta)
-    assert ideal.tolist() == [1, 0, 0]
-    grads = torch.autograd.grad(ideal.sum(), (distance, beta))
-    assert all(torch.isfinite(grad).all() for grad in grads)
+    points = torch.tensor([[0.0, 0, 0], [0, 0, 1e-3], [0, 0, 1e6]], requires_grad=True)
+    field = field_of([0.0] * 3, [1e-9] * 3, [[0.0, 0.0, 1.0]] * 3, center=(0.0, 0.0, 0.0))
+    field.beta.requires_grad_()
+    loss = density_loss(points, field)
+    assert float(loss) == pytest.approx(1 / 3)
+    assert all(torch.isfinite(grad).all() for grad in torch.autograd.grad(loss, (points, field.beta)))
 
 
 def test_no_points_cost_nothing() -> None:

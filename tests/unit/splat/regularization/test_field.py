@@ -17,7 +17,7 @@ from f3rm_ext.splat.regularization import table as table_module
 from f3rm_ext.splat.regularization.field import neighbour_field
 from f3rm_ext.splat.regularization.kernels import GRADIENT_BYTES, table_count
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
-from f3rm_ext.splat.regularization.sampling import sample_points
+from f3rm_ext.splat.regularization.sdf import sample_points
 from f3rm_ext.splat.regularization.table import NORMAL, gaussian_table
 
 
@@ -66,10 +66,6 @@ def draw(gaussians: Gaussians, count: int, spread: float = 1.5) -> tuple[Tensor,
     return sample_points(gaussians, visible, count, spread=spread, generator=torch.Generator().manual_seed(0))
 
 
-def as_dtype(gaussians: Gaussians, dtype: torch.dtype) -> Gaussians:
-    return Gaussians.from_tensors({name: value.to(dtype) for name, value in gaussians.tensors().items()})
-
-
 @pytest.mark.parametrize("n", [3, 40])
 def test_values(backend: str, n: int, random_gaussians: Callable[..., Gaussians]) -> None:
     gaussians = random_gaussians(n)
@@ -77,7 +73,7 @@ def test_values(backend: str, n: int, random_gaussians: Callable[..., Gaussians]
     points, owners = draw(gaussians, 60)
     expected = by_definition(gaussians, points, owners, neighbours)
     dtype = torch.float64 if backend == "torch" else torch.float32
-    table = gaussian_table(as_dtype(gaussians, dtype))
+    table = gaussian_table(random_gaussians(n, dtype))
     field = neighbour_field(points.to(dtype), owners, table, neighbours, chunk=7)
     tolerance = 1e-10 if backend == "torch" else 2e-5
     own = gaussians.means[owners].numpy(), table[owners, NORMAL:].numpy()

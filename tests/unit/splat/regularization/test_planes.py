@@ -1,5 +1,7 @@
 """Depth of the Gaussians' planes: against intersections written out, exactness on planes, gradients, bad input."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from torch import Tensor
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
-from f3rm_ext.splat.rasterize import Backend, reference
+from f3rm_ext.splat.rasterize import Backend, rasterize
 from f3rm_ext.splat.regularization.normals import MIN_COSINE, facing_normals, plane_depth
 from f3rm_ext.splat.rendering import SplatScene, render
 
@@ -40,37 +42,24 @@ def written_out(gaussians: Gaussians, view: PinholeCameras) -> tuple[Tensor, Ten
     """Intersects every ray with every plane; returns the weighted mean of the depths, and the total weight."""
     viewmat, K = view.viewmats[0], view.Ks[0]
     scene = SplatScene(gaussians, PLAIN)
-    projected = reference.project(scene.shapes(), scene.camera(view))
-    order = torch.argsort(projected.depths.detach())
-    order = order[projected.radii[order] > 0]
+    weights = rasterize(scene.shapes(), torch.eye(len(gaussians)).to(K), scene.camera(view), backend="torch").colors
     rows, columns = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
-    pixels = torch.stack([columns, rows], dim=-1).reshape(-1, 2).to(K) + 0.5
-    first, stop = reference.tile_bounds(projected.means2d[order].detach(), projected.radii[order])
-    tiles = (pixels / 16).floor()[:, None]
-    weights = reference.pixel_weights(
-        pixels[:, None] - projected.means2d[order],
-        projected.conics[order],
-        projected.alphas[order],
-        ((tiles >= first) & (tiles < stop)).all(-1),
-    )
-    rays = torch.cat([(pixels - K[:2, 2]) / K[[0, 1], [0, 1]], torch.ones(len(pixels), 1).to(K)], dim=1)
-    normals = facing_normals(gaussians.normals(), gaussians.means, viewmat)[order]
-    centres = gaussians.means[order] @ viewmat[:3, :3].T + viewmat[:3, 3]
+    pixels = torch.stack([columns, rows], dim=-1).to(K) + 0.5
+    rays = torch.cat([(pixels - K[:2, 2]) / K[[0, 1], [0, 1]], torch.ones(HEIGHT, WIDTH, 1).to(K)], dim=-1)
+    normals = facing_normals(gaussians.normals(), gaussians.means, viewmat)
+    centres = gaussians.means @ viewmat[:3, :3].T + viewmat[:3, 3]
     cosines = rays @ normals.T
     meeting = (normals * centres).sum(1) / cosines
     weights = -weights * cosines
-    total = weights.sum(1)
-    mean = (weights * meeting).sum(1) / torch.where(total.abs() > 1e-9, total, 1)
-    return mean.reshape(HEIGHT, WIDTH), total.detach().reshape(HEIGHT, WIDTH)
-
-
-def leaves_of(gaussians: Gaussians) -> Gaussians:
-    return Gaussians.from_tensors({name: value.clone().requires_grad_() for name, value in gaussians.tensors().items()})
+    total = weights.sum(-1)
+    return (weights * meeting).sum(-1) / torch.where(total.abs() > 1e-9, total, 1), total.detach()
 
 
 @pytest.mark.parametrize(("backend", "dtype"), [("torch", torch.float64), ("numba", torch.float32)])
-def test_it_is_the_mean_of_the_intersections(backend: Backend, dtype: torch.dtype) -> None:
-    ours, theirs = leaves_of(cloud(dtype)), leaves_of(cloud(torch.float64))
+def test_it_is_the_mean_of_the_intersections(
+    backend: Backend, dtype: torch.dtype, leaves: Callable[[Gaussians], Gaussians]
+) -> None:
+    ours, theirs = leaves(cloud(dtype)), leaves(cloud(torch.float64))
     found = render(SplatScene(ours, PLAIN, backend=backend), view_of(dtype), planes=True).plane_depth
     assert found is not None
     expected, total = written_out(theirs, view_of(torch.float64))

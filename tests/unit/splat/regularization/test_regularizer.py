@@ -13,44 +13,19 @@ from f3rm_ext.splat.regularization.field import neighbour_field
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 from f3rm_ext.splat.regularization.normals import dn_consistency
 from f3rm_ext.splat.regularization.options import Mode, RegularizationOptions
-from f3rm_ext.splat.regularization.regularizer import Needs, Regularizer, TrainingView, opacity_entropy
-from f3rm_ext.splat.regularization.sampling import sample_points
-from f3rm_ext.splat.regularization.sdf import density_loss, normal_loss
+from f3rm_ext.splat.regularization.regularizer import Needs, Regularizer, opacity_entropy
+from f3rm_ext.splat.regularization.sdf import density_loss, normal_loss, sample_points
 from f3rm_ext.splat.regularization.table import gaussian_table
 
 MODES: tuple[Mode, ...] = ("density", "sdf", "dn-consistency")
-ACTIVE = 9001
 Camera = Callable[..., tuple[Tensor, Tensor]]
 Make = Callable[..., Gaussians]
 Leaves = Callable[[Gaussians], Gaussians]
+Losses = Callable[..., dict[str, Tensor]]
 
 
 def regularizer(mode: Mode = "density", **options: Any) -> Regularizer:
     return Regularizer(RegularizationOptions(mode=mode, **{"samples": 500, **options}))
-
-
-@pytest.fixture
-def losses_of(camera: Camera) -> Callable[..., dict[str, Tensor]]:
-    """The losses of a regularizer at a step, with flat depth 10 unless told otherwise."""
-
-    def losses(
-        reg: Regularizer, gaussians: Gaussians, step: int = ACTIVE, visible: Tensor | None = None, **given: Any
-    ) -> dict[str, Tensor]:
-        viewmat, K = camera()
-        renders = {
-            "depth": torch.full((30, 40), 10.0),
-            "alpha": torch.ones(30, 40),
-            "normals": torch.tensor([0.0, 0.6, -0.8]).expand(30, 40, 3),
-        }
-        visible = torch.ones(len(gaussians), dtype=torch.bool) if visible is None else visible
-        generator = torch.Generator().manual_seed(step)
-        images = {**renders, **given}
-        return reg.losses(step, TrainingView(gaussians, visible, viewmat, K, 1.0, generator=generator, **images))
-
-    return losses
-
-
-Losses = Callable[..., dict[str, Tensor]]
 
 
 # Schedule
@@ -75,7 +50,7 @@ def test_what_is_active_when(mode: Mode, names: set[str], needs: Needs, wall: Ma
 
 def test_dn_without_weight_needs_nothing(wall: Make, losses_of: Losses) -> None:
     reg = regularizer("dn-consistency", dn_factor=0.0)
-    assert reg.needs(ACTIVE) == Needs()
+    assert reg.needs(9001) == Needs()
     assert set(losses_of(reg, wall(), depth=None, alpha=None, normals=None)) == {"surface_density", "surface_normal"}
 
 
@@ -134,17 +109,12 @@ def test_entropy_of_certain_opacities_is_zero_with_finite_gradient(alpha: float)
 def test_losses_are_those_of_the_parts(random_gaussians: Make, losses_of: Losses, camera: Camera) -> None:
     gaussians = random_gaussians(60, torch.float32)
     visible = torch.arange(60) % 3 > 0
-    found = losses_of(regularizer("dn-consistency"), gaussians, visible=visible)
-    points, owners = sample_points(
-        gaussians,
-        visible,
-        500,
-        generator=torch.Generator().manual_seed(ACTIVE),
-    )
+    rendered = torch.tensor([0.0, 0.6, -0.8]).expand(30, 40, 3)
+    found = losses_of(regularizer("dn-consistency"), gaussians, visible=visible, normals=rendered)
+    points, owners = sample_points(gaussians, visible, 500, generator=torch.Generator().manual_seed(9001))
     table = gaussian_table(gaussians)
     field = neighbour_field(points, owners, table, nearest_neighbours(gaussians.means, 16))
     _, K = camera()
-    rendered = torch.tensor([0.0, 0.6, -0.8]).expand(30, 40, 3)
     expected = {
         "surface_density": 0.2 * density_loss(points, field),
         "surface_normal": 0.2 * normal_loss(field),
@@ -188,7 +158,7 @@ def test_same_seed_same_losses(random_gaussians: Make, losses_of: Losses) -> Non
     gaussians = random_gaussians(40, torch.float32)
     first, second = (losses_of(regularizer(), gaussians)["surface_density"] for _ in range(2))
     assert torch.equal(first, second)
-    assert not torch.equal(first, losses_of(regularizer(), gaussians, step=ACTIVE + 1)["surface_density"])
+    assert not torch.equal(first, losses_of(regularizer(), gaussians, step=9002)["surface_density"])
 
 
 # Nothing to work on
@@ -199,7 +169,7 @@ def test_no_visible_gaussian_costs_nothing(mode: Mode, wall: Make, leaves: Leave
     gaussians = leaves(wall())
     nobody = torch.zeros(81, dtype=torch.bool)
     empty = {"depth": torch.zeros(30, 40), "alpha": torch.zeros(30, 40), "normals": torch.zeros(30, 40, 3)}
-    for step in (8000, ACTIVE):
+    for step in (8000, 9001):
         losses = losses_of(regularizer(mode), gaussians, step, visible=nobody, **empty)
         assert losses and all(float(loss) == 0 for loss in losses.values())
         sum(losses.values()).backward()
@@ -231,7 +201,7 @@ def test_gaussians_that_are_not_finite_take_no_part(
     base = wall()
     getattr(base, name)[40] = torch.nan
     gaussians = leaves(base)
-    for step in (8000, ACTIVE):
+    for step in (8000, 9001):
         losses = losses_of(regularizer(mode), gaussians, step)
         assert all(torch.isfinite(loss) for loss in losses.values()), (step, losses)
         sum(losses.values()).backward()
@@ -273,7 +243,7 @@ def test_small_changes_are_followed_and_large_ones_searched(wall: Make, losses_o
         keep = torch.arange(removed, 81)
         reg.after_change(keep)
         assert (reg.neighbours.index is None) == searched
-        losses = losses_of(reg, gaussians[keep], step=ACTIVE + 1)
+        losses = losses_of(reg, gaussians[keep], step=9002)
         assert len(reg.neighbours.index) == 81 - removed and all(torch.isfinite(loss) for loss in losses.values())
 
 

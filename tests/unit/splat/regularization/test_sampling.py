@@ -5,25 +5,27 @@ from collections.abc import Callable
 import torch
 
 from f3rm_ext.splat.gaussians import Gaussians
-from f3rm_ext.splat.regularization.sampling import draw_owners, sample_points
+from f3rm_ext.splat.regularization.sdf import sample_points
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_every_visible_gaussian_is_as_likely_as_any_other() -> None:
+def test_every_visible_gaussian_is_as_likely_as_any_other(random_gaussians: Callable[..., Gaussians]) -> None:
     visible = torch.tensor([False, True, True, False, True])
-    counts = torch.bincount(draw_owners(visible, 30_000, generator()), minlength=5)
+    _, owners = sample_points(random_gaussians(5), visible, 30_000, generator=generator())
+    assert (owners.diff() >= 0).all(), "in ascending order"
+    counts = torch.bincount(owners, minlength=5)
     assert counts[~visible].sum() == 0
     assert ((counts[visible] - 10_000).abs() < 400).all()  # 5 standard deviations
 
 
-def test_draws_repeat_with_the_seed() -> None:
-    visible = torch.ones(50, dtype=torch.bool)
-    assert (draw_owners(visible, 200, generator(1)).diff() >= 0).all(), "in ascending order"
-    assert torch.equal(draw_owners(visible, 20, generator(1)), draw_owners(visible, 20, generator(1)))
-    assert not torch.equal(draw_owners(visible, 20, generator(1)), draw_owners(visible, 20, generator(2)))
+def test_draws_repeat_with_the_seed(random_gaussians: Callable[..., Gaussians]) -> None:
+    gaussians, visible = random_gaussians(50), torch.ones(50, dtype=torch.bool)
+    first, same, other = (sample_points(gaussians, visible, 20, generator=generator(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first[0], same[0]) and torch.equal(first[1], same[1])
+    assert not torch.equal(first[1], other[1])
 
 
 def test_points_have_the_covariance_of_their_gaussian(random_gaussians: Callable[..., Gaussians]) -> None:
