@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class BoxContraction:
     ) -> "BoxContraction":
         """Returns that of a capture: the radius is the extent of the cameras and the median depth together.
 
-        Args:
-            depths: of pixels with a surface, for each camera.
+        The depths are those of each camera's pixels with a surface.
         """
         medians = [float(np.median(depth)) for depth in depths if len(depth)]
         middle = positions.mean(axis=0)
@@ -37,6 +36,13 @@ class BoxContraction:
     def distances(self, points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, " n"]:
         """Returns the largest coordinate of points, in radii."""
         return np.abs(points - self.center).max(axis=1, initial=0.0) / self.radius
+
+    def in_shell(
+        self, points: Float[np.ndarray, "n 3"], inner: float, outer: float, margin: float = 0.0
+    ) -> Bool[np.ndarray, " n"]:
+        """Returns which points are in a shell or not farther from it than the margin; all lengths are in radii."""
+        away = self.distances(points)
+        return (away >= inner - margin) & (away < outer + margin)
 
     def contract(self, points: Float[np.ndarray, "n 3"]) -> Float[np.ndarray, "n 3"]:
         """Returns points in the cube from -2 to 2."""

@@ -20,13 +20,8 @@ _ROUNDS = 40
 
 
 def clean(mesh: trimesh.Trimesh, min_part: float = 0.0) -> trimesh.Trimesh:
-    """Removes double vertices and faces, faces without area, non-manifold edges, unused vertices and small parts.
-
-    Args:
-        min_part: share of the area, 0 to 1; smaller connected parts are dropped, but the largest one stays.
-
-    Raises:
-        MeshError: no face is left.
+    """Removes double vertices and faces, faces without area, non-manifold edges, unused vertices, and
+    :func:`small_parts`. Raises MeshError where no face is left.
     """
     broken = to_open3d(mesh)
     for repair in ("duplicated_vertices", "duplicated_triangles", "degenerate_triangles"):
@@ -93,14 +88,10 @@ def close_holes(mesh: trimesh.Trimesh, radius: float) -> trimesh.Trimesh:
 
 
 def simplify(mesh: trimesh.Trimesh, vertices: int | None) -> trimesh.Trimesh:
-    """Merges edges by quadric error (Garland and Heckbert 1997) until there are at most this many vertices.
+    """Merges edges by quadric error (Garland and Heckbert 1997) until there are at most so many vertices, 4 or more.
 
-    Open3D's target counts triangles, of which a mesh has about two per vertex, fewer if it has borders; the target is
-    therefore approached in rounds, from above.
-
-    Args:
-        mesh: returned as it is where it is small enough.
-        vertices: maximum number, 4 or more; None keeps all.
+    A mesh that is small enough is returned as it is; None keeps all. Open3D's target counts triangles, of which a mesh
+    has about two per vertex, fewer if it has borders; the target is therefore approached in rounds, from above.
     """
     if vertices is None or len(mesh.vertices) <= vertices:
         return mesh

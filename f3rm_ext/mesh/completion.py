@@ -7,8 +7,6 @@ from those of other directions of sight: what is seen from one side is one sheet
 
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import trimesh
@@ -31,13 +29,8 @@ Report = Callable[[int], None]
 """Called with the number of views done."""
 
 
-class Completion(NamedTuple):
-    """Parts that a mesh lacks."""
-
-    parts: list[trimesh.Trimesh]
-    """Scene frame."""
-    share: float
-    """Share of all pixels that they were made of."""
+Completion = tuple[list[trimesh.Trimesh], float]
+"""Parts that a mesh lacks, scene frame, and the share of all pixels that they were made of."""
 
 
 def thin_parts(
@@ -114,13 +107,13 @@ def _fuse_selected(
             inside = (hit["primitive_normals"] * directions).sum(axis=-1) > 0
             chosen = choose(index, hit["t_hit"], inside)
             counts += np.bincount(chosen.reshape(-1), minlength=256)
-            np.save(_file(folder, index), chosen)
+            np.save(f"{folder}/{index}.npy", chosen)
             on_progress(index + 1)
         parts = []
         for number in np.flatnonzero(counts[1:]) + 1:
 
             def chosen_depth(index: int, number: int = int(number)) -> Float32[np.ndarray, "h w"]:
-                return np.where(np.load(_file(folder, index)) == number, depth(index), np.float32(0))
+                return np.where(np.load(f"{folder}/{index}.npy") == number, depth(index), np.float32(0))
 
             try:
                 part = clean(fuse(_SelectedPixels(stored, chosen_depth)))
@@ -130,11 +123,7 @@ def _fuse_selected(
             part = select_faces(part, (np.bincount(pieces) >= FEWEST_FACES)[pieces])
             if len(part.faces):
                 parts.append(part)
-    return Completion(parts, float(counts[1:].sum() / max(counts.sum(), 1)))
-
-
-def _file(folder: str, index: int) -> Path:
-    return Path(folder) / f"chosen{index}.npy"
+    return parts, float(counts[1:].sum() / max(counts.sum(), 1))
 
 
 def _sides(cameras: PinholeCameras, index: int) -> UInt8[np.ndarray, "h w"]:

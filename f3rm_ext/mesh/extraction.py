@@ -16,11 +16,10 @@ from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.cleaning import clean, close_holes, join, simplify
 from f3rm_ext.mesh.completion import hole_parts, thin_parts
 from f3rm_ext.mesh.fusion import choose_voxel, fuse_depth
-from f3rm_ext.mesh.level_set import center_points
+from f3rm_ext.mesh.level_set import center_points, level_set_mesh, poisson_mesh
 from f3rm_ext.mesh.options import ExtractionOptions
-from f3rm_ext.mesh.poisson import level_set_mesh, poisson_mesh
 from f3rm_ext.mesh.scenes import SurfaceScene
-from f3rm_ext.mesh.shells import between, fit_contraction, fuse_shells, simplify_evenly
+from f3rm_ext.mesh.shells import fit_contraction, fuse_shells, simplify_evenly
 from f3rm_ext.mesh.stereo_depth import take_stereo
 from f3rm_ext.mesh.views import StoredViews, pixel_size, stored_views
 from f3rm_ext.utils.console import StageProgress
@@ -41,10 +40,7 @@ class Extraction(NamedTuple):
 def extract_mesh(
     scene: SurfaceScene, options: ExtractionOptions, on_progress: StageProgress = lambda stage, done, total: None
 ) -> Extraction:
-    """Extracts a mesh.
-
-    Args:
-        options: lengths in scene units.
+    """Extracts a mesh; lengths of the options are in scene units.
 
     Raises:
         MeshError: no surface was found.
@@ -126,7 +122,8 @@ def _fuse(stored: StoredViews, options: ExtractionOptions, on_progress: StagePro
     """Fuses what views agree on, then what the mesh of it misses; cleans and simplifies."""
     space = fit_contraction(stored) if options.unbounded else None
     pixel, weight = pixel_size(stored), float(min(options.min_views, 3))
-    voxel = options.voxel or choose_voxel(stored, pixel, None if space is None else between(space, 0.0, 1.0))
+    foreground = None if space is None else partial(space.in_shell, inner=0.0, outer=1.0)
+    voxel = options.voxel or choose_voxel(stored, pixel, foreground)
     facts: dict[str, object] = {"voxel_scene": voxel, "voxel_pixels": round(voxel / pixel, 3)}
 
     def fuse(views: StoredViews, stage: str, voxel: float = voxel, weight: float = weight) -> list[trimesh.Trimesh]:
@@ -141,23 +138,23 @@ def _fuse(stored: StoredViews, options: ExtractionOptions, on_progress: StagePro
         facts |= {"shells": len(parts), "radius_scene": space.radius}
     shown_mesh, patches = join(parts), list[trimesh.Trimesh]()
     if options.thin_parts:
-        thin = thin_parts(
+        thin, share = thin_parts(
             stored,
             shown_mesh,
             lambda views: join(fuse(views, "Thin parts")),
             lambda done: on_progress("Thin parts", done, len(stored)),
         )
-        patches += thin.parts
-        facts["thin_share"] = round(thin.share, 3)
+        patches += thin
+        facts["thin_share"] = round(share, 3)
     if options.fill_holes:
-        filled = hole_parts(
+        filled, share = hole_parts(
             stored,
             join([shown_mesh, *patches]),
             lambda views: join(fuse(views, "Holes", HOLE_VOXELS * voxel, 1.0)),
             lambda done: on_progress("Holes", done, len(stored)),
         )
-        patches += filled.parts
-        facts["filled_share"] = round(filled.share, 3)
+        patches += filled
+        facts["filled_share"] = round(share, 3)
     # A patch is open all around, which is no hole.
     mesh = join([close_holes(part, options.close_holes) for part in parts] + patches)
     if space is not None and options.vertices is not None:

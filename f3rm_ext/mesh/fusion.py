@@ -36,9 +36,7 @@ def choose_voxel(stored: StoredViews, pixel: float, wanted: Callable[[np.ndarray
         pixel: median width of a pixel on the surface, scene units.
         wanted: see :func:`fuse_depth`.
     """
-    blocks = _all_blocks(stored, pixel, lambda done, total: None)
-    if wanted is not None:
-        blocks = blocks[wanted((blocks + 0.5) * (pixel * BLOCK))]
+    blocks = _all_blocks(stored, pixel, wanted)
     return pixel * max(1.0, float(np.sqrt(len(blocks) * VERTICES_PER_BLOCK / MOST_VERTICES)))
 
 
@@ -60,9 +58,7 @@ def fuse_depth(
     Raises:
         MeshError: no view has depth.
     """
-    blocks = _all_blocks(stored, voxel, on_progress)
-    if wanted is not None:
-        blocks = blocks[wanted((blocks + 0.5) * (voxel * BLOCK))]
+    blocks = _all_blocks(stored, voxel, wanted, on_progress)
     if not len(blocks):
         raise MeshError(NO_DEPTH)
     slabs = _slabs(blocks, MOST_BLOCKS)
@@ -95,34 +91,37 @@ def _grid(voxel: float, blocks: int) -> Any:
     )
 
 
-def _frame(stored: StoredViews, index: int) -> tuple[Any, Any, Any]:
-    """A view's depth image, intrinsics and pose for Open3D, whose voxel grid rounds pixels down as we do."""
-    o3d = open3d()
-    K = stored.cameras.Ks[index].double().numpy()
-    pose = stored.cameras.viewmats[index].double().numpy()
-    depth = o3d.t.geometry.Image(o3d.core.Tensor(np.array(stored.depth(index), np.float32)))
-    return depth, o3d.core.Tensor(np.ascontiguousarray(K)), o3d.core.Tensor(np.ascontiguousarray(pose))
+def _touched_blocks(grid: Any, stored: StoredViews, index: int) -> tuple[np.ndarray, tuple[Any, Any, Any]]:
+    """Coordinates of the blocks that a view touches, (blocks, 3) int32, and its depth image, intrinsics and pose.
+
+    Open3D's voxel grid rounds pixels down as we do, and looks at every fourth of them.
+    """
+    tensor, depth = open3d().core.Tensor, np.array(stored.depth(index), np.float32)
+    matrices = (stored.cameras.Ks[index], stored.cameras.viewmats[index])
+    K, pose = (tensor(np.ascontiguousarray(matrix.double().numpy())) for matrix in matrices)
+    frame = open3d().t.geometry.Image(tensor(depth)), K, pose
+    touched = np.zeros((0, 3), np.int32)
+    if (depth > 0).any():
+        try:
+            touched = grid.compute_unique_block_coordinates(*frame, 1.0, _FAR, TRUNCATION_VOXELS).numpy()
+        except RuntimeError as error:
+            if "No block is touched" not in str(error):
+                raise
+    return touched.astype(np.int32), frame
 
 
-def _touched_blocks(grid: Any, depth: Any, K: Any, pose: Any) -> np.ndarray:
-    """Coordinates of the blocks that a view touches, (blocks, 3) int32. Open3D looks at every fourth pixel."""
-    try:
-        touched = grid.compute_unique_block_coordinates(depth, K, pose, 1.0, _FAR, TRUNCATION_VOXELS)
-    except RuntimeError as error:
-        if "No block is touched" not in str(error):
-            raise
-        return np.zeros((0, 3), np.int32)
-    return touched.numpy().astype(np.int32)
-
-
-def _all_blocks(stored: StoredViews, voxel: float, on_progress: Callable[[int, int], None]) -> np.ndarray:
-    """Coordinates of all blocks that some view touches, (blocks, 3) int32."""
+def _all_blocks(
+    stored: StoredViews,
+    voxel: float,
+    wanted: Callable[[np.ndarray], np.ndarray] | None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> np.ndarray:
+    """Coordinates of all blocks that some view touches and that are wanted, (blocks, 3) int32."""
     grid, blocks = _grid(voxel, 1), np.zeros((0, 3), np.int32)  # the grid only computes coordinates, and stays empty
     for index in range(len(stored)):
-        if (np.asarray(stored.depth(index)) > 0).any():
-            blocks = np.unique(np.concatenate([blocks, _touched_blocks(grid, *_frame(stored, index))]), axis=0)
+        blocks = np.unique(np.concatenate([blocks, _touched_blocks(grid, stored, index)[0]]), axis=0)
         on_progress(index + 1, 2 * len(stored))
-    return blocks
+    return blocks if wanted is None else blocks[wanted((blocks + 0.5) * (voxel * BLOCK))]
 
 
 def _slabs(blocks: np.ndarray, most: int) -> list[tuple[int, int, int]]:
@@ -155,13 +154,11 @@ def _fuse_slab(
     keys = {tuple(block) for block in slab_blocks.tolist()}
     grid = _grid(voxel, len(slab_blocks))
     for index in range(len(stored)):
-        if (np.asarray(stored.depth(index)) > 0).any():
-            depth, K, pose = _frame(stored, index)
-            touched = _touched_blocks(grid, depth, K, pose)
-            inside = np.array([block for block in touched.tolist() if tuple(block) in keys], np.int32).reshape(-1, 3)
-            if len(inside):
-                color = o3d.t.geometry.Image(o3d.core.Tensor(stored.color(index).astype(np.float32) / 255.0))
-                grid.integrate(o3d.core.Tensor(inside), depth, color, K, K, pose, 1.0, _FAR, TRUNCATION_VOXELS)
+        touched, (depth, K, pose) = _touched_blocks(grid, stored, index)
+        inside = np.array([block for block in touched.tolist() if tuple(block) in keys], np.int32).reshape(-1, 3)
+        if len(inside):
+            color = o3d.t.geometry.Image(o3d.core.Tensor(stored.color(index).astype(np.float32) / 255.0))
+            grid.integrate(o3d.core.Tensor(inside), depth, color, K, K, pose, 1.0, _FAR, TRUNCATION_VOXELS)
         on_view(index + 1)
     # Weights are whole numbers of views: half a view less keeps voxels with exactly as many as are wanted.
     mesh = from_open3d(grid.extract_triangle_mesh(min_weight - 0.5).to_legacy())

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 import trimesh
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from PIL import Image
 from trimesh.exchange.gltf import export_glb
 from trimesh.visual.color import ColorVisuals
@@ -43,11 +43,7 @@ class _GlbTree(TypedDict, total=False):
 
 
 def encode_mesh(mesh: trimesh.Trimesh, record: Mapping[str, object]) -> bytes:
-    """Returns a mesh as a GLB file; a texture is shown without shading (unlit).
-
-    Args:
-        record: its provenance, for the asset's extras.
-    """
+    """Returns a mesh as a GLB file, its record in the asset's extras; a texture is shown without shading (unlit)."""
 
     def finish(tree: dict[str, Any]) -> None:
         tree["asset"] |= {"generator": str(record.get("made_by", "f3rm-ext")), "extras": dict(record)}
@@ -98,11 +94,7 @@ def encode_glb(
 
 
 def load_scene(path: Path) -> trimesh.Scene:
-    """Reads a GLB file of any program; the colours of vertices become sRGB.
-
-    Raises:
-        MeshError: its header cannot be true.
-    """
+    """Reads a GLB file of any program, with colours of vertices in sRGB. Raises MeshError as :func:`_read_header`."""
     tree, body = _read_header(path)
     _rename(tree, _COLORS, _RAW)
     text = json.dumps(tree).encode()
@@ -112,7 +104,10 @@ def load_scene(path: Path) -> trimesh.Scene:
     for mesh in scene.geometry.values():
         colors = getattr(mesh, "vertex_attributes", {}).pop(_RAW, None)
         if colors is not None and isinstance(mesh, trimesh.Trimesh) and not texture_side_px(mesh):
-            mesh.visual = ColorVisuals(mesh, vertex_colors=_to_srgb_bytes(np.asarray(colors)))
+            # Floats or normalised integers, with or without opacity.
+            linear = colors / np.iinfo(colors.dtype).max if colors.dtype.kind in "iu" else colors.astype(np.float64)
+            srgb = np.concatenate([to_srgb(linear[:, :3]), linear[:, 3:]], axis=1)
+            mesh.visual = ColorVisuals(mesh, vertex_colors=to_bytes(srgb))
     return scene
 
 
@@ -124,11 +119,8 @@ def read_generator(path: Path) -> str:
 
 
 def _read_header(path: Path) -> tuple[_GlbTree, bytes]:
-    """Returns the JSON of a GLB file and what follows it.
-
-    Raises:
-        MeshError: its header cannot be true; trimesh would make zeros of missing data.
-    """
+    """Returns the JSON of a GLB file and what follows it. Raises MeshError where the header cannot be true, as trimesh
+    would make zeros of missing data."""
     data = path.read_bytes()
     size = len(data)
     try:
@@ -157,9 +149,3 @@ def texture_place(mesh: trimesh.Trimesh) -> tuple[str, Any]:
     material: Any = mesh.visual.material if isinstance(mesh.visual, TextureVisuals) else None
     name = next((name for name in ("baseColorTexture", "image") if getattr(material, name, None) is not None), "")
     return name, material
-
-
-def _to_srgb_bytes(colors: Shaped[np.ndarray, "vertices channels"]) -> np.ndarray:
-    """Linear colours, floats or normalised integers, with or without opacity."""
-    values = colors / np.iinfo(colors.dtype).max if colors.dtype.kind in "iu" else colors.astype(np.float64)
-    return to_bytes(np.concatenate([to_srgb(values[:, :3]), values[:, 3:]], axis=1))

@@ -1,22 +1,29 @@
-"""Points on a level of the Gaussians' density, and Gaussians' centres as points on a surface.
+"""Meshes through points on a level of the Gaussians' density, or through Gaussians' centres.
 
 The level set follows SuGaR (Guédon and Lepetit 2024, §4.2): along rays from the training cameras, the density is
 evaluated around the rendered depth, within three standard deviations of the Gaussian there; where it first rises above
 the level, there is a point, with the negative gradient of the density as its normal. The deviation is that of the
 Gaussian's profile along the ray: its extent in that direction, SuGaR's choice, is many times as long where a flat
 Gaussian is seen at an angle.
+
+Points become a mesh by screened Poisson reconstruction (Kazhdan and Hoppe 2013), by Open3D.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
+import trimesh
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.errors import MeshError
+from f3rm_ext.mesh.cleaning import join
+from f3rm_ext.mesh.open3d_conversion import from_open3d, point_cloud
+from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.mesh.views import StoredViews
 from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
 from f3rm_ext.splat.knn import NearestGaussians
@@ -25,6 +32,8 @@ from f3rm_ext.splat.regularization.field import neighbour_field
 from f3rm_ext.splat.regularization.frames import rotate
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 from f3rm_ext.splat.regularization.table import ALPHA, MEAN, WHITEN, gaussian_table
+from f3rm_ext.utils.console import StageProgress
+from f3rm_ext.utils.open3d_library import open3d
 
 SAMPLES = 21
 """Places along each ray at which the density is evaluated."""
@@ -38,6 +47,12 @@ THINNEST = 0.3
 """Thinnest side of a Gaussian in pixels."""
 SOLID = 0.5
 """Lowest opacity of a Gaussian whose centre is taken as a point."""
+OUTLIER_NEIGHBOURS, OUTLIER_RATIO = 20, 20.0
+"""Points whose mean distance to this many neighbours exceeds the mean by this many standard deviations are left out."""
+FEWEST_POINTS = 100
+"""Fewer points make no surface."""
+BACKGROUND = 4.0
+"""Half the side of the box of the background, in extents of the scene; that of the foreground has 1."""
 _CHUNK = 1 << 14
 """Rays at a time: 344 000 places."""
 
@@ -53,18 +68,15 @@ class SurfaceCloud(NamedTuple):
     """0 to 1."""
 
 
-@dataclass
 class DensityField:
-    """The density of Gaussians, d(p) = Σ α G(p) over the neighbours of the Gaussian that a point belongs to."""
+    """The density of Gaussians, d(p) = Σ α G(p) over the neighbours of the Gaussian that a point belongs to; float32,
+    on the CPU."""
 
-    gaussians: Gaussians
-    """Float32, on the CPU."""
-
-    def __post_init__(self) -> None:
+    def __init__(self, gaussians: Gaussians) -> None:
         with torch.no_grad():
-            self._table = gaussian_table(self.gaussians)
-            self._neighbours = nearest_neighbours(self.gaussians.means, FIELD_NEIGHBOURS)
-        self._nearest = NearestGaussians(self.gaussians.means)
+            self._table = gaussian_table(gaussians)
+            self._neighbours = nearest_neighbours(gaussians.means, FIELD_NEIGHBOURS)
+        self._nearest = NearestGaussians(gaussians.means)
 
     def owners(self, points: Float[Tensor, "points 3"]) -> Int[Tensor, " points"]:
         """Returns each point's own Gaussian: the densest one there among those with the nearest centres."""
@@ -118,11 +130,9 @@ def level_points(
 
 
 def thick_enough(gaussians: Gaussians, cameras: PinholeCameras) -> Gaussians:
-    """Returns the Gaussians with no side thinner than the samples along rays are apart, so that none is missed.
+    """Returns Gaussians (without the 3D filter) with no side thinner than samples are apart, so that none is missed.
 
-    Args:
-        gaussians: without the 3D filter.
-        cameras: the training cameras; a side is at least :data:`THINNEST` pixels of the nearest one.
+    A side is at least :data:`THINNEST` pixels of the nearest training camera.
     """
     interval, visible = sampling_intervals(gaussians.means, cameras)
     least = torch.where(visible, THINNEST * interval, 0).clamp_min(1e-12).log()
@@ -176,8 +186,7 @@ def crossings(
 def center_points(gaussians: Gaussians, cameras: Float[Tensor, "cams 3"]) -> SurfaceCloud:
     """Returns the centres of opaque Gaussians; their normals are the thinnest axes, towards the nearest camera.
 
-    Args:
-        cameras: positions of the training cameras, scene frame.
+    The cameras are the positions of the training cameras, scene frame.
     """
     solid = gaussians[gaussians.alphas() >= SOLID]
     normals = solid.normals()
@@ -186,3 +195,65 @@ def center_points(gaussians: Gaussians, cameras: Float[Tensor, "cams 3"]) -> Sur
         normals[part] *= torch.where((normals[part] * towards).sum(dim=1, keepdim=True) < 0, -1.0, 1.0)
     colors = sh_to_rgb(solid.features_dc).clamp(0, 1)
     return SurfaceCloud(*(value.double().numpy() for value in (solid.means, normals, colors)))
+
+
+def level_set_mesh(
+    stored: StoredViews, gaussians: Gaussians, options: ExtractionOptions, on_progress: StageProgress
+) -> tuple[trimesh.Trimesh, dict[str, object]]:
+    """Returns the surface on which the density of Gaussians reaches a level (SuGaR), and facts about it.
+
+    Foreground and background are reconstructed apart. Raises MeshError where the density reaches the level nowhere, or
+    at too few points.
+    """
+    total = len(stored)
+    cloud = level_points(
+        stored, gaussians, options.level, options.points, lambda done: on_progress("Points", done, total)
+    )
+    if not len(cloud.positions):
+        raise MeshError(
+            f"The density reaches the level {options.level:g} nowhere: lower --level, or train longer or with "
+            "--pipeline.model.regularization."
+        )
+    cameras = stored.cameras.positions.double().numpy()
+    extent = stored.cameras.extent(torch.from_numpy(cloud.positions))
+    distances = np.abs(cloud.positions - cameras.mean(axis=0)).max(axis=1, initial=0) / extent
+    foreground = distances <= 1
+    boxes = [foreground, ~foreground & (distances <= BACKGROUND)]
+    parts: list[trimesh.Trimesh] = []
+    for number, box in enumerate(boxes):
+        on_progress("Poisson", number, len(boxes))
+        # A few stray points are no background.
+        if box.sum() >= FEWEST_POINTS or (number == 1 and not parts):
+            points = SurfaceCloud(*(values[box] for values in cloud))
+            parts.append(poisson_mesh(points, options.poisson_depth, options.trim))
+    on_progress("Poisson", len(boxes), len(boxes))
+    return join(parts), {"points": len(cloud.positions), "foreground_points": int(foreground.sum())}
+
+
+def poisson_mesh(cloud: SurfaceCloud, depth: int, trim: float) -> trimesh.Trimesh:
+    """Returns the surface through points, with their colours.
+
+    Outliers are left out first. The surface is closed where there are no points; its vertices with the lowest density
+    of points are then removed.
+
+    Args:
+        cloud: points, scene frame.
+        depth: of the octree; the finest cells are 1 / 2^depth of the points' box.
+        trim: share of the vertices to remove, 0 to 1.
+
+    Raises:
+        MeshError: there are too few points.
+    """
+    points = point_cloud(*cloud)
+    if len(cloud.positions) >= FEWEST_POINTS:
+        points, _ = points.remove_statistical_outlier(OUTLIER_NEIGHBOURS, OUTLIER_RATIO)
+    if len(points.points) < FEWEST_POINTS:
+        raise MeshError(
+            f"Only {len(points.points)} points were found on the surface, too few for a mesh: lower --level if the "
+            "method is level-set, train longer, or use --method tsdf."
+        )
+    mesh, density = open3d().geometry.TriangleMesh.create_from_point_cloud_poisson(points, depth=depth)
+    density = np.asarray(density)
+    if trim > 0 and len(density):
+        mesh.remove_vertices_by_mask(density < np.quantile(density, trim))
+    return from_open3d(mesh)

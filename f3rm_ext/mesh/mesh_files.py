@@ -166,8 +166,7 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
 def read_mesh(path: Path) -> trimesh.Trimesh:
     """Reads a mesh, z up: PLY, OBJ, GLB, STL …, or NPZ with ``vertices`` and ``faces``.
 
-    Raises:
-        MeshError: there is no such file, it cannot be read, or it has no faces.
+    Raises MeshError as :func:`read_surface`, and where there are no faces.
     """
     surface = read_surface(path)
     if not isinstance(surface, trimesh.Trimesh):
@@ -244,8 +243,7 @@ def _load_with_trimesh(path: Path) -> trimesh.Trimesh | SurfacePoints:
 def surface_points(positions: np.ndarray, normals: np.ndarray | None) -> SurfacePoints:
     """Returns points whose normals are made unit vectors; without, where all are zero, as in files of splats.
 
-    Raises:
-        ValueError: shapes are not (points, 3).
+    Raises ValueError where shapes are not (points, 3).
     """
     if positions.shape[1:] != (3,) or (normals is not None and normals.shape != positions.shape):
         raise ValueError(f"points of shape {positions.shape}")

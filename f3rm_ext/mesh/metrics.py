@@ -99,13 +99,9 @@ class Comparison:
 def compare(
     comparison: Comparison, thresholds: Sequence[float], on_progress: Callable[[int], None] = lambda points: None
 ) -> SurfaceMetrics:
-    """Computes all metrics.
+    """Computes all metrics, with the F-score at thresholds in units of the truth.
 
-    Args:
-        thresholds: distances for the F-score, units of the truth.
-
-    Raises:
-        MeshError: there is nothing to compare.
+    Raises MeshError where there is nothing to compare.
     """
     surface, truth = comparison.surface, comparison.truth
     if not len(surface) or not len(truth):
@@ -137,11 +133,7 @@ def compare(
 
 
 def sample_mesh(mesh: trimesh.Trimesh, count: int, seed: int = 0) -> SurfacePoints:
-    """Returns points spread evenly over a mesh's area, with the normals of their faces.
-
-    Raises:
-        MeshError: the mesh has no area.
-    """
+    """Returns points spread evenly over a mesh, with the normals of their faces. Raises MeshError without area."""
     if not len(mesh.faces) or not mesh.area > 0:
         raise MeshError("The mesh has no faces with an area, so there is nothing to compare: extract it again.")
     points, faces = trimesh.sample.sample_surface(mesh, count, seed=seed)[:2]

@@ -14,7 +14,7 @@ from typing import Any, Literal, no_type_check
 
 import numpy as np
 import trimesh
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from numba import njit
 from scipy.spatial import KDTree
 
@@ -55,11 +55,7 @@ class DtuMasks:
 
     @classmethod
     def read(cls, observed: Path, plane: Path | None) -> "DtuMasks":
-        """Reads ObsMask*.mat and Plane*.mat.
-
-        Raises:
-            ConfigError: a file cannot be read.
-        """
+        """Reads ObsMask*.mat and Plane*.mat. Raises ConfigError where one cannot be read."""
         mask = _read_mat(observed, ("ObsMask", "BB", "Res"))
         ground = None if plane is None else _read_mat(plane, ("P",))["P"].reshape(4)
         return cls(mask["ObsMask"].astype(bool), mask["BB"].astype(np.float64), float(mask["Res"].item()), ground)
@@ -97,25 +93,17 @@ def plain_comparison(
     for seed, part in enumerate((surface, truth)):
         points = inside = part if isinstance(part, SurfacePoints) else sample_mesh(part, count, seed)
         if isinstance(part, trimesh.Trimesh) and (low or high):
-            within = part.submesh([_faces_in_box(part, low, high)], append=True, repair=False)
+            corners = part.triangles
+            touching = box_mask(corners.max(axis=1), low, None) & box_mask(corners.min(axis=1), None, high)
+            within = part.submesh([np.flatnonzero(touching)], append=True, repair=False)
             if isinstance(within, trimesh.Trimesh) and 0 < len(within.faces) < len(part.faces) and within.area > 0:
                 inside = sample_mesh(within, count, seed + 2)
-                points = _join(points, inside)
+                assert points.normals is not None and inside.normals is not None
+                positions = np.concatenate([points.positions, inside.positions])
+                points = SurfacePoints(positions, np.concatenate([points.normals, inside.normals]))
         nearby.append(points)
         eligible.append(inside.take(box_mask(inside.positions, low, high)))
-    return Comparison(eligible[0], eligible[1], nearby[0], nearby[1])
-
-
-def _faces_in_box(mesh: trimesh.Trimesh, low: Corner, high: Corner) -> Int[np.ndarray, " faces"]:
-    """Indices of the faces whose own boxes touch a box."""
-    corners = mesh.triangles
-    touches = (corners.max(axis=1) >= (low or (-np.inf,) * 3)) & (corners.min(axis=1) <= (high or (np.inf,) * 3))
-    return np.flatnonzero(touches.all(axis=1))
-
-
-def _join(one: SurfacePoints, two: SurfacePoints) -> SurfacePoints:
-    normals = None if one.normals is None or two.normals is None else np.concatenate([one.normals, two.normals])
-    return SurfacePoints(np.concatenate([one.positions, two.positions]), normals)
+    return Comparison(*eligible, *nearby)
 
 
 def dtu_comparison(surface: Surface, truth: Surface, masks: DtuMasks) -> Comparison:
@@ -154,8 +142,7 @@ def tanks_comparison(surface: Surface, truth: Surface, crop: Path | None, thresh
 def volume_mask(points: SurfacePoints, crop: Path) -> Bool[np.ndarray, " points"]:
     """Returns which points lie in the volume of a polygon file (.json) of Tanks and Temples or Open3D.
 
-    Raises:
-        ConfigError: the file cannot be read.
+    Raises ConfigError where the file cannot be read.
     """
     if not crop.is_file():
         raise ConfigError(f"There is no file {crop}: give the .json of a polygon with --crop.")
@@ -176,8 +163,7 @@ def voxel_means(points: SurfacePoints, side: float) -> SurfacePoints:
 def icp_transform(surface: SurfacePoints, truth: SurfacePoints, distance: float) -> Float[np.ndarray, "4 4"]:
     """Returns the rigid motion that brings the surface's points nearest to the truth's (point-to-point ICP).
 
-    Args:
-        distance: farther points are not matched.
+    Points at more than the distance are not matched.
     """
     o3d = open3d()
     ours, theirs = (point_cloud(voxel_means(part, distance / 2).positions) for part in (surface, truth))
@@ -237,11 +223,7 @@ def visible_points(
 ) -> Bool[np.ndarray, " points"]:
     """Returns which points on a mesh at least two training cameras see: in their images, and not hidden by the mesh.
 
-    Args:
-        points: on the mesh, in the frame of the capture.
-
-    Raises:
-        CaptureError: the capture cannot be read.
+    All are in the frame of the capture. Raises CaptureError as :func:`capture_views`.
     """
     views, frame = capture_views(capture)
     caster = RayCaster(truth.vertices, truth.faces)
@@ -259,8 +241,7 @@ def visible_points(
 def capture_views(capture: Path) -> tuple[PinholeCameras, CaptureFrame]:
     """Returns the training cameras of a capture, scene frame, and the map from its own frame.
 
-    Raises:
-        CaptureError: the capture cannot be read.
+    Raises CaptureError where the capture cannot be read.
     """
     from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 
@@ -289,20 +270,17 @@ def thin_out(points: SurfacePoints, spacing: float) -> SurfacePoints:
             members = members[before.query(places, distance_upper_bound=spacing)[0] > spacing]
             places = points.positions[members]
         pairs = KDTree(places).query_pairs(spacing, output_type="ndarray") if len(places) else np.zeros((0, 2), int)
-        kept.append(members[_independent(len(members), pairs)])
+        pairs = np.sort(pairs, axis=1)
+        pairs = pairs[np.argsort(pairs[:, 0], kind="stable")]
+        starts = np.searchsorted(pairs[:, 0], np.arange(len(members) + 1))
+        kept.append(members[_keep(starts, pairs[:, 1].copy())])
     return points.take(np.sort(np.concatenate(kept)))
-
-
-def _independent(count: int, pairs: Int[np.ndarray, "pairs 2"]) -> Bool[np.ndarray, " count"]:
-    """Returns which places stay when each, in order, keeps out those it is paired with."""
-    later = np.sort(pairs, axis=1)
-    later = later[np.argsort(later[:, 0], kind="stable")]
-    return _keep(np.searchsorted(later[:, 0], np.arange(count + 1)), later[:, 1].copy())
 
 
 @no_type_check
 @njit(cache=True)
 def _keep(starts, ends):
+    """Returns which places stay when each, in order, keeps out those it is paired with."""
     keep = np.ones(len(starts) - 1, np.bool_)
     for place in range(len(keep)):
         if keep[place]:

@@ -24,8 +24,6 @@ from f3rm_ext.splat.start_from import read_start
 if TYPE_CHECKING:
     from f3rm_ext.query.run import Run
 
-SplatsFrame = Literal["auto", "scene", "capture"]
-
 
 @dataclass
 class SurfaceScene:
@@ -73,7 +71,7 @@ def run_scene(run: "Run", scale: float = 1.0, depth: Depth | None = None, stereo
 def open_splat_scene(
     splats: Path,
     data: Path,
-    frame: SplatsFrame = "auto",
+    frame: Literal["auto", "scene", "capture"] = "auto",
     scale: float = 1.0,
     depth: Depth | None = None,
     device: torch.device | str = "cpu",
@@ -84,9 +82,8 @@ def open_splat_scene(
     Args:
         splats: .ply, .spz, .sog, .splat, a checkpoint of sugar-ext, splatfacto or SuGaR, or a folder of 3DGS or SuGaR.
         frame: frame of the splats; auto is the usual one of such files.
-        scale: factor on the size of the rendered views.
+        scale: as for :func:`run_scene`, like stereo_width.
         depth: where the surface is along a ray; None takes ``median``.
-        stereo_width: width of the photos for stereo, px; 0 does without.
 
     Raises:
         UserError: one of them cannot be read, or no camera sees the splats.
@@ -119,7 +116,7 @@ def _stereo(outputs: DataparserOutputs, width_px: int) -> SceneViews | None:
     return SceneViews(stereo.cameras, lambda index: RenderedView(stereo.color(index), stereo.depth(index)))
 
 
-def splat_views(gaussians: Gaussians, mip: MipOptions, cameras: Cameras, depth: Depth = "median") -> SceneViews:
+def splat_views(gaussians: Gaussians, mip: MipOptions, cameras: Cameras, depth: Depth) -> SceneViews:
     """Returns the views of splats, over black.
 
     Args:

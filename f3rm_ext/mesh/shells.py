@@ -5,10 +5,10 @@ surface, and so may a voxel: time and memory grow with the logarithm of the dist
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import trimesh
-from jaxtyping import Bool, Float
 
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.box_contraction import BoxContraction
@@ -25,9 +25,8 @@ _PARTS = 100
 
 def fit_contraction(stored: StoredViews) -> BoxContraction:
     """Returns the contraction of a capture, from the depth of its views."""
-    depths = (np.asarray(stored.depth(index)) for index in range(len(stored)))
-    positions = stored.cameras.positions.double().numpy()
-    return BoxContraction.from_cameras(positions, [depth[depth > 0] for depth in depths])
+    depths = [depth[depth > 0] for depth in map(stored.depth, range(len(stored)))]
+    return BoxContraction.from_cameras(stored.cameras.positions.double().numpy(), depths)
 
 
 def fuse_shells(
@@ -60,12 +59,12 @@ def fuse_shells(
                 lambda done, total, n=number: on_progress(
                     n * _PARTS + _PARTS * done // max(total, 1), len(shells) * _PARTS
                 ),
-                wanted=between(space, inner, outer, BLOCK * wide / space.radius),
+                wanted=partial(space.in_shell, inner=inner, outer=outer, margin=BLOCK * wide / space.radius),
             )
         except MeshError as reason:  # a few pixels alone make no surface
             error = reason
             continue
-        part = select_faces(part, between(space, inner, outer)(part.triangles_center))
+        part = select_faces(part, space.in_shell(part.triangles_center, inner, outer))
         if len(part.faces):
             parts.append(part)
     if not parts:
@@ -89,15 +88,3 @@ def _shells_with_depth(stored: StoredViews, space: BoxContraction) -> list[int]:
         away = space.distances(stored.points(index)[0].numpy())
         shells |= set(np.unique(np.ceil(np.log2(np.maximum(away, 1.0)))).astype(int).tolist())
     return sorted(shell for shell in shells if shell <= MOST_SHELLS)
-
-
-def between(
-    space: BoxContraction, inner: float, outer: float, margin: float = 0.0
-) -> Callable[[Float[np.ndarray, "n 3"]], Bool[np.ndarray, " n"]]:
-    """Tells which points are in a shell or not farther from it than the margin; all lengths are in radii."""
-
-    def inside(points: Float[np.ndarray, "n 3"]) -> Bool[np.ndarray, " n"]:
-        away = space.distances(points)
-        return (away >= inner - margin) & (away < outer + margin)
-
-    return inside

@@ -54,9 +54,7 @@ class SceneViews:
         return len(self.cameras.widths)
 
     @classmethod
-    def from_field(
-        cls, model: Queryable, cameras: Cameras, scale: float = 1.0, depth: Depth = "median"
-    ) -> "SceneViews":
+    def from_field(cls, model: Queryable, cameras: Cameras, scale: float, depth: Depth) -> "SceneViews":
         """Returns the views of a field, as pinhole cameras without distortion.
 
         Args:
@@ -84,10 +82,9 @@ class SceneViews:
 
 
 def rendered_view(outputs: Mapping[str, Tensor], depth: Float[Tensor, "h w 1"]) -> RenderedView:
-    """Returns a view from the outputs of a model; pixels that are hardly opaque get no depth.
+    """Returns a view from a model's ``rgb`` and ``accumulation``, (h, w, channels), and a depth of its.
 
-    Args:
-        outputs: ``rgb`` and ``accumulation``, (h, w, channels).
+    Pixels that are hardly opaque get no depth.
     """
     depth = depth.cpu()
     solid = (outputs["accumulation"].cpu() >= MIN_ACCUMULATION) & depth.isfinite() & (depth > 0)
@@ -117,11 +114,7 @@ class StoredViews(DepthMaps):
         return self._read(f"rendered{index}", index, np.float32)
 
     def put(self, index: int, view: RenderedView) -> None:
-        """Stores a view.
-
-        Raises:
-            MeshError: the disk is full.
-        """
+        """Stores a view. Raises MeshError where the disk is full."""
         self._write(f"color{index}", view.color)
         self._write(f"rendered{index}", view.depth)
 
@@ -157,11 +150,8 @@ def stored_views(views: SceneViews, on_progress: Callable[[int], None] = lambda 
 
 
 def pinhole(cameras: Cameras, scale: float) -> Cameras:
-    """Returns cameras on the CPU without distortion, resized; they need not be those of the photos.
-
-    Raises:
-        ConfigError: pictures would have no pixel.
-    """
+    """Returns cameras on the CPU without distortion, resized; they need not be those of the photos. Raises ConfigError
+    where pictures would have no pixel."""
     shortest = int(torch.minimum(cameras.width, cameras.height).min())
     if not shortest * scale >= 1:
         raise ConfigError(
@@ -175,16 +165,10 @@ def pinhole(cameras: Cameras, scale: float) -> Cameras:
 
 
 def pixel_size(stored: StoredViews) -> float:
-    """Returns the median width of a pixel on the surface, scene units.
-
-    Raises:
-        MeshError: no view has depth.
-    """
-    medians = []
-    for index in range(len(stored)):
-        depth = np.asarray(stored.depth(index))
-        if (depth > 0).any():
-            medians.append(float(np.median(depth[depth > 0])) / float(stored.cameras.Ks[index, 0, 0]))
+    """Returns the median width of a pixel on the surface, scene units. Raises MeshError where no view has depth."""
+    known = (depth[depth > 0] for depth in map(stored.depth, range(len(stored))))
+    focal = stored.cameras.Ks[:, 0, 0].tolist()
+    medians = [float(np.median(depth)) / px for depth, px in zip(known, focal, strict=True) if len(depth)]
     if not medians:
         raise MeshError(NO_DEPTH)
     return float(np.median(medians))

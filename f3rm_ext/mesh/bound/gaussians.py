@@ -20,8 +20,6 @@ THICKNESS = 1e-6
 """Standard deviation of a flat Gaussian along its triangle's normal, in units of the extent of the scene."""
 GREY = 0.5
 """Colour, 0 to 1, where a mesh has none."""
-_OF_ALL = ("opacities", "features_dc", "features_rest")
-"""Tensors that bound and free Gaussians share."""
 _EQUILATERAL = ((1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 3**0.5 / 2, 0.0))
 """Corners of a triangle of side 1."""
 
@@ -69,14 +67,7 @@ class BoundGaussians:
         if len(self.free_means):
             means = torch.cat([means, self.free_means])
             scales, quats = torch.cat([scales, self.free_scales]), torch.cat([quats, self.free_quats])
-        return Gaussians(
-            means=means,
-            scales=scales,
-            quats=quats,
-            opacities=self.opacities,
-            features_dc=self.features_dc,
-            features_rest=self.features_rest,
-        )
+        return Gaussians(means, scales, quats, self.opacities, self.features_dc, self.features_rest)
 
     def _places(self) -> tuple[Float[Tensor, "bound 3"], Float[Tensor, "bound 4"]]:
         """Returns the centres and rotations of the Gaussians on triangles."""
@@ -95,9 +86,10 @@ class BoundGaussians:
 
     def join_free(self, gaussians: Gaussians) -> "BoundGaussians":
         """Returns these Gaussians and free ones, of the same SH degree."""
-        own = {name: torch.cat([getattr(self, name), getattr(gaussians, name)]) for name in _OF_ALL}
+        shared = ("opacities", "features_dc", "features_rest")
+        both = {name: torch.cat([getattr(self, name), getattr(gaussians, name)]) for name in shared}
         free = {f"free_{name}": getattr(gaussians, name) for name in ("means", "scales", "quats")}
-        return replace(self, **own, **free)
+        return replace(self, **both, **free)
 
     @torch.no_grad()
     def deform(self, vertices: Float[Tensor, "verts 3"]) -> "BoundGaussians":
@@ -105,10 +97,7 @@ class BoundGaussians:
 
         Each is mapped in the plane as its triangle is, so it is stretched, sheared and turned with it; it stays as
         flat. Free ones stay where they are. The dependence of colours on the viewing direction stays in the scene
-        frame.
-
-        Args:
-            vertices: new positions, as many as before, scene frame.
+        frame, and the vertices stay as many.
         """
         old, new = (_in_plane_edges(places[self.faces]) for places in (self.vertices, vertices))
         stretch = (new @ torch.linalg.inv(old)).repeat_interleave(self.per_triangle, dim=0)
@@ -195,29 +184,18 @@ def frame_quats(rotations: Float[Tensor, "frames 3 3"]) -> Float[Tensor, "frames
 def rotate_in_plane(
     quats: Float[Tensor, "gaussians 4"], turns: Float[Tensor, "gaussians 2"]
 ) -> Float[Tensor, "gaussians 4"]:
-    """Turns frames about their third axis.
+    """Turns frames, given as unit quaternions (w, x, y, z), about their third axis by (cos φ, sin φ).
 
-    Args:
-        quats: unit quaternions (w, x, y, z) of the frames.
-        turns: (cos φ, sin φ).
-
-    Returns:
-        Quaternions, not of unit length.
+    The resulting quaternions are not of unit length.
     """
     cosine, sine = turns.unbind(1)
     # (cos φ/2, sin φ/2), up to a factor: the form that does not vanish.
     front = cosine >= 0
     half_cosine, half_sine = torch.where(front, 1 + cosine, sine), torch.where(front, sine, 1 - cosine)
     w, x, y, z = quats.unbind(1)
-    return torch.stack(
-        [
-            w * half_cosine - z * half_sine,
-            x * half_cosine + y * half_sine,
-            y * half_cosine - x * half_sine,
-            z * half_cosine + w * half_sine,
-        ],
-        dim=1,
-    )
+    w, z = w * half_cosine - z * half_sine, z * half_cosine + w * half_sine
+    x, y = x * half_cosine + y * half_sine, y * half_cosine - x * half_sine
+    return torch.stack([w, x, y, z], dim=1)
 
 
 def _ellipses(
@@ -247,15 +225,9 @@ def refined_mesh(bound: BoundGaussians) -> "trimesh.Trimesh":
     colors = sh_to_rgb(bound.features_dc[:count]).clamp(0, 1).reshape(len(bound.faces), -1, 3)
     alphas = bound.opacities[:count].sigmoid().reshape(len(bound.faces), -1)
     weights = alphas[:, :, None] * barycentric_weights(bound.per_triangle, alphas.device, alphas.dtype)
-    corners = bound.faces.flatten()
+    sums = torch.cat([torch.einsum("fnk,fnc->fkc", weights, colors), weights.sum(dim=1)[:, :, None]], dim=2)
     total = bound.vertices.new_zeros(len(bound.vertices), 4)
-    total.index_add_(
-        0,
-        corners,
-        torch.cat([torch.einsum("fnk,fnc->fkc", weights, colors), weights.sum(dim=1)[:, :, None]], dim=2).reshape(
-            -1, 4
-        ),
-    )
+    total.index_add_(0, bound.faces.flatten(), sums.reshape(-1, 4))
     shades = (total[:, :3] / total[:, 3:].clamp_min(1e-12) * 255).round().to(torch.uint8)
     return trimesh.Trimesh(
         bound.vertices.cpu().numpy().astype(np.float64),

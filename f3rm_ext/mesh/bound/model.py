@@ -86,13 +86,10 @@ class BoundModelConfig(GaussianOptions):
         super().fit_optimizers(optimizers)
 
     def fit_trainer(self, trainer: TrainerConfig) -> None:
-        """Sets the length of the run, and checks that there is a mesh unless the run resumes.
-
-        Args:
-            trainer: options of the trainer, changed in place.
+        """Sets the length of the run, see :meth:`fit_length`, and checks that there is a mesh unless the run resumes.
 
         Raises:
-            ConfigError: no mesh is given, or two lengths of the run.
+            ConfigError: no mesh is given.
             MeshError: there is no such mesh.
         """
         self.fit_length(trainer)
@@ -107,14 +104,7 @@ class BoundModelConfig(GaussianOptions):
         super().fit_trainer(trainer)
 
     def fit_length(self, trainer: TrainerConfig) -> None:
-        """Sets the length of the run to --refinement-time, if that is given.
-
-        Args:
-            trainer: options of the trainer, changed in place.
-
-        Raises:
-            ConfigError: two lengths of the run are given.
-        """
+        """Sets the length of the run to --refinement-time, if given. Raises ConfigError where two lengths are given."""
         if self.refinement_time is not None:
             steps, given = STEPS[self.refinement_time], trainer.max_num_iterations
             if given not in (steps, STEPS["long"]):
@@ -144,10 +134,10 @@ class BoundModel(GaussianModel):
         super().populate_modules()
 
     def _initial_parameters(self, views: PinholeCameras | None) -> dict[str, Tensor]:
-        rest = sh_rest_count(self.config.sh_degree)
-        widths = {"vertices": (3,), "scales": (2,), "turns": (2,), "opacities": (1,), "features_dc": (3,)}
-        widths |= {"free_means": (3,), "free_scales": (3,), "free_quats": (4,)}
-        return {name: torch.zeros(0, *width) for name, width in {**widths, "features_rest": (rest, 3)}.items()}
+        widths = {"vertices": 3, "scales": 2, "turns": 2, "opacities": 1, "features_dc": 3}
+        widths |= {"free_means": 3, "free_scales": 3, "free_quats": 4}
+        rest = torch.zeros(0, sh_rest_count(self.config.sh_degree), 3)
+        return {**{name: torch.zeros(0, width) for name, width in widths.items()}, "features_rest": rest}
 
     # --- the mesh ----------------------------------------------------------------------------------------------------
 
@@ -168,13 +158,9 @@ class BoundModel(GaussianModel):
         return self._known[1]
 
     def set_bound(self, bound: BoundGaussians) -> ConversionLoss:
-        """Replaces mesh and Gaussians. The parameters stay the same objects, so optimisers keep working.
+        """Replaces mesh and Gaussians; returns what the SH degree and the storage of the model lose of the colours.
 
-        Args:
-            bound: any number of them; colours are converted to the SH degree of the model.
-
-        Returns:
-            What the SH degree and the storage of the model lose of the colours.
+        The parameters stay the same objects, so optimisers keep working.
         """
         self.lifted.clear()
         rest, loss = convert_harmonics(bound.features_rest, self.config.sh_degree, self.config.memory.sh_dtype)

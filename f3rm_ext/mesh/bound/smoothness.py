@@ -49,10 +49,7 @@ def normal_inconsistency(
     vertices: Float[Tensor, "verts 3"], faces: Int[Tensor, "faces 3"], pairs: TrianglePairs
 ) -> Float[Tensor, ""]:
     """Computes the mean of 1 − n·m over pairs of neighbouring triangles with normals n and m; 0 without pairs.
-
-    Args:
-        vertices: any frame; differentiable.
-    """
+    Differentiable in the vertices."""
     if not len(pairs.first):
         return 0 * vertices.sum()
     if fits_numba(vertices, pairs.signs):
@@ -83,9 +80,7 @@ class VertexEdges:
 def roughness(vertices: Float[Tensor, "verts 3"], edges: VertexEdges) -> Float[Tensor, ""]:
     """Computes the mean distance of the vertices from the mean of their neighbours (the uniform Laplacian).
 
-    Args:
-        vertices: any frame; differentiable.
-        edges: of the mesh; vertices without an edge count as smooth.
+    Differentiable in the vertices; those without an edge count as smooth.
     """
     first, second = edges.ends.unbind(1)
     sums = torch.zeros_like(vertices).index_add(0, first, vertices[second]).index_add(0, second, vertices[first])

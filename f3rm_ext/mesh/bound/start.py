@@ -69,12 +69,9 @@ def read_start_mesh(
 def far_from_mesh(
     points: Float[Tensor, "points 3"], mesh: StartMesh, cameras: Float[Tensor, "cams 3"], share: float
 ) -> Bool[Tensor, " points"]:
-    """Returns which points are farther from a mesh than a share of their distance from the nearest camera.
+    """Returns which points are farther from a mesh than a share, above 0, of their distance from the nearest camera.
 
-    Args:
-        points: scene frame, CPU.
-        cameras: positions, scene frame, CPU.
-        share: above 0.
+    All are in the scene frame and on the CPU.
     """
     from scipy.spatial import KDTree
 
@@ -92,11 +89,8 @@ def _have_area(corners: Float[np.ndarray, "faces 3 3"]) -> np.ndarray:
 def photo_colors(bound: BoundGaussians, photos: Photos) -> Float[Tensor, "bound 3"]:
     """Returns the colours of the Gaussians on triangles, 0 to 1, blended from photos as those of texels are.
 
-    A short run could not find them: a step of Adam changes a colour by no more than its learning rate.
-
-    Args:
-        bound: Gaussians on a mesh, CPU.
-        photos: in its frame; at least one sees it.
+    A short run could not find them: a step of Adam changes a colour by no more than its learning rate. At least one
+    photo must see the mesh, which is in their frame and on the CPU.
     """
     import trimesh  # slow to import
 

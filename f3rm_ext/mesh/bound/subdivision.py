@@ -35,14 +35,8 @@ def add_detail(
 ) -> tuple[StartMesh, Bool[Tensor, " splats"]]:
     """Divides triangles where the splats that a mesh was made of are dense.
 
-    Args:
-        mesh: the mesh, CPU.
-        centres: of the splats, scene frame, CPU.
-        cameras: positions, scene frame, CPU.
-        free_beyond: share of the distance from the nearest camera, above 0, beyond which splats are far from the mesh.
-
     Returns:
-        The mesh with divided triangles, and which splats are far from it; these divide nothing.
+        The mesh with divided triangles, and which splats are far from it (:func:`far_from_mesh`); these divide nothing.
     """
     far = far_from_mesh(centres, mesh, cameras, free_beyond)
     return divide(mesh, centres[~far], SPLATS_PER_GAUSSIAN * per_triangle), far
@@ -53,11 +47,6 @@ def divide(mesh: StartMesh, points: Float[Tensor, "points 3"], most: int) -> Sta
 
     A mesh with few vertices has large triangles on flat surfaces, however rich in detail their texture is. Splats are
     dense where the detail is. The surface stays the same, and neighbours still share their vertices.
-
-    Args:
-        mesh: the mesh, CPU.
-        points: centres of splats near it, scene frame, CPU.
-        most: points of a triangle that is not divided.
     """
     for _ in range(_ROUNDS):
         near, *_ = RayCaster(mesh.vertices.numpy(), mesh.faces.numpy()).nearest(points.numpy())

@@ -7,7 +7,6 @@ A dictionary of cluster centres makes 2 bytes of each texel's feature; a query s
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,14 +59,8 @@ def lift_code_map(
     dim: int,
     on_progress: StageProgress = lambda stage, done, total: None,
 ) -> CodeMap:
-    """Lifts one feature onto the texels of a mesh.
-
-    Args:
-        mesh: with a square texture, in the frame of the cameras.
-
-    Raises:
-        MeshError: the mesh has no square texture, or no photo sees it.
-    """
+    """Lifts one feature onto the texels of a mesh in the frame of the cameras. Raises MeshError where it has no square
+    texture, or no photo sees it."""
     atlas = Atlas(mesh, np.arange(len(mesh.vertices)), texture_side(mesh), 0)
     texels = texture_texels(atlas)
     faces = np.asarray(atlas.mesh.faces)[texels.faces]
@@ -75,30 +68,24 @@ def lift_code_map(
     normals = np.asarray(atlas.mesh.face_normals, np.float32)[texels.faces]
     places = Places(points, normals, texel_areas(atlas)[texels.faces])
     chosen = np.sort(np.random.default_rng(0).permutation(len(texels))[:_SAMPLES])
-    samples = []
     some = Places(*(values[chosen] for values in places))
-    for _, lifted in lift_places(mesh, some, photos, load, dim, _rename_stage("Dictionary", on_progress)):
-        samples.append(lifted.codes[lifted.visible])
-    known = np.concatenate(samples)
+    parts = lift_places(mesh, some, photos, load, dim, _rename_stage("Dictionary", on_progress))
+    known = np.concatenate([codes[visible] for _, codes, visible in parts])
     if not len(known):
         raise MeshError("No training photo sees the texture: try --frame scene or --frame capture.")
     dictionary = make_dictionary(known.astype(np.float32))
     entries = torch.from_numpy(dictionary)
     flat = np.full(atlas.size_px**2, NOTHING, np.uint16)
-    for part, lifted in lift_places(mesh, places, photos, load, dim, _rename_stage("Code map", on_progress)):
-        visible = np.flatnonzero(lifted.visible)
-        for batch in np.array_split(visible, len(visible) // _TEXELS_AT_ONCE + 1):
-            away = torch.cdist(torch.from_numpy(lifted.codes[batch].astype(np.float32)), entries)
+    for part, codes, visible in lift_places(mesh, places, photos, load, dim, _rename_stage("Code map", on_progress)):
+        seen = np.flatnonzero(visible)
+        for batch in np.array_split(seen, len(seen) // _TEXELS_AT_ONCE + 1):
+            away = torch.cdist(torch.from_numpy(codes[batch].astype(np.float32)), entries)
             flat[texels.places[part][batch]] = away.argmin(dim=1).numpy()
     return CodeMap(dictionary.astype(np.float16), flat.reshape(atlas.size_px, atlas.size_px))
 
 
 def texture_side(mesh: trimesh.Trimesh) -> int:
-    """Returns the side of a mesh's square texture, pixels.
-
-    Raises:
-        MeshError: it has none.
-    """
+    """Returns the side of a mesh's square texture, pixels. Raises MeshError where it has none."""
     picture = get_texture(mesh)
     if picture is None or picture.shape[0] != picture.shape[1]:
         raise MeshError(
@@ -131,11 +118,8 @@ _SHARE = 0.9
 """Share of the edges that must be small enough."""
 
 
-class ScoredMesh(NamedTuple):
-    """A mesh with a score at each vertex."""
-
-    mesh: trimesh.Trimesh
-    scores: Float[np.ndarray, " verts"]
+ScoredMesh = tuple[trimesh.Trimesh, Float[np.ndarray, " scored"]]
+"""A mesh with a score at each vertex."""
 
 
 def subdivide_to_texels(
@@ -144,13 +128,10 @@ def subdivide_to_texels(
     code_map: CodeMap,
     code_scores: Float[np.ndarray, " codes"],
 ) -> ScoredMesh:
-    """Returns a mesh whose vertices have the scores of their texels.
+    """Returns a mesh whose vertices have the scores of their texels, else those given, where texels have no feature.
 
     All triangles are divided into four, as often as their size in the texture needs, so that neighbours still share
     their vertices.
-
-    Args:
-        scores: of its vertices, for places whose texels have no feature.
     """
     visual = mesh.visual
     assert isinstance(visual, TextureVisuals)
@@ -165,4 +146,4 @@ def subdivide_to_texels(
     copy = trimesh.Trimesh(vertices, faces, process=False)
     copy.visual = TextureVisuals(uv=values["uv"], material=visual.material)
     entries = code_map.look_up(values["uv"])
-    return ScoredMesh(copy, np.where(entries < 0, values["scores"][:, 0], code_scores[entries]))
+    return copy, np.where(entries < 0, values["scores"][:, 0], code_scores[entries])

@@ -71,11 +71,8 @@ def mesh_hash(mesh: trimesh.Trimesh) -> str:
 
 
 def save_features(path: Path, mesh: trimesh.Trimesh, features: MeshFeatures) -> None:
-    """Writes the features of a mesh. A file of that name remains whole until the new one is.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Writes the features of a mesh. A file of that name remains whole until the new one is. Raises ConfigError where
+    the file cannot be written."""
     record = {"made_by": COMMAND, _MESH_HASH: mesh_hash(mesh), **features.provenance}
     with replace_file(path) as stream, NpzWriter(stream) as npz:
         npz.array(PROVENANCE, np.asarray(json.dumps(record)))
@@ -89,11 +86,8 @@ def save_features(path: Path, mesh: trimesh.Trimesh, features: MeshFeatures) -> 
 
 
 def load_features(path: Path, mesh: trimesh.Trimesh) -> MeshFeatures:
-    """Reads the features of a mesh.
-
-    Raises:
-        MeshError: there is no such file, it cannot be read, or it is of another mesh.
-    """
+    """Reads the features of a mesh. Raises MeshError where there is no such file, or it cannot be read or is of another
+    mesh."""
     if not path.is_file():
         raise MeshError(f"There is no file {path}, so the mesh has no features: lift some with `{COMMAND}`.")
     try:

@@ -33,15 +33,6 @@ _VERTEX_SHARE = 1 / 9
 """Area that a vertex stands for, as a share of its largest triangle."""
 
 
-class LiftedPlaces(NamedTuple):
-    """Features of places on a mesh."""
-
-    codes: Float16[np.ndarray, "places feat"]
-    """0 where no photo sees a place."""
-    visible: Bool[np.ndarray, " places"]
-    """Places that at least one photo sees."""
-
-
 class LiftedVertices(NamedTuple):
     """Features of the vertices of a mesh."""
 
@@ -90,7 +81,7 @@ def lift_vertices(
     def on_weights(photo: int, which: np.ndarray, weights: np.ndarray) -> None:
         seen.add(photo, weights * areas[which], which)
 
-    for part, lifted in lift_places(mesh, places, photos, load, dim, on_progress, on_weights):
+    for part, *lifted in lift_places(mesh, places, photos, load, dim, on_progress, on_weights):
         codes[part], visible[part] = lifted
     if not visible.any():
         raise MeshError(UNSEEN)
@@ -110,12 +101,15 @@ def lift_places(
     dim: int,
     on_progress: StageProgress = lambda stage, done, total: None,
     on_weights: Callable[[int, np.ndarray, np.ndarray], None] = lambda photo, which, weights: None,
-) -> Iterator[tuple[slice, LiftedPlaces]]:
+) -> Iterator[tuple[slice, Float16[np.ndarray, "places feat"], Bool[np.ndarray, " places"]]]:
     """Lifts one feature onto places on a mesh, part by part; memory holds one photo and :data:`SUMS_MIB` of sums.
 
     Args:
         mesh: hides places from photos; in the frame of the cameras.
         on_weights: called with the index of a photo, some of the places that it sees and their weights.
+
+    Yields:
+        The places of a part, their features, 0 where no photo sees a place, and which places a photo sees.
     """
     caster = RayCaster(mesh.vertices, mesh.faces)
     at_once = max(1, int(SUMS_MIB * 2**20) // (4 * dim))
@@ -142,7 +136,7 @@ def lift_places(
             on_progress("Photos", number * len(photos) + index + 1, len(parts) * len(photos))
         visible = total > 0
         codes = torch.where(visible[:, None], sums.div_(total.clamp_min(1e-30)[:, None]), 0.0).half()
-        yield part, LiftedPlaces(codes.numpy(), visible.numpy())
+        yield part, codes.numpy(), visible.numpy()
 
 
 def nearest_visible(
@@ -150,11 +144,8 @@ def nearest_visible(
 ) -> Int[np.ndarray, " places"]:
     """Returns for each place the nearest visible one along edges, itself if it is visible.
 
-    A connected part of which nothing is visible takes the nearest ones in space.
-
-    Args:
-        points: places, all different.
-        visible: at least one is.
+    A connected part of which nothing is visible takes the nearest ones in space. All places are different, and at least
+    one is visible.
     """
     source = np.arange(len(points))
     if visible.all():

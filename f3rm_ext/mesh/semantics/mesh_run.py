@@ -37,16 +37,8 @@ class MeshRun(Photos):
 
 
 def open_run_or_mesh(load_config: Path | None, mesh: Path | None, data: Path | None) -> Photos:
-    """Opens what is to be queried.
-
-    Args:
-        load_config: config.yml of a run; None for a mesh.
-        mesh: the mesh; None for a run.
-        data: where the capture of the mesh is now; None for where it was.
-
-    Raises:
-        UserError: it cannot be opened.
-    """
+    """Opens what is to be queried: the mesh if there is one, see :func:`open_mesh_run`, else the run of a config.yml.
+    Raises UserError where that fails."""
     if mesh is not None:
         return open_mesh_run(mesh, data)
     assert load_config is not None
@@ -54,20 +46,14 @@ def open_run_or_mesh(load_config: Path | None, mesh: Path | None, data: Path | N
 
 
 def read_featured_mesh(path: Path) -> tuple[trimesh.Trimesh, MeshFeatures]:
-    """Reads a mesh, in the coordinates of its file but z up, and the features beside it.
-
-    Raises:
-        MeshError: one of them is missing, damaged, or the features are of another mesh.
-    """
+    """Reads a mesh, in the coordinates of its file but z up, and the features beside it. Raises MeshError as
+    :func:`~f3rm_ext.mesh.mesh_files.read_mesh` and :func:`load_features`."""
     mesh = read_mesh(path)
     return mesh, load_features(features_path(path), mesh)
 
 
 def open_mesh_run(path: Path, data: Path | None = None) -> MeshRun:
-    """Opens a mesh with features.
-
-    Args:
-        data: where its capture is now; None for where it was.
+    """Opens a mesh with features; data is where its capture is now, None for where it was.
 
     Raises:
         UserError: the mesh, its features or its capture cannot be used, or the capture is another one.

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,15 +31,6 @@ CHUNK = 1 << 15
 REACH = 0.01
 """Distance up to which points belong to the mesh, as a share of the diagonal of its box."""
 _GREY = 0.6
-
-
-class _Hits(NamedTuple):
-    """Places on a mesh."""
-
-    faces: np.ndarray
-    """Triangle of each."""
-    weights: np.ndarray
-    """Barycentric weights of its second and third corner."""
 
 
 class QueryableMesh:
@@ -91,27 +82,22 @@ class QueryableMesh:
         cast, heads = self._caster_within(obb_box), self.query_heads()
 
         def forward(rays: RayBundle) -> dict[str, Tensor | list]:
-            places, away = cast(rays)
+            *places, away = cast(rays)
             hits = torch.from_numpy(np.isfinite(away))
             depth = torch.from_numpy(away).masked_fill(~hits, 0.0)[:, None]
             opaque = hits[:, None].float()
             rgb = torch.ones(len(hits), 3)
-            rgb[hits] = self._shade(places, rays.directions[hits].numpy())
-            outputs: dict[str, Tensor | list] = {
-                "rgb": rgb,
-                "accumulation": opaque,
-                "depth": depth,
-                "expected_depth": depth,
-            }
+            rgb[hits] = self._shade(*places, rays.directions[hits].numpy())
+            outputs: dict[str, Any] = {"rgb": rgb, "accumulation": opaque, "depth": depth, "expected_depth": depth}
 
             @functools.cache
             def render_values(name: str) -> Tensor:
                 values = torch.zeros(len(hits), heads[name].codes.shape[1])
-                values[hits] = self._values(name, places)
+                values[hits] = self._values(name, *places)
                 return values
 
             for name, compute in extra.items():
-                value = compute({k: v for k, v in outputs.items() if isinstance(v, Tensor)}, render_values)
+                value = compute(outputs, render_values)
                 if value is not None:
                     outputs[name] = value * opaque
             return outputs
@@ -133,10 +119,10 @@ class QueryableMesh:
         assert groups is not None
 
         def forward(rays: RayBundle) -> dict[str, Tensor | list]:
-            places, away = cast(rays)
-            corners = np.stack([1.0 - places.weights.sum(axis=1), *places.weights.T]).argmax(axis=0)
+            faces, weights, away = cast(rays)
+            corners = np.stack([1.0 - weights.sum(axis=1), *weights.T]).argmax(axis=0)
             shown = np.full((len(away), 1), OTHER)
-            shown[np.isfinite(away), 0] = groups.numpy()[self._faces[places.faces, corners]]
+            shown[np.isfinite(away), 0] = groups.numpy()[self._faces[faces, corners]]
             return {"group": torch.from_numpy(shown)}
 
         rays = camera.generate_rays(camera_indices=0, keep_shape=True)
@@ -151,34 +137,25 @@ class QueryableMesh:
         faces, weights, away = self._caster.nearest(points.cpu().float().numpy())
         beyond = torch.from_numpy(away > REACH * self.mesh.scale)
         return {
-            name: self._values(name, _Hits(faces, weights)).masked_fill_(beyond[:, None], torch.nan)
+            name: self._values(name, faces, weights).masked_fill_(beyond[:, None], torch.nan)
             for name in self.query_heads()
         }
 
     @torch.no_grad()
     def score_vertices(self, queries: Sequence[Query]) -> Float[np.ndarray, "verts queries"]:
-        """Returns the scores of the mesh's vertices.
-
-        Raises:
-            ConfigError: see :meth:`~f3rm_ext.query.queryable.Scorer.from_model`.
-        """
+        """Returns the scores of the vertices. Raises as :meth:`~f3rm_ext.query.queryable.Scorer.from_model`."""
         scorer, heads = Scorer.from_model(self, queries), self.query_heads()
-        parts = []
-        for start in range(0, len(self.mesh.vertices), CHUNK):
-            parts.append(scorer(lambda name, start=start: heads[name].codes[start : start + CHUNK].float()))
+        starts = range(0, len(self.mesh.vertices), CHUNK)
+        parts = [scorer(lambda name, at=at: heads[name].codes[at : at + CHUNK].float()) for at in starts]
         return torch.cat(parts).numpy()
 
     @torch.no_grad()
     def score(self, query: Query) -> ScoredMesh:
-        """Returns the mesh with the scores of its vertices; with a code map, as fine as that.
-
-        Raises:
-            ConfigError: see :meth:`~f3rm_ext.query.queryable.Scorer.from_model`.
-        """
+        """Returns the mesh with :meth:`score_vertices`; with a code map, as fine as that."""
         scores, scorer = self.score_vertices([query])[:, 0], Scorer.from_model(self, [query])
         code_map = self._maps.get(scorer.heads[0])
         if code_map is None:
-            return ScoredMesh(self.mesh, scores)
+            return self.mesh, scores
         codes = torch.from_numpy(code_map.dictionary).float()
         return subdivide_to_texels(self.mesh, scores, code_map, scorer(lambda _: codes)[:, 0].numpy())
 
@@ -189,38 +166,39 @@ class QueryableMesh:
         corners = vertex_texels(self.mesh)
         return self._colors(corners.faces, corners.weights) / 255.0
 
-    def _caster_within(self, obb_box: OrientedBox | None) -> Callable[[RayBundle], tuple[_Hits, np.ndarray]]:
-        """Returns a function that finds the places where rays meet the mesh, and all distances, infinite for misses."""
+    def _caster_within(self, obb_box: OrientedBox | None) -> Callable[[RayBundle], tuple[np.ndarray, ...]]:
+        """Returns a function that finds where rays meet the mesh: triangles and barycentric weights of their second and
+        third corner; and all distances, infinite for misses."""
         inside, caster = None, self._caster
         if obb_box is not None:
             middles = torch.from_numpy(np.asarray(self.mesh.triangles_center, np.float32))
             inside = np.flatnonzero(obb_box.within(middles).numpy())
             caster = RayCaster(self.mesh.vertices, self._faces[inside])
 
-        def cast(rays: RayBundle) -> tuple[_Hits, np.ndarray]:
+        def cast(rays: RayBundle) -> tuple[np.ndarray, ...]:
             hit = caster.cast(rays.origins.numpy(), rays.directions.numpy())
             hits = np.isfinite(hit["t_hit"])
             faces = hit["primitive_ids"][hits].astype(np.int64)
-            return _Hits(faces if inside is None else inside[faces], hit["primitive_uvs"][hits]), hit["t_hit"]
+            return faces if inside is None else inside[faces], hit["primitive_uvs"][hits], hit["t_hit"]
 
         return cast
 
-    def _values(self, name: str, places: _Hits) -> Float[Tensor, "n feat"]:
+    def _values(self, name: str, faces: np.ndarray, weights: np.ndarray) -> Float[Tensor, "n feat"]:
         codes = self.query_heads()[name].codes.numpy()
-        values = np.empty((len(places.faces), codes.shape[1]), np.float32)
-        corners, missing = self._faces[places.faces], np.ones(len(values), bool)
+        values = np.empty((len(faces), codes.shape[1]), np.float32)
+        corners, missing = self._faces[faces], np.ones(len(values), bool)
         if name in self._maps:
             assert isinstance(self.mesh.visual, TextureVisuals)
-            entries = self._maps[name].look_up(interpolate(np.asarray(self.mesh.visual.uv), corners, places.weights))
+            entries = self._maps[name].look_up(interpolate(np.asarray(self.mesh.visual.uv), corners, weights))
             missing = entries < 0
             values[~missing] = self._maps[name].dictionary[entries[~missing]]
-        values[missing] = interpolate(codes, corners[missing], places.weights[missing])
+        values[missing] = interpolate(codes, corners[missing], weights[missing])
         return torch.from_numpy(values)
 
-    def _shade(self, places: _Hits, directions: np.ndarray) -> Float[Tensor, "n 3"]:
+    def _shade(self, faces: np.ndarray, weights: np.ndarray, directions: np.ndarray) -> Float[Tensor, "n 3"]:
         """Colours, 0 to 1; a mesh without colours is grey, lighter where it faces the camera."""
         if self._colors is not None:
-            return torch.from_numpy(self._colors(places.faces, places.weights) / 255.0).float()
-        normals = np.asarray(self.mesh.face_normals)[places.faces]
+            return torch.from_numpy(self._colors(faces, weights) / 255.0).float()
+        normals = np.asarray(self.mesh.face_normals)[faces]
         facing = np.abs((normals * directions).sum(axis=1)) / np.linalg.norm(directions, axis=1)
         return torch.from_numpy(np.repeat(0.2 + 0.7 * facing[:, None], 3, axis=1)).float()

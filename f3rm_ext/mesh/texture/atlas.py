@@ -191,11 +191,7 @@ def texture_texels(atlas: Atlas) -> Texels:
 def samples_along(
     lengths: Float[np.ndarray, " edges"],
 ) -> tuple[Int[np.ndarray, " samples"], Float[np.ndarray, "samples 1"]]:
-    """Returns samples along edges, about a texel apart: the edge of each, and where it lies on it, from 0 to 1.
-
-    Args:
-        lengths: texels.
-    """
+    """Returns samples about a texel apart along edges: the edge of each, and where it lies on it, from 0 to 1."""
     counts = np.ceil(lengths).astype(int) + 1
     edge = np.repeat(np.arange(len(counts)), counts)
     step = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts)

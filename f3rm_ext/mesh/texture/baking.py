@@ -50,11 +50,7 @@ def bake_texture(
     options: TextureOptions,
     on_progress: StageProgress = lambda stage, done, total: None,
 ) -> BakedMesh:
-    """Returns the mesh with a texture from photos.
-
-    Raises:
-        MeshError: the charts do not fit, or no photo sees the mesh.
-    """
+    """Returns the mesh with a texture from photos. Raises MeshError where charts do not fit, or no photo sees it."""
     on_progress("Charts", 0, 1)
     space = distant_background(mesh, photos)
     size_px = options.texture_size or choose_size(mesh, photos, space)
@@ -77,11 +73,7 @@ def bake_vertices(
     options: TextureOptions,
     on_progress: StageProgress = lambda stage, done, total: None,
 ) -> BakedMesh:
-    """Returns the mesh with vertex colours from photos.
-
-    Raises:
-        MeshError: no photo sees the mesh.
-    """
+    """Returns the mesh with vertex colours from photos. Raises MeshError where none sees it."""
     result = weld(mesh)
     # A vertex takes the mean of a small part of the triangles around it, so that edges of objects stay clean.
     areas = np.asarray(result.area_faces, np.float32) / 9
@@ -93,12 +85,7 @@ def bake_vertices(
 def choose_size(mesh: trimesh.Trimesh, photos: Photos, space: BoxContraction | None = None) -> int:
     """Returns the power of two that has about one texel per pixel of the photos that are near the surface.
 
-    Args:
-        mesh: in the frame of the photos.
-        space: see :func:`~f3rm_ext.mesh.texture.atlas.unwrap`.
-
-    Raises:
-        MeshError: no photo sees the mesh.
+    The space is as for :func:`~f3rm_ext.mesh.texture.atlas.unwrap`. Raises MeshError where no photo sees the mesh.
     """
     depths = _probed_depths(mesh, photos)
     widths = np.concatenate(

@@ -145,11 +145,8 @@ def find_gains(
 ) -> Float[np.ndarray, "photos 3"]:
     """Returns the factor on each photo's colours, per channel, after which photos agree where they see the same place.
 
-    Gains are 1 in geometric mean; see :func:`~f3rm_ext.data.gains.fit_log_gains`.
-
-    Args:
-        colors: what each photo says about each sample, 0 to 255.
-        weights: of its colours; 0 where a photo does not see a sample.
+    Gains are 1 in geometric mean; see :func:`~f3rm_ext.data.gains.fit_log_gains`. Colours are 0 to 255, and weights 0
+    where a photo does not see a sample.
     """
     gains = np.ones((len(colors), 3))
     for channel in range(3):

@@ -69,11 +69,7 @@ class PhotoSource:
 
 
 def dataset_photos(dataset: "PinholeDataset", frame: CaptureFrame | None) -> Photos:
-    """Returns the photos of a data set.
-
-    Args:
-        frame: frame of the capture, for cameras in it; None for the scene frame.
-    """
+    """Returns the photos of a data set, with cameras in the frame of the capture, or in the scene frame for None."""
     views = PinholeCameras.of(dataset.cameras)
     cameras = [Camera.of(views, index, frame) for index in range(len(views.widths))]
 
@@ -90,11 +86,7 @@ def dataset_photos(dataset: "PinholeDataset", frame: CaptureFrame | None) -> Pho
 
 
 def open_capture(data: Path) -> PhotoSource:
-    """Returns the photos of a capture.
-
-    Raises:
-        CaptureError: it cannot be read.
-    """
+    """Returns the photos of a capture. Raises CaptureError where it cannot be read."""
     from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 
     return PhotoSource(CaptureDataParserConfig(data=data).setup(), data)

@@ -31,11 +31,7 @@ class MeshPicture(NamedTuple):
 
 
 class SurfaceColors:
-    """The colours of a mesh: of its texture, or of its vertices.
-
-    Raises:
-        MeshError: it has no colours.
-    """
+    """The colours of a mesh: of its texture, or of its vertices. Raises MeshError where it has neither."""
 
     def __init__(self, mesh: trimesh.Trimesh, name: str = "The mesh") -> None:
         self._faces = np.asarray(mesh.faces)
@@ -60,11 +56,7 @@ class SurfaceColors:
 
 
 class MeshRenderer:
-    """Renders a mesh with a texture or vertex colours by casting rays, without shading.
-
-    Raises:
-        MeshError: it has no colours.
-    """
+    """Renders :class:`SurfaceColors` of a mesh by casting rays, without shading."""
 
     def __init__(self, mesh: trimesh.Trimesh, name: str = "The mesh") -> None:
         self._caster, self._colors = RayCaster(mesh.vertices, mesh.faces), SurfaceColors(mesh, name)
@@ -86,12 +78,7 @@ class MeshRenderer:
 def interpolate(
     values: Float[np.ndarray, "verts channels"], corners: Int[np.ndarray, "n 3"], weights: Float[np.ndarray, "n 2"]
 ) -> Float[np.ndarray, "n channels"]:
-    """Interpolates values of vertices.
-
-    Args:
-        values: one row per vertex.
-        weights: barycentric weights of its second and third corner.
-    """
+    """Interpolates values of vertices, by the barycentric weights of the second and third corner."""
     b, c = weights.T[..., None]
     return values[corners[:, 0]] * (1 - b - c) + values[corners[:, 1]] * b + values[corners[:, 2]] * c
 

@@ -1,7 +1,7 @@
 """Seams of a texture: both sides of a cut show the same colour, and free texels go on from the nearest chart."""
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from scipy.ndimage import distance_transform_edt
 from scipy.sparse import csr_matrix, diags_array
 from scipy.sparse.linalg import cg
@@ -14,13 +14,11 @@ _KEEP = 0.05
 
 
 def level_seams(atlas: Atlas, texels: Texels, colors: Float[np.ndarray, "texels 3"]) -> None:
-    """Changes texels along cuts, as little as possible, so that bilinear lookups from both sides agree.
+    """Changes colours of texels along cuts, in place and as little as possible, so that bilinear lookups from both
+    sides agree.
 
     Least squares over samples along the cuts, one per texel: |A x − B x|² + w |x − x₀|², where A and B look up the two
     sides.
-
-    Args:
-        colors: their colours, changed in place.
     """
     first, second = _seam_samples(atlas)
     if not len(first):
@@ -63,17 +61,8 @@ def fill_outward(
 
 def _seam_samples(atlas: Atlas) -> tuple[Float[np.ndarray, "n 2"], Float[np.ndarray, "n 2"]]:
     """Places in the texture, about a texel apart, on one side of the cuts and on the other."""
-    begin, end = _cuts(atlas)
-    pixels = atlas.pixels
-    edge, share = samples_along(np.linalg.norm(pixels[begin] - pixels[end], axis=2).max(axis=1, initial=0))
-    sides = [pixels[begin[edge, k]] * (1 - share) + pixels[end[edge, k]] * share for k in range(2)]
-    return sides[0], sides[1]
-
-
-def _cuts(atlas: Atlas) -> tuple[Int[np.ndarray, "cuts 2"], Int[np.ndarray, "cuts 2"]]:
-    """Edges that two triangles of different charts share: the vertices of their beginning and end on both sides."""
-    faces = np.asarray(atlas.mesh.faces)
-    edges = faces[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2)
+    # Cuts are edges that two triangles of different charts share.
+    edges = np.asarray(atlas.mesh.faces)[:, [0, 1, 1, 2, 2, 0]].reshape(-1, 2)
     source = atlas.source[edges]
     swap = source[:, 0] > source[:, 1]
     edges[swap] = edges[swap][:, ::-1]
@@ -82,5 +71,8 @@ def _cuts(atlas: Atlas) -> tuple[Int[np.ndarray, "cuts 2"], Int[np.ndarray, "cut
     edges, source = edges[order], source[order]
     same = (source[1:] == source[:-1]).all(axis=1) & (edges[1:] != edges[:-1]).any(axis=1)
     here = np.flatnonzero(same)
-    pairs = np.stack([edges[here], edges[here + 1]], axis=1)
-    return pairs[..., 0], pairs[..., 1]
+    begin, end = np.stack([edges[here], edges[here + 1]], axis=1).transpose(2, 0, 1)  # vertices on both sides
+    pixels = atlas.pixels
+    edge, share = samples_along(np.linalg.norm(pixels[begin] - pixels[end], axis=2).max(axis=1, initial=0))
+    first, second = (pixels[begin[edge, k]] * (1 - share) + pixels[end[edge, k]] * share for k in range(2))
+    return first, second

@@ -25,29 +25,34 @@ def sphere_directions(count: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="session")
-def ring() -> PinholeCameras:
+def make_cameras() -> Callable[..., PinholeCameras]:
+    """Makes cameras with square pictures at places, of which each looks ahead with a side to its right."""
+
+    def make(places: np.ndarray, aheads: np.ndarray, sides: np.ndarray, px: int) -> PinholeCameras:
+        sides, viewmats = sides / np.linalg.norm(sides, axis=1, keepdims=True), np.tile(np.eye(4), (len(places), 1, 1))
+        viewmats[:, :3, :3] = np.stack([sides, np.cross(aheads, sides), aheads], axis=1)
+        viewmats[:, :3, 3] = -np.einsum("nij,nj->ni", viewmats[:, :3, :3], places)
+        K = torch.tensor([[FOCAL_PX, 0, px / 2], [0, FOCAL_PX, px / 2], [0, 0, 1]])
+        sizes = torch.full((len(places),), px, dtype=torch.int32)
+        return PinholeCameras(torch.tensor(viewmats).float(), K.repeat(len(places), 1, 1), sizes, sizes.clone())
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def ring(make_cameras: Callable[..., PinholeCameras]) -> PinholeCameras:
     """Twenty cameras all around the ball at a distance of 1.5, looking at its middle."""
-    viewmats = []
-    for direction in sphere_directions(20):
-        side = np.cross(direction, [0.1, 0.2, 1.0])
-        side /= np.linalg.norm(side)
-        rotation = np.stack([side, np.cross(-direction, side), -direction])
-        viewmat = np.eye(4)
-        viewmat[:3, :3], viewmat[:3, 3] = rotation, -rotation @ (1.5 * direction)
-        viewmats.append(viewmat)
-    K = torch.tensor([[FOCAL_PX, 0, SIZE_PX / 2], [0, FOCAL_PX, SIZE_PX / 2], [0, 0, 1]])
-    count = len(viewmats)
-    sizes = torch.full((count,), SIZE_PX, dtype=torch.int32)
-    return PinholeCameras(torch.tensor(np.array(viewmats)).float(), K.repeat(count, 1, 1), sizes, sizes.clone())
+    directions = sphere_directions(20)
+    return make_cameras(1.5 * directions, -directions, np.cross(directions, [0.1, 0.2, 1.0]), SIZE_PX)
 
 
-def ball_view(cameras: PinholeCameras, index: int, radius: float = RADIUS) -> RenderedView:
+def ball_view(cameras: PinholeCameras, index: int) -> RenderedView:
     """The exact depth of the ball; colours are positions."""
     pixels = torch.arange(SIZE_PX**2)
     ones = torch.ones(len(pixels), dtype=torch.float64)
     center = cameras.positions[index].double()
     ahead = unproject(cameras, index, ones, pixels) - center
-    a, b, c = ahead.square().sum(1), (ahead * center).sum(1), center.square().sum() - radius**2
+    a, b, c = ahead.square().sum(1), (ahead * center).sum(1), center.square().sum() - RADIUS**2
     depth = (-b - (b * b - a * c).clamp_min(0).sqrt()) / a
     depth = torch.where((b * b > a * c) & (depth > 0), depth, 0)
     color = ((center + ahead * depth[:, None] + 0.5).clamp(0, 1) * 255).round()

@@ -1,5 +1,7 @@
 """Thin things that are fused from each side by itself, and holes that are filled with depth that few views agree on."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -67,35 +69,30 @@ def test_a_mesh_without_holes_is_left(ball_views: SceneViews) -> None:
         assert hole_parts(stored, ball, fused) == ([], 0.0)
 
 
-def two_sided(half: float = 0.35) -> SceneViews:
+@pytest.fixture
+def two_sided(make_cameras: Callable[..., PinholeCameras]) -> SceneViews:
     """A square across the z axis, a third of a voxel thick, and walls around it, seen from both sides and edge-on."""
-    poses: list[tuple[np.ndarray, np.ndarray]] = []
+    aheads, places = [], []
     for up in (1.0, -1.0):
-        for x, y in ((0.0, 0.0), (0.2, 0.1), (-0.2, 0.1), (0.0, -0.2)):
-            poses.append((np.diag([1.0, -up, -up]), np.array([x, y, 1.5 * up])))
-        for ahead in ([up, 0.0, 0.0], [0.0, up, 0.0]):
-            down = np.array([0.0, 0.0, -1.0])
-            poses.append((np.stack([np.cross(down, ahead), down, ahead]), -1.5 * np.array(ahead)))
-    viewmats = np.tile(np.eye(4), (len(poses), 1, 1))
-    for viewmat, (turn, place) in zip(viewmats, poses, strict=True):
-        viewmat[:3, :3], viewmat[:3, 3] = turn, -turn @ place
+        places += [[x, y, 1.5 * up] for x, y in ((0.0, 0.0), (0.2, 0.1), (-0.2, 0.1), (0.0, -0.2))]
+        places += [[-1.5 * up, 0.0, 0.0], [0.0, -1.5 * up, 0.0]]
+        aheads += [[0.0, 0.0, -up]] * 4 + [[up, 0.0, 0.0], [0.0, up, 0.0]]
+    sides = np.array([[1.0, 0.0, 0.0] if ahead[2] else np.cross([0.0, 0.0, -1.0], ahead) for ahead in aheads])
     side = 64
-    K = torch.tensor([[60.0, 0, side / 2], [0, 60.0, side / 2], [0, 0, 1]])
-    sizes = torch.full((len(poses),), side, dtype=torch.int32)
-    cameras = PinholeCameras(torch.tensor(viewmats).float(), K.repeat(len(poses), 1, 1), sizes, sizes.clone())
+    cameras = make_cameras(np.array(places), np.array(aheads), sides, side)
 
     def render(index: int) -> RenderedView:
-        faces_it = bool(poses[index][1][2] != 0)  # the walls behind are far; those around its edges are near
+        faces_it = places[index][2] != 0  # the walls behind are far; those around its edges are near
         at = unproject(cameras, index, torch.full((side**2,), 1.495, dtype=torch.float64), torch.arange(side**2))
-        on = (at[:, :2].abs().amax(dim=1) < half) & torch.tensor(faces_it)
+        on = (at[:, :2].abs().amax(dim=1) < 0.35) & torch.tensor(faces_it)
         depth = torch.where(on, 1.495, 2.5 if faces_it else 1.9).float().numpy().reshape(side, side)
         return RenderedView(np.full((side, side, 3), 128, np.uint8), depth)
 
     return SceneViews(cameras, render)
 
 
-def test_a_sheet_that_is_seen_from_both_sides_is_found() -> None:
-    with stored_views(two_sided()) as stored:
+def test_a_sheet_that_is_seen_from_both_sides_is_found(two_sided: SceneViews) -> None:
+    with stored_views(two_sided) as stored:
         walls = fused(stored)
         parts, share = thin_parts(stored, walls, fused)
     sheets = [part for part in parts if np.ptp(part.vertices[:, 2]) < 0.1]
@@ -107,8 +104,8 @@ def test_a_sheet_that_is_seen_from_both_sides_is_found() -> None:
     assert sorted(faces_up) == [False, True]
 
 
-def test_extraction_finds_thin_parts_unless_told_not_to() -> None:
-    scene = SurfaceScene(two_sided(), None, CaptureFrame(np.eye(3), np.zeros(3), 1.0), {})
+def test_extraction_finds_thin_parts_unless_told_not_to(two_sided: SceneViews) -> None:
+    scene = SurfaceScene(two_sided, None, CaptureFrame(np.eye(3), np.zeros(3), 1.0), {})
     with_sheet = extract_mesh(scene, ExtractionOptions(voxel=0.03, min_views=1))
     without = extract_mesh(scene, ExtractionOptions(voxel=0.03, min_views=1, thin_parts=False))
 

@@ -1,7 +1,5 @@
 """Depth of a ball, fused."""
 
-from types import ModuleType
-
 import numpy as np
 import pytest
 
@@ -12,8 +10,10 @@ from f3rm_ext.mesh.fusion import choose_voxel, fuse_depth
 from f3rm_ext.mesh.mesh_files import vertex_colors
 from f3rm_ext.mesh.views import RenderedView, SceneViews, stored_views
 
+pytestmark = pytest.mark.usefixtures("open3d")
 
-def test_a_ball(ball_views: SceneViews, open3d: ModuleType) -> None:
+
+def test_a_ball(ball_views: SceneViews) -> None:
     with stored_views(ball_views) as stored:
         mesh = fuse_depth(stored, 0.02)
     radii = np.linalg.norm(mesh.vertices, axis=1)
@@ -23,7 +23,7 @@ def test_a_ball(ball_views: SceneViews, open3d: ModuleType) -> None:
     np.testing.assert_allclose(colors / 255, mesh.vertices + 0.5, atol=0.06)
 
 
-def test_slabs_give_the_same_mesh(ball_views: SceneViews, open3d: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slabs_give_the_same_mesh(ball_views: SceneViews, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
     with stored_views(ball_views) as stored:
         whole = fuse_depth(stored, 0.02)
@@ -35,14 +35,14 @@ def test_slabs_give_the_same_mesh(ball_views: SceneViews, open3d: ModuleType, mo
     assert seen[-1][0] == seen[-1][1] > 2 * len(ball_views)
 
 
-def test_voxels_that_few_views_see_are_left_out(ball_views: SceneViews, open3d: ModuleType) -> None:
+def test_voxels_that_few_views_see_are_left_out(ball_views: SceneViews) -> None:
     with stored_views(ball_views) as stored:
         assert fuse_depth(stored, 0.02, min_weight=5.0).area < 0.8 * fuse_depth(stored, 0.02).area
 
 
 @pytest.mark.parametrize("most", [2000, 8000])
 def test_voxels_become_wider_where_a_mesh_would_be_too_large(
-    ball_views: SceneViews, open3d: ModuleType, monkeypatch: pytest.MonkeyPatch, most: int
+    ball_views: SceneViews, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     with stored_views(ball_views) as stored:
         assert choose_voxel(stored, 0.02) == 0.02
@@ -52,14 +52,14 @@ def test_voxels_become_wider_where_a_mesh_would_be_too_large(
         assert choose_voxel(stored, 0.005, lambda centers: centers[:, 0] > 0) < 0.85 * voxel
 
 
-def test_no_depth(ring: PinholeCameras, open3d: ModuleType) -> None:
+def test_no_depth(ring: PinholeCameras) -> None:
     nothing = RenderedView(np.zeros((48, 48, 3), np.uint8), np.zeros((48, 48), np.float32))
     with stored_views(SceneViews(ring, lambda index: nothing)) as stored:
         with pytest.raises(MeshError, match="depth"):
             fuse_depth(stored, 0.02)
 
 
-def test_a_view_of_hardly_any_pixel(ball_views: SceneViews, open3d: ModuleType) -> None:
+def test_a_view_of_hardly_any_pixel(ball_views: SceneViews) -> None:
     def render(index: int) -> RenderedView:
         view = ball_views.render(index)
         if index == 0:  # Open3D looks at every fourth pixel, and fails where it finds none
@@ -71,7 +71,7 @@ def test_a_view_of_hardly_any_pixel(ball_views: SceneViews, open3d: ModuleType) 
         assert (stored.depth(0) > 0).sum() > 5 and fuse_depth(stored, 0.02).is_watertight
 
 
-def test_pixels_are_where_the_camera_has_them(ring: PinholeCameras, ball_views: SceneViews, open3d: ModuleType) -> None:
+def test_pixels_are_where_the_camera_has_them(ring: PinholeCameras, ball_views: SceneViews) -> None:
     # One camera alone shows a shift by half a pixel, which those on the other side undo.
     one = PinholeCameras(*(part[:1] for part in ring))
     with stored_views(SceneViews(one, ball_views.render)) as stored:

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
-from f3rm_ext.mesh.level_set import DensityField, center_points, crossings, level_points
-from f3rm_ext.mesh.poisson import poisson_mesh
+from f3rm_ext.mesh.level_set import DensityField, center_points, crossings, level_points, poisson_mesh
 from f3rm_ext.mesh.views import SceneViews, stored_views
 from f3rm_ext.splat.gaussians import Gaussians
 
@@ -18,14 +17,9 @@ Make = Callable[..., Gaussians]
 
 def one_sheet(alpha: float = 0.8, thickness: float = 0.05) -> Gaussians:
     """A single Gaussian as good as infinite in x and y."""
-    return Gaussians(
-        means=torch.zeros(1, 3),
-        scales=torch.tensor([[100.0, 100.0, thickness]]).log(),
-        quats=torch.tensor([[1.0, 0, 0, 0]]),
-        opacities=torch.logit(torch.tensor([[alpha]])),
-        features_dc=torch.zeros(1, 3),
-        features_rest=torch.zeros(1, 0, 3),
-    )
+    scales, quats = torch.tensor([[100.0, 100.0, thickness]]).log(), torch.tensor([[1.0, 0, 0, 0]])
+    colors = torch.zeros(1, 3), torch.zeros(1, 0, 3)
+    return Gaussians(torch.zeros(1, 3), scales, quats, torch.logit(torch.tensor([[alpha]])), *colors)
 
 
 @pytest.mark.parametrize("level", [0.1, 0.3, 0.5])

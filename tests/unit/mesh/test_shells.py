@@ -23,7 +23,7 @@ from f3rm_ext.mesh.shells import fit_contraction, fuse_shells
 from f3rm_ext.mesh.views import RenderedView, SceneViews, stored_views
 from f3rm_ext.utils.open3d_library import RayCaster
 
-SIZE_PX, FOCAL_PX = 64, 60.0
+SIZE_PX = 64
 NEAR, FAR, BALL = 2.0, 60.0, 0.4
 """Distances of the walls from the middle, where the ball is, and its radius."""
 VOXEL = 0.05
@@ -31,19 +31,11 @@ SPACE = BoxContraction(np.zeros(3), 3.0)
 
 
 @pytest.fixture(scope="module")
-def cameras() -> PinholeCameras:
+def cameras(make_cameras: Callable[..., PinholeCameras]) -> PinholeCameras:
     """Sixteen cameras in a circle around the ball, looking at it and at what is behind it."""
-    viewmats = []
-    for turn in np.linspace(0, 2 * np.pi, 16, endpoint=False):
-        ahead = -np.array([np.cos(turn), np.sin(turn), 0.0])
-        side = np.cross(ahead, [0, 0, 1.0])
-        viewmat = np.eye(4)
-        viewmat[:3, :3] = np.stack([side, np.cross(ahead, side), ahead])
-        viewmat[:3, 3] = viewmat[:3, :3] @ (1.5 * ahead)
-        viewmats.append(viewmat)
-    K = torch.tensor([[FOCAL_PX, 0, SIZE_PX / 2], [0, FOCAL_PX, SIZE_PX / 2], [0, 0, 1]])
-    sizes = torch.full((len(viewmats),), SIZE_PX, dtype=torch.int32)
-    return PinholeCameras(torch.tensor(np.array(viewmats)).float(), K.repeat(len(viewmats), 1, 1), sizes, sizes.clone())
+    turns = np.linspace(0, 2 * np.pi, 16, endpoint=False)
+    aheads = -np.stack([np.cos(turns), np.sin(turns), 0 * turns], axis=1)
+    return make_cameras(-1.5 * aheads, aheads, np.cross(aheads, [0, 0, 1.0]), SIZE_PX)
 
 
 def render(cameras: PinholeCameras, index: int) -> RenderedView:

@@ -82,13 +82,7 @@ def test_far_is_relative_to_the_nearest_camera() -> None:
 
 @pytest.mark.parametrize("per_triangle", [1, 3])
 def test_gaussians_have_the_colors_of_their_places_in_photos(ball_views: SceneViews, per_triangle: int) -> None:
-    cameras = ball_views.cameras
-    pinholes = []
-    for viewmat, K in zip(cameras.viewmats.double().numpy(), cameras.Ks.double().numpy(), strict=True):
-        rotation = viewmat[:3, :3]
-        center = -rotation.T @ viewmat[:3, 3]
-        size = int(cameras.widths[0])
-        pinholes.append(Camera(rotation, center, K[[0, 1], [0, 1]], K[:2, 2], size, size))
+    pinholes = [Camera.of(ball_views.cameras, index) for index in range(len(ball_views))]
     photos = Photos(pinholes, lambda index: Photo(ball_views.render(index).color, None))
     ball = trimesh.creation.icosphere(3, 0.5)
     vertices, faces = torch.from_numpy(np.array(ball.vertices)).float(), torch.from_numpy(np.array(ball.faces))
