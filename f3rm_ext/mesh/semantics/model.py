@@ -82,18 +82,18 @@ class QueryableMesh:
         cast, heads = self._caster_within(obb_box), self.query_heads()
 
         def forward(rays: RayBundle) -> dict[str, Tensor | list]:
-            *places, away = cast(rays)
+            faces, weights, away = cast(rays)
             hits = torch.from_numpy(np.isfinite(away))
             depth = torch.from_numpy(away).masked_fill(~hits, 0.0)[:, None]
             opaque = hits[:, None].float()
             rgb = torch.ones(len(hits), 3)
-            rgb[hits] = self._shade(*places, rays.directions[hits].numpy())
+            rgb[hits] = self._shade(faces, weights, rays.directions[hits].numpy())
             outputs: dict[str, Any] = {"rgb": rgb, "accumulation": opaque, "depth": depth, "expected_depth": depth}
 
             @functools.cache
             def render_values(name: str) -> Tensor:
                 values = torch.zeros(len(hits), heads[name].codes.shape[1])
-                values[hits] = self._values(name, *places)
+                values[hits] = self._values(name, faces, weights)
                 return values
 
             for name, compute in extra.items():

@@ -17,12 +17,7 @@ from f3rm_ext.mesh.mesh_files import read_mesh, read_provenance, require_replace
 from f3rm_ext.mesh.options import TextureOptions
 from f3rm_ext.mesh.texture import blending, seams, visibility
 from f3rm_ext.mesh.texture.atlas import Atlas, pieces, texture_texels, unwrap
-from f3rm_ext.mesh.texture.baking import (
-    bake_texture,
-    bake_vertices,
-    choose_size,
-    distant_background,
-)
+from f3rm_ext.mesh.texture.baking import bake_texture, bake_vertices, choose_size, distant_background
 from f3rm_ext.mesh.texture.blending import find_gains
 from f3rm_ext.mesh.texture.photos import Photo, Photos
 from f3rm_ext.mesh.texture.rendering import MeshRenderer, SurfaceColors, get_texture, score_photo
@@ -89,23 +84,17 @@ def errors_on(
 
 
 def test_a_box_has_its_true_colours_and_no_seams(box: trimesh.Trimesh) -> None:
-    stages: dict[str, tuple[int, int]] = {}
-    made = bake_texture(
-        box,
-        around(box),
-        TextureOptions(texture_size=128),
-        lambda stage, done, total: stages.update({stage: (done, total)}),
-    )
-    assert stages["Photos"] == stages["Exposure"] == (20, 20) and made.unseen == 0
+    steps: list[tuple[str, int, int]] = []
+    made = bake_texture(box, around(box), TextureOptions(texture_size=128), lambda *step: steps.append(step))
+    stages = {stage: count for stage, *count in steps}
+    assert stages["Photos"] == stages["Exposure"] == [20, 20] and made.unseen == 0
     texture, error = get_texture(made.mesh), errors_on(made.mesh)
     assert texture is not None and texture.shape == (128, 128, 3)
     # Small photos see the corners of the box only at its rim, where its colours mix with the white behind it.
     assert error.mean() < 2 and np.quantile(error, 0.97) < 10
     np.testing.assert_allclose(made.gains, 1, atol=0.01)
-    score = score_photo(
-        MeshRenderer(made.mesh).render(camera_at(np.array([2.0, 1.2, 0.9]))),
-        photograph(box, camera_at(np.array([2.0, 1.2, 0.9]))),
-    )
+    camera = camera_at(np.array([2.0, 1.2, 0.9]))
+    score = score_photo(MeshRenderer(made.mesh).render(camera), photograph(box, camera))
     assert score.psnr_covered > 30 and 0.1 < score.coverage < 0.9
 
 
@@ -313,9 +302,8 @@ def test_photos_of_three_pixels_have_colours() -> None:
     camera = camera_at(np.array([2.01, 0, 0]))._replace(width=9, height=3, middle=np.array([4.5, 1.5]))
     photo, area = Photo(np.full((3, 9, 3), 77, np.uint8), None), 16 * (2 / 100) ** 2
     place = Places(np.array([[0.01, 0, 0]]), np.array([[1.0, 0, 0]]), np.array([area]))
-    np.testing.assert_allclose(
-        PhotoLookup(camera, photo, RayCaster(wall.vertices, wall.faces)).look_up(place).colors, 77
-    )
+    lookup = PhotoLookup(camera, photo, RayCaster(wall.vertices, wall.faces))
+    np.testing.assert_allclose(lookup.look_up(place).colors, 77)
 
 
 def test_what_cannot_be_textured_is_refused(box: trimesh.Trimesh) -> None:

@@ -8,12 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from f3rm_ext.splat.regularization.normals import (
-    dn_consistency,
-    facing_normals,
-    normals_from_depth,
-    unit_normals,
-)
+from f3rm_ext.splat.regularization.normals import dn_consistency, facing_normals, normals_from_depth, unit_normals
 
 Camera = Callable[..., tuple[Tensor, Tensor]]
 TOWARDS = torch.tensor([0.0, 0.0, -1.0], dtype=torch.float64)
