@@ -135,8 +135,7 @@ def tanks_comparison(surface: Surface, truth: Surface, crop: Path | None, thresh
         points = _dense(part, threshold / 2)
         points = points if crop is None else points.take(volume_mask(points, crop))
         parts.append(voxel_means(points, threshold / 2))
-    ours, theirs = parts
-    return Comparison(ours, theirs, ours, theirs)
+    return Comparison(*parts, *parts)
 
 
 def volume_mask(points: SurfacePoints, crop: Path) -> Bool[np.ndarray, " points"]:

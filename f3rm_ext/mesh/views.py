@@ -82,7 +82,7 @@ class SceneViews:
 
 
 def rendered_view(outputs: Mapping[str, Tensor], depth: Float[Tensor, "h w 1"]) -> RenderedView:
-    """Returns a view from a model's ``rgb`` and ``accumulation``, (h, w, channels), and a depth of its.
+    """Returns a view from a model's ``rgb`` and ``accumulation``, (h, w, channels), and its depth.
 
     Pixels that are hardly opaque get no depth.
     """

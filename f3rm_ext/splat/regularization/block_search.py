@@ -22,7 +22,7 @@ ELEMENTS = 1 << 25
 
 
 def search_in_blocks(means: Float[Tensor, "gaussians 3"], count: int) -> Int[Tensor, "gaussians neighbours"]:
-    """Returns the nearest points of every point, including itself, at most all, nearest first; int32 indices."""
+    """Returns the ``count`` (at most all) nearest points of every point, itself included, nearest first; int32."""
     total = len(means)
     points, order = _boxes(means)
     boxes, size = order.shape

@@ -1,6 +1,6 @@
 """A floor whose west half is one thing and whose east half another, as photos from above show it."""
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,17 +15,6 @@ from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.texture.photos import Photo, Photos
 
 SIDE_PX = 80
-
-
-@dataclass
-class Pictures:
-    """Photos with their feature maps."""
-
-    photos: Photos
-    maps: list[FeatureMap]
-
-    def load(self, index: int) -> FeatureMap:
-        return self.maps[index]
 
 
 def grid_mesh(cells: int = 10) -> trimesh.Trimesh:
@@ -60,8 +49,8 @@ def loose(floor: trimesh.Trimesh) -> trimesh.Trimesh:
 
 
 @pytest.fixture(scope="session")
-def pictures() -> Pictures:
-    """Three photos of the floor, straight from above: (1, 0) west of x = 0, (0, 1) east of it."""
+def pictures() -> SimpleNamespace:
+    """Three photos of the floor from above, and their features: (1, 0) west of x = 0, (0, 1) east of it."""
     down = np.diag([1.0, -1.0, -1.0])
     cameras, maps = [], []
     for x in (-0.2, 0.0, 0.2):
@@ -71,7 +60,7 @@ def pictures() -> Pictures:
         grid = PatchGrid.covering(SIDE_PX, SIDE_PX, SIDE_PX, SIDE_PX)
         maps.append(FeatureMap(np.repeat(values[None], SIDE_PX, axis=0), grid))
     photo = Photo(np.zeros((SIDE_PX, SIDE_PX, 3), np.uint8), None)
-    return Pictures(Photos(cameras, lambda index: photo), maps)
+    return SimpleNamespace(photos=Photos(cameras, lambda index: photo), load=maps.__getitem__)
 
 
 @pytest.fixture
