@@ -21,7 +21,7 @@ from unittest import mock
 import tyro
 from processes import write_report
 
-from f3rm_ext.viewer import passes
+from f3rm_ext.viewer import first_view
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "viewer_time.json"
@@ -47,8 +47,8 @@ class Measure:
         rows = []
         for given in self.runs:
             name, _, config = given.partition("=")
-            for way, divisor in (("at once", 1), ("in passes", passes.FIRST_DIVISOR)):
-                with mock.patch.object(passes, "FIRST_DIVISOR", divisor):
+            for way, divisor in (("at once", 1), ("in passes", first_view.FIRST_DIVISOR)):
+                with mock.patch.object(first_view, "FIRST_DIVISOR", divisor):
                     rows.append({"run": name, "way": way, **self._measure(Path(config))})
                 print(rows[-1], flush=True)
         write_report({"max_res": self.max_res, "moves": self.moves, "rows": rows}, RESULT)
