@@ -59,6 +59,7 @@ def describe_splats(name: str) -> dict[str, object]:
         ),
         "Gaussians at first, where the capture has no points": f"{model.num_random:,}",
         "Gaussians at most": f"{model.densify.max_gaussians:,}" if model.densify.max_gaussians else "no limit",
+        "too large, in extents of the scene": f"{model.densify.prune_scale3d:g}",
         "SH degree": model.sh_degree,
         "regularisation": f"{model.regularization}, {model.surface.patches:,} patches a step",
         "learning rate of the means": f"{config.optimizers['means']['optimizer'].lr:.1e}",

@@ -45,7 +45,8 @@ def make_splat_config(name: str) -> F3rmTrainerConfig:
             exposure="auto",
             sh_degree=2,
             surface=RegularizationOptions(samples=20_000),
-            densify=DensifyOptions(max_gaussians=40_000),
+            # Among few Gaussians those that 3DGS removes as too large are walls, tables and backdrops.
+            densify=DensifyOptions(max_gaussians=40_000, prune_scale3d=1.0),
         )
         manager = ImageDataManagerConfig(camera_res_scale_factor="auto", num_downscales=1, resolution_schedule=500)
     if refine:
