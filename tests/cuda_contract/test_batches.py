@@ -106,8 +106,13 @@ def outputs(tiny_capture: Path) -> Any:
     return config.setup().get_dataparser_outputs("train")
 
 
+@pytest.fixture(autouse=True)
+def free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("f3rm_ext.data.placement.free_memory", lambda device: 1 << 40)
+
+
 def _placement(device: torch.device, there: bool) -> Placement:
-    return Placement(device, wanted=there, off="off", free=lambda device: 1 << 40, log=False)
+    return Placement(device, wanted=there, off="off", log=False)
 
 
 def _rays(outputs: Any, device: torch.device, placement: Placement | None) -> PixelStream:

@@ -40,9 +40,12 @@ def test_features_are_halves_per_patch() -> None:
 
 
 @pytest.mark.parametrize(("free", "kept"), [(4000, True), (3999, False)])
-def test_images_are_cached_where_the_datamanager_would_put_them(free: int, kept: bool) -> None:
+def test_images_are_cached_where_the_datamanager_would_put_them(
+    free: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cached, memory = CachedImages(images=600, features=400, changes=False), CONTEXT_BYTES + 50 + free
-    placement = Placement(torch.device("cpu"), wanted=True, off="x", free=lambda _: free, log=False)
+    monkeypatch.setattr("f3rm_ext.data.placement.free_memory", lambda device: free)
+    placement = Placement(torch.device("cpu"), wanted=True, off="x", log=False)
     assert cached.on_device(True, "cuda", memory, 50) == placement.decide(1000) == kept
     assert not cached.on_device(False, "cuda", memory, 50) and not cached.on_device(True, "cpu", memory, 50)
 

@@ -16,7 +16,6 @@ from f3rm_ext.sfm.capture_cameras import read_capture_cameras
 from f3rm_ext.sfm.diffusion import co3d, co3d_lists
 from f3rm_ext.sfm.rays import map_points
 from f3rm_ext.sfm.recovery import recover_cameras
-from f3rm_ext.utils import console
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +186,7 @@ def test_all_categories_are_listed_in_one_command(tmp_path: Path, monkeypatch: p
     make_co3d(tmp_path, category="cup")
     (tmp_path / "co3d" / "half").mkdir()
     said: list[str] = []
-    monkeypatch.setattr(console, "say", lambda *lines: said.extend(lines))
+    monkeypatch.setattr(sfm_train, "say", lambda *lines: said.extend(lines))
 
     def listed() -> list[str]:
         return sorted(path.name for path in (tmp_path / "co3d_annotations").iterdir())
