@@ -3,11 +3,12 @@
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Bool
-from nerfstudio.viewer.viewer_elements import ViewerButton
+from nerfstudio.data.scene_box import OrientedBox
+from nerfstudio.viewer.viewer_elements import ViewerButton, ViewerControl
 from torch import Tensor, nn
 
 from f3rm_ext import compat
@@ -17,15 +18,41 @@ from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.queryable import Editable, HasGroups
 from f3rm_ext.viewer import status
 from f3rm_ext.viewer.edits import Edits, PointSelection
+from f3rm_ext.viewer.state import QueryStateStore
 from f3rm_ext.viewer.worker import LatestJob
-
-if TYPE_CHECKING:
-    from f3rm_ext.viewer.panel import QueryPanel
 
 SELECTION = "selection"
 """The output that lights what is selected."""
 _PAUSE_S = 0.005
 """Between two views, so that pictures of the pages get their turn."""
+
+
+@runtime_checkable
+class Host(Protocol):
+    """The panel that the buttons belong to."""
+
+    store: QueryStateStore
+
+    @property
+    def viewer_control(self) -> ViewerControl:
+        """The control of the viewer that shows the panel."""
+        ...
+
+    def act(self, action: Callable[[], None]) -> Callable[[object], None]:
+        """Returns the callback of an element."""
+        ...
+
+    def say(self, activity: str = "", problem: str = "") -> None:
+        """Shows a status."""
+        ...
+
+    def show_output(self, name: str) -> None:
+        """Shows an output, unless one was chosen that is none of the panel's."""
+        ...
+
+    def crop_box(self) -> OrientedBox | None:
+        """Returns the box that the view is cropped to."""
+        ...
 
 
 class EditPanel(nn.Module):
@@ -34,7 +61,7 @@ class EditPanel(nn.Module):
     What is hidden stays in the model; see :class:`~f3rm_ext.viewer.edits.Edits`.
     """
 
-    def __init__(self, model: Editable, host: "QueryPanel") -> None:
+    def __init__(self, model: Editable, host: Host) -> None:
         super().__init__()
         self._model, self._host = weakref.ref(model), weakref.ref(host)
         self._finding = LatestJob("f3rm-ext selection")
@@ -150,7 +177,7 @@ class EditPanel(nn.Module):
         model, _ = self._parts()
         return self._edits or Edits(len(model.points()))
 
-    def _parts(self) -> "tuple[Editable, QueryPanel]":
+    def _parts(self) -> tuple[Editable, Host]:
         model, host = self._model(), self._host()
         assert model is not None and host is not None, "the buttons outlived their panel"
         return model, host
