@@ -38,7 +38,7 @@ def read_ply(path: Path, tables: PlyTables) -> tuple[Gaussians, SplatInfo]:
     colors = _colors(path, table)
     degree, count = rest_degree(path, table), table.count
     columns = {**COLUMNS, "features_dc": colors}
-    arrays = {field: np.empty((count, len(names)), "f4") for field, names in columns.items()}
+    arrays: dict[str, np.ndarray] = {field: np.empty((count, len(names)), "f4") for field, names in columns.items()}
     arrays["features_rest"] = np.empty((count, sh_rest_count(degree), 3), "f4")
     scored = {name: np.empty(count, "f4") for name in _scored_columns(table, tables.comments)}
     targets = scored | rest_columns(arrays["features_rest"])
