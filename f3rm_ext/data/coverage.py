@@ -71,9 +71,11 @@ class Coverage:
         return {name: torch.from_numpy(getattr(self, name).copy()) for name in ("appearances", "steps", "rays")}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continues counting where :meth:`state` was taken, for the same number of images."""
-        for name, values in state.items():
-            setattr(self, name, np.asarray(values, dtype=np.int64).copy())
+        """Continues counting where :meth:`state` was taken. A state of another number of images is ignored."""
+        loaded = {name: np.asarray(state[name], dtype=np.int64) for name in ("appearances", "steps", "rays")}
+        if all(values.shape == self.pixels.shape for values in loaded.values()):
+            for name, values in loaded.items():
+                setattr(self, name, values.copy())
 
     def write(self, path: Path, *, step: int, names: Sequence[str]) -> None:
         """Writes all counts as JSON, atomically."""

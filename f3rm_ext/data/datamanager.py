@@ -143,14 +143,16 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         """The training images. Raises CaptureError or ConfigError if they cannot be used."""
         self.check_train_outputs(self.train_dataparser_outputs)
         self.image_scale = self.resolve_scale()
-        points = [self.train_dataparser_outputs.metadata.pop(key, None) for key in (XYZ, RGB)]
+        metadata = self.train_dataparser_outputs.metadata
+        points = metadata.pop(XYZ, None)
+        metadata.pop(RGB, None)
         dataset = super().create_train_dataset()
         self.note_masked_pixels(dataset)
         self.note_colors(dataset, dataset)
         if self.test_mode == "val":
             dataset.metadata["camera_reach"] = float(dataset.cameras.camera_to_worlds[:, :3, 3].abs().max())
             views = PinholeCameras.of(dataset.cameras)
-            dataset.metadata["reach_factor"] = views.extent(points[0]) / views.extent()
+            dataset.metadata["reach_factor"] = views.extent(points) / views.extent()
             dataset.metadata["measure_ray_depths"] = functools.partial(
                 measure_ray_depths, self.train_dataparser_outputs
             )

@@ -174,7 +174,7 @@ class SplatModel(GaussianModel):
                 manager.begin_small(attributes.trainer.config.max_num_iterations)
         options, schedule = self.config.regularization_options, self.schedule
         self.regularizer = make_regularizer(schedule.surface(options))
-        self.nearby = NeighbourViews(cameras, cameras.extent(), self.device) if options.mode == "planar" else None
+        self.nearby = NeighbourViews(cameras, self.device) if options.mode == "planar" else None
         self.train_photo = getattr(manager, "train_photo", None)
         self.densifier = make_densifier(
             schedule.densify(self.config.densify), self.extent, schedule.last_growth(), self.sharded

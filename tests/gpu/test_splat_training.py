@@ -131,7 +131,7 @@ def test_a_step_hardly_waits_for_the_gpu(mode: Mode, step: int, most: int, cuda:
     poses = torch.eye(4)[:3].repeat(2, 1, 1)
     poses[1, 0, 3] = 0.3
     cameras = Cameras(poses, fx=60.0, fy=60.0, cx=32.0, cy=24.0, width=64, height=48)
-    model.nearby = NeighbourViews(PinholeCameras.of(cameras), 1.0, cuda)
+    model.nearby = NeighbourViews(PinholeCameras.of(cameras), cuda)
     camera = cameras[:1]
     camera.metadata = {"cam_idx": 0}
     batch = {"image": torch.rand(48, 64, 3, device=cuda)}

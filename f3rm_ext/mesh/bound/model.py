@@ -67,7 +67,7 @@ class BoundModelConfig(GaussianOptions):
     """Weight of the loss that aligns the normals of neighbouring triangles, 0 or more."""
     laplacian: Annotated[float, Range(0)] = 0.0
     """Weight of the mean distance of the vertices from the mean of their neighbours, in units of the extent of the
-    cameras, 0 or more. SuGaR has 5, off by default."""
+    scene, 0 or more. SuGaR has 5, off by default."""
     mip: MipOptions = field(default_factory=lambda: MipOptions(filter_3d=False))
     """Anti-aliasing filters. The 3D filter is for Gaussians with a thickness."""
 

@@ -71,8 +71,11 @@ def write_compressed_ply(stream: BufferedIOBase, gaussians: Gaussians, info: Spl
     arrays = gaussians.arrays()
     count, rest = len(gaussians), arrays["features_rest"]
     blocks = [slice(start, start + _BLOCK) for start in range(0, count, _BLOCK)]
-    parts = [_pack({name: array[block] for name, array in arrays.items()}) for block in blocks]
-    bounds, packed = (np.concatenate(part) for part in zip(*parts, strict=True))
+    bounds = np.empty((-(-count // CHUNK), len(BOUNDS)), dtype="<f4")
+    packed = np.empty((count, len(PACKED)), dtype="<u4")
+    for block in blocks:
+        chunks = slice(block.start // CHUNK, -(-block.stop // CHUNK))
+        bounds[chunks], packed[block] = _pack({name: array[block] for name, array in arrays.items()})
     elements = {
         "chunk": (len(bounds), dict.fromkeys(BOUNDS, "float32")),
         "vertex": (count, dict.fromkeys(PACKED, "uint32")),
@@ -80,7 +83,8 @@ def write_compressed_ply(stream: BufferedIOBase, gaussians: Gaussians, info: Spl
     if rest.shape[1]:
         elements["sh"] = (count, dict.fromkeys(rest_columns(rest), "uint8"))
     stream.write(header(elements, tag_comments(info)))
-    stream.write(bounds.astype("<f4").tobytes() + packed.astype("<u4").tobytes())
+    stream.write(bounds.tobytes())
+    stream.write(packed.tobytes())
     for block in blocks if rest.size else ():
         stream.write(_pack_rest(rest[block]).tobytes())
 

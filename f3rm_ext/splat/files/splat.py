@@ -29,14 +29,22 @@ def read_splat(path: Path) -> tuple[Gaussians, SplatInfo]:
             f"{path} is not a whole number of records of {RECORD.itemsize} bytes ({size} bytes), so it is cut short "
             "or no .splat file: copy or export it again."
         )
-    rows = np.fromfile(path, RECORD)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scales = np.log(rows["size"])
-    colors, quats = rows["rgba"] / 255.0, rows["rotation"] / 128.0 - 1.0
-    opacities, dc = packing.alphas_to_logits(colors[:, 3]), (colors[:, :3] - 0.5) / SH_C0
-    rest = np.empty((len(rows), 0, 3))
-    gaussians = Gaussians.from_arrays(np.ascontiguousarray(rows["position"]), scales, quats, opacities, dc, rest)
-    return gaussians, SplatInfo("splat", count=len(rows))
+    count = size // RECORD.itemsize
+    means, scales, quats = np.empty((count, 3), "f4"), np.empty((count, 3), "f4"), np.empty((count, 4), "f4")
+    opacities, dc = np.empty((count, 1), "f4"), np.empty((count, 3), "f4")
+    with path.open("rb") as stream, np.errstate(divide="ignore", invalid="ignore"):
+        for start in range(0, count, _CHUNK):
+            rows = np.frombuffer(stream.read(_CHUNK * RECORD.itemsize), RECORD)
+            block = slice(start, start + len(rows))
+            means[block] = rows["position"]
+            scales[block] = np.log(rows["size"])
+            colors = rows["rgba"] / 255.0
+            dc[block] = (colors[:, :3] - 0.5) / SH_C0
+            opacities[block] = packing.alphas_to_logits(colors[:, 3])
+            quats[block] = rows["rotation"] / 128.0 - 1.0
+    rest = np.empty((count, 0, 3), "f4")
+    gaussians = Gaussians.from_arrays(means, scales, quats, opacities, dc, rest)
+    return gaussians, SplatInfo("splat", count=count)
 
 
 def write_splat(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo) -> None:

@@ -57,8 +57,8 @@ def neighbour_views(views: PinholeCameras, extent: float, most: int) -> list[lis
 class NeighbourViews:
     """Training cameras, given for images at full size and on the CPU, and which of them are near each other."""
 
-    def __init__(self, cameras: PinholeCameras, extent: float, device: torch.device) -> None:
-        self.nearest = neighbour_views(cameras, extent, NEIGHBOURS)
+    def __init__(self, cameras: PinholeCameras, device: torch.device) -> None:
+        self.nearest = neighbour_views(cameras, cameras.extent(), NEIGHBOURS)
         self._sizes = [(int(h), int(w)) for h, w in zip(cameras.heights, cameras.widths, strict=True)]
         self._cameras = cameras.to(device)
 

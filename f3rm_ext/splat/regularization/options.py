@@ -76,9 +76,9 @@ class RegularizationOptions:
     sdf_sigmas: Positive = 2.0
     """sdf: only Gaussians within this many standard deviations of the depth map, along the view, are used, > 0."""
     sdf_unit: Positive = 0.1
-    """sdf: error that counts as 1, as a share of the cameras' extent, > 0."""
+    """sdf: error that counts as 1, as a share of the scene's extent, > 0."""
     sdf_most: Positive = 10.0
-    """sdf: upper limit of the loss of a point, in units of the cameras' extent, > 0."""
+    """sdf: upper limit of the loss of a point, in units of the scene's extent, > 0."""
     dn_divide: bool = True
     """dn-consistency: divide composited depth by accumulation, which is right wherever opacity varies between
     pixels (objects, soft borders). SuGaR does not divide, which also closes holes in closed scenes."""
@@ -93,7 +93,7 @@ class RegularizationOptions:
     planar_prune_opacity: Opacity = 0.02
     """planar: opacity below which Gaussians are removed at prune-step, 0 to below 1; 0 removes none."""
     flat_factor: Weight = 100.0
-    """planar: weight of the mean thickness of Gaussians beyond that of the 3D filter, in units of the cameras' extent,
+    """planar: weight of the mean thickness of Gaussians beyond that of the 3D filter, in units of the scene's extent,
     ≥ 0."""
     plane_factor: Weight = 0.05
     """planar: weight of 1 − N_rendered · N_depth, with the depth of planes, less at edges of the photo, ≥ 0."""

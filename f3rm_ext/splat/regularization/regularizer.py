@@ -48,7 +48,7 @@ class TrainingView:
     K: Float[Tensor, "3 3"]
     """Intrinsics in pixels, at the rendered resolution."""
     extent: float
-    """Radius of the cameras' positions, scene units."""
+    """Extent of the scene, scene units."""
     depth: Float[Tensor, "h w"] | None = None
     """Σ w z over 0, not divided."""
     alpha: Float[Tensor, "h w"] | None = None

@@ -147,7 +147,7 @@ def sdf_loss(
     Args:
         points: sampled from Gaussians :func:`near_depth`.
         view: its depth is over a background at the farthest depth: Σ w z + (1 − Σ w) z_max.
-        extent: radius of the cameras' positions, scene units.
+        extent: of the scene, scene units.
         unit: error that counts as 1, as a share of the extent.
         most: upper limit of the loss of a point, in units of the extent (applied to a plain number, as in SuGaR).
     """

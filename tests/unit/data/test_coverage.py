@@ -47,3 +47,9 @@ def test_file(coverage: Coverage, tmp_path: Path):
     assert record["step"] == 7 and record["num_processes"] == 2
     assert record["per_image"][1] == {"image": "b.png", "pixels": 200, "appearances": 2, "steps": 10, "rays": 10}
     assert [file.name for file in tmp_path.iterdir()] == ["coverage.json"]
+
+
+def test_state_of_other_images_is_not_used(coverage: Coverage):
+    other = Coverage(np.array([1, 1]))
+    other.load_state(coverage.state())
+    assert other.summary()["images_seen"] == 0

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.embeddings import Embeddings, Query
-from f3rm_ext.query.queryable import Scorer, get_head, score_image, score_points
+from f3rm_ext.query.queryable import Queryable, Scorer, get_head, score_image, score_points
 from f3rm_ext.query.relevancy import relevancy_reference
 
 HEIGHT, WIDTH = 7, 9
@@ -131,3 +131,8 @@ def test_scores_of_a_model_are_those_of_its_decoded_features(make_model, make_sp
     torch.testing.assert_close(
         score_points(model, points, queries, chunk=4)[:, 0].double(), expected, atol=1e-5, rtol=0
     )
+
+
+def test_a_model_is_queryable(make_model, make_spec) -> None:
+    assert isinstance(make_model((make_spec(),)), Queryable)
+    assert not isinstance(torch.nn.Linear(2, 2), Queryable)

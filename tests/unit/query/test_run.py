@@ -277,3 +277,14 @@ def test_scale_leaves_the_capture_as_it_is(capture) -> None:
     assert int(capture.cameras("test").width[0]) == 32
     with pytest.raises(ConfigError, match="scale"):
         photo_views(capture, "test", scale=0.01)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a: 1", ": : :\n\t-", "!!python/object:nowhere.Config {}", "!!python/object:f3rm_ext.Missing {}"]
+)
+def test_a_config_that_is_none(untrained, tmp_path, text) -> None:
+    config = copy_of(untrained, tmp_path / "t")
+    config.unlink()
+    config.write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.yml"):
+        load_run(config)

@@ -304,3 +304,14 @@ def test_an_extractor_that_needs_the_files_is_given_them(lab, images):
     asked: list[Path] = []
     lab.extract(images, ByFile())
     assert asked == images
+
+
+def test_without_repair_a_truncated_shard_is_an_error_and_a_deleted_one_is_made(lab, images):
+    lab.extract(images)
+    store = lab.store()
+    path = store.path(next(iter(store.manifest.images)))
+    path.write_bytes(b"")
+    with pytest.raises(FeatureStoreError, match="truncated"):
+        lab.extract(images)
+    path.unlink()
+    assert lab.extract(images) == 1

@@ -1,12 +1,16 @@
 """The density and normal losses by hand, and what an optimiser makes of them."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from f3rm_ext.splat.regularization.field import NeighbourField
+from f3rm_ext.splat.gaussians import Gaussians
+from f3rm_ext.splat.regularization.field import NeighbourField, neighbour_field
+from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 from f3rm_ext.splat.regularization.sdf import density_loss, normal_loss
+from f3rm_ext.splat.regularization.table import gaussian_table
 
 
 def field_of(
@@ -42,3 +46,12 @@ def test_no_points_cost_nothing() -> None:
     empty = NeighbourField(torch.zeros(0), torch.zeros(0), *(torch.zeros(0, 3) for _ in range(3)))
     assert float(density_loss(torch.zeros(0, 3), empty)) == 0
     assert float(normal_loss(empty)) == 0
+
+
+def test_heights_are_along_the_smallest_axis(wall: Callable[..., Gaussians]) -> None:
+    gaussians = wall(side=3)
+    neighbours = nearest_neighbours(gaussians.means, 4)
+    points = torch.tensor([[5.0, -7.0, 10.25], [0.0, 0.0, 9.5]])
+    field = neighbour_field(points, torch.tensor([0, 8]), gaussian_table(gaussians), neighbours)
+    found = ((points - field.center) * field.normal).sum(1)
+    assert torch.allclose(found.abs(), torch.tensor([0.25, 0.5])) and found[0] * found[1] < 0

@@ -121,18 +121,18 @@ def test_neighbours_look_the_same_way_from_elsewhere(ring_cameras: Callable[...,
 
 def test_neighbours_are_drawn_by_seed(ring_cameras: Callable[..., Any]) -> None:
     cameras = PinholeCameras.of(ring_cameras(12))
-    nearby = NeighbourViews(cameras, 2.0, torch.device("cpu"))
+    nearby = NeighbourViews(cameras, torch.device("cpu"))
     drawn = [nearby.draw(0, seed) for seed in range(20)]
     assert len(set(drawn)) > 1 and set(drawn) <= {1, 2, 10, 11}
     assert nearby.draw(0, 3) == drawn[3]
-    alone = NeighbourViews(PinholeCameras(*(part[:1] for part in cameras)), 2.0, torch.device("cpu"))
+    alone = NeighbourViews(PinholeCameras(*(part[:1] for part in cameras)), torch.device("cpu"))
     assert alone.draw(0, 0) is None
     assert multiview.NEIGHBOURS >= 4
 
 
 def test_a_neighbours_camera_is_scaled_like_the_view(ring_cameras: Callable[..., Any]) -> None:
     cameras = PinholeCameras.of(ring_cameras(12))
-    nearby = NeighbourViews(cameras, 2.0, torch.device("cpu"))
+    nearby = NeighbourViews(cameras, torch.device("cpu"))
     size = nearby.size_like(1, 0, 16)
     assert size == (12, 16)
     beside = nearby.camera(1, size)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.regularization.field import NeighbourField, neighbour_field
+from f3rm_ext.splat.regularization.frames import to_camera
 from f3rm_ext.splat.regularization.multiview import DepthView
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
 from f3rm_ext.splat.regularization.sdf import (
@@ -173,3 +174,9 @@ def test_a_depth_map_of_nan_costs_nothing(lone: tuple[Tensor, NeighbourField], c
     loss = sdf_loss(points, field, DepthView(torch.full((30, 40), torch.nan), viewmat, K), 2.0)
     loss.backward()
     assert float(loss) == 0 and points.grad is not None and not points.grad.any()
+
+
+def test_camera_frame(camera: Camera) -> None:
+    viewmat, _ = camera()
+    viewmat[:3, 3] = torch.tensor([1.0, 2.0, 3.0])
+    assert to_camera(torch.tensor([[1.0, 1.0, 1.0]]), viewmat).tolist() == [[2, 3, 4]]
