@@ -1,6 +1,7 @@
 """Rays, colours and 2D features for training and evaluation."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -22,7 +23,7 @@ from f3rm_ext.data.photo_dataset import PhotoDataset
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.ray_generators import make_ray_generator
 from f3rm_ext.data.ray_stream import PixelStream
-from f3rm_ext.data.stereo.surfaces import measure_ray_depths
+from f3rm_ext.data.stereo.surfaces import RayDepths, measure_ray_depths
 from f3rm_ext.data.window_stream import WindowStream
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.options import FeatureOptions
@@ -102,6 +103,19 @@ class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
         return [*options, *self.scale_options()] if on_cpu else options
 
 
+def _reach_factor(
+    views: PinholeCameras, points: torch.Tensor | None, measure_depths: Callable[[], RayDepths | None]
+) -> float:
+    """Returns the scene's extent in extents of its cameras, 1 or more; the depth of a capture without points is that of
+    stereo."""
+    if points is not None and len(points):
+        depth = views.median_depth(points)
+    else:
+        depths = measure_depths()
+        depth = 0.0 if depths is None else depths.median()
+    return views.extent(depth) / views.extent()
+
+
 class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
     """Batches of rays with colours and features, and whole images for evaluation.
 
@@ -151,11 +165,10 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         self.note_colors(dataset, dataset)
         if self.test_mode == "val":
             dataset.metadata["camera_reach"] = float(dataset.cameras.camera_to_worlds[:, :3, 3].abs().max())
+            measure = functools.cache(functools.partial(measure_ray_depths, self.train_dataparser_outputs))
+            dataset.metadata["measure_ray_depths"] = measure
             views = PinholeCameras.of(dataset.cameras)
-            dataset.metadata["reach_factor"] = views.extent(points) / views.extent()
-            dataset.metadata["measure_ray_depths"] = functools.partial(
-                measure_ray_depths, self.train_dataparser_outputs
-            )
+            dataset.metadata["measure_reach_factor"] = functools.cache(lambda: _reach_factor(views, points, measure))
         return dataset
 
     def create_eval_dataset(self) -> PhotoDataset | None:  # type: ignore[override]

@@ -89,24 +89,27 @@ class PinholeCameras(NamedTuple):
         """Returns the distance of the farthest camera from :meth:`focus`, scene units, at least 1e-3."""
         return float((self.positions - self.focus()).norm(dim=1).max().clamp_min(1e-3))
 
-    def extent(self, points: Float[Tensor, "points 3"] | None = None) -> float:
+    def extent(self, depth: float = 0.0) -> float:
         """Returns the extent of the scene, scene units: 1.1 times the largest distance of a camera from their mean.
 
         This is 3DGS's unit of length for learning rates and thresholds. It is at least 1e-3, for captures from a
         single position.
 
         Args:
-            points: of the scene, in its frame. Half their median depth is the least extent: cameras that look one way
-                from nearly one place lie in a small part of the scene.
+            depth: that of the scene, scene units. Half of it is the least extent: cameras that look one way from nearly
+                one place lie in a small part of the scene.
         """
         apart = self.positions - self.positions.mean(dim=0)
-        extent = max(1.1 * float(apart.norm(dim=1).max()), 1e-3)
-        if points is None or not len(points):
-            return extent
+        return max(1.1 * float(apart.norm(dim=1).max()), 0.5 * depth, 1e-3)
+
+    def median_depth(self, points: Float[Tensor, "points 3"]) -> float:
+        """Returns the median depth of points of the scene frame before the cameras, scene units; 0 without any."""
+        if not len(points):
+            return 0.0
         # Some of many points and cameras suffice.
         points = points[:: max(1, len(points) // _SAMPLE_POINTS)]
         every = slice(None, None, max(1, len(self.positions) // _SAMPLE_CAMERAS))
         forward, positions = self.forward[every].to(points), self.positions[every].to(points)
         depths = points @ forward.T - (positions * forward).sum(dim=1)
         depth = torch.where(depths > 0, depths, torch.nan).nanmedian(dim=0).values.nanmedian()
-        return max(extent, 0.5 * float(depth.nan_to_num()))
+        return float(depth.nan_to_num())

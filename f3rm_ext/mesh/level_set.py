@@ -215,7 +215,7 @@ def level_set_mesh(
             "--pipeline.model.regularization."
         )
     cameras = stored.cameras.positions.double().numpy()
-    extent = stored.cameras.extent(torch.from_numpy(cloud.positions))
+    extent = stored.cameras.extent(stored.cameras.median_depth(torch.from_numpy(cloud.positions)))
     distances = np.abs(cloud.positions - cameras.mean(axis=0)).max(axis=1, initial=0) / extent
     foreground = distances <= 1
     boxes = [foreground, ~foreground & (distances <= BACKGROUND)]

@@ -21,6 +21,12 @@ SH_LEVELS = 4
 """Spherical-harmonic bands of the view direction: 16 values."""
 
 
+def measure_reach_factor(metadata: Mapping[str, Any]) -> float:
+    """Measures the scene's extent in extents of its cameras, 1 or more, by ``measure_reach_factor`` in the metadata of
+    the training photos, which is there in training."""
+    return metadata.get("measure_reach_factor", lambda: 1.0)()
+
+
 def choose_init_density(background: str, metadata: Mapping[str, Any]) -> float:
     """Chooses the initial density, per scene unit, of short runs.
 
@@ -29,10 +35,11 @@ def choose_init_density(background: str, metadata: Mapping[str, Any]) -> float:
 
     Args:
         metadata: of the training photos, in training with ``camera_reach``, the largest coordinate of a camera, scene
-            units, and ``reach_factor``, how much larger the scene is.
+            units; see :func:`measure_reach_factor`, too.
     """
-    reach = metadata.get("camera_reach", 1.0) * metadata.get("reach_factor", 1.0)
-    return 0.01 if background in ("black", "white") else 1 / max(reach, 1e-3)
+    if background in ("black", "white"):
+        return 0.01
+    return 1 / max(metadata.get("camera_reach", 1.0) * measure_reach_factor(metadata), 1e-3)
 
 
 @dataclass

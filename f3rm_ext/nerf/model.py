@@ -38,7 +38,15 @@ from f3rm_ext.model_components.visualization import comparison_images, feature_i
 from f3rm_ext.nerf.contraction import piecewise_sampler
 from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
-from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, choose_init_density, render_normals
+from f3rm_ext.nerf.fields import (
+    GridOptions,
+    ProposalField,
+    SceneField,
+    UnitCube,
+    choose_init_density,
+    measure_reach_factor,
+    render_normals,
+)
 from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
 from f3rm_ext.nerf.losses import DepthSupervision, FeatureLoss, cosine, distortion_loss, feature_loss, feature_pairs
 from f3rm_ext.nerf.memory_options import MIN_CHUNK, field_options
@@ -217,7 +225,7 @@ class F3rmModel(QueryableField):
             init_density = self.choices["init_density"] = choose_init_density(background, metadata)
         radius = config.contraction_radius
         if radius == "auto":
-            radius = self.choices["contraction_radius"] = metadata.get("reach_factor", 1.0)
+            radius = self.choices["contraction_radius"] = measure_reach_factor(metadata)
         cube = UnitCube(self.scene_box.aabb, config.contract_scene, radius)
         self.field = SceneField(
             cube,

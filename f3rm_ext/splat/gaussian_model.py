@@ -97,7 +97,7 @@ class GaussianModel(QueryableSplats):
         views = None if cameras is None else PinholeCameras.of(cameras)
         if views is not None:
             points = self.kwargs.get("seed_points")
-            self.extent = views.extent(None if points is None else points[0])
+            self.extent = views.extent(0.0 if points is None else views.median_depth(points[0]))
             self.rate_factors = dict.fromkeys(_POSITIONS, self.extent / views.extent())
         first = self._initial_parameters(views)
         self.gauss_params = nn.ParameterDict({name: nn.Parameter(value.contiguous()) for name, value in first.items()})

@@ -54,6 +54,11 @@ class RayDepths:
         views[chosen] = (2 * torch.arange(len(chosen)) + 1) / len(chosen) - 1
         return cls(projections, views, torch.from_numpy(np.stack(padded)))
 
+    def median(self) -> float:
+        """Returns the median depth of the pixels whose depth is known, scene units; 0 where none is."""
+        known = self.depths[self.depths > 0]
+        return float(known.median()) if len(known) else 0.0
+
     def to(self, device: torch.device) -> "RayDepths":
         """Returns them on a device."""
         return RayDepths(self.projections.to(device), self.views.to(device), self.depths.to(device))

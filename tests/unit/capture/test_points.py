@@ -14,8 +14,11 @@ from f3rm_ext.capture import points as module
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.capture.points import RGB, XYZ, applied_transform, drop_unusable_points, tolerate_unreadable_points
+from f3rm_ext.data import datamanager
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.data.stereo.surfaces import RayDepths
 from f3rm_ext.features.options import FeatureOptions
 from f3rm_ext.splat.initialization import initial_gaussians
 from f3rm_ext.splat.transform import to_scene
@@ -267,11 +270,19 @@ def test_splats_read_points_unless_told_otherwise(capture, monkeypatch) -> None:
     [
         (CaptureDataParserConfig, "val", 5),
         (CaptureDataParserConfig, "test", None),
-        (NerfstudioDataParserConfig, "val", 1),
+        (NerfstudioDataParserConfig, "val", 3),
     ],
 )
-def test_fields_read_how_far_they_are(capture, parser, mode, factor) -> None:
-    """Cameras one beside the other look at points whose depth is ten times their extent."""
+def test_fields_measure_how_far_the_scene_is(capture, monkeypatch, parser, mode, factor) -> None:
+    """Cameras one beside the other look at points whose depth is ten times their extent; without points they look at
+    what stereo finds at six times their extent."""
+
+    def measure(outputs):
+        depths = torch.full((1, 4, 4), 6 * PinholeCameras.of(outputs.cameras).extent())
+        depths[0, 0] = 0
+        return RayDepths(torch.zeros(6, 3, 3), torch.zeros(6), depths)
+
+    monkeypatch.setattr(datamanager, "measure_ray_depths", measure)
     for index, frame in enumerate(capture.meta["frames"]):
         pose = np.eye(4)
         pose[0, 3] = index
@@ -283,4 +294,6 @@ def test_fields_read_how_far_they_are(capture, parser, mode, factor) -> None:
         data=capture.folder, dataparser=parser(**options), features=FeatureOptions(extractors=())
     )
     metadata = config.setup(device="cpu", test_mode=mode).train_dataset.metadata
-    assert XYZ not in metadata and metadata.get("reach_factor") == (factor and pytest.approx(factor))
+    assert XYZ not in metadata and ("measure_reach_factor" in metadata) == (factor is not None)
+    if factor is not None:
+        assert metadata["measure_reach_factor"]() == pytest.approx(factor)

@@ -128,7 +128,7 @@ def test_background_and_initial_density_go_with_the_photos(make_model: MakeModel
     assert model.choices == {"background_color": background, "init_density": density}
     assert model.renderer_rgb.background_color == background
     assert {field.init_density for field in (model.field, *model.proposal_networks)} == {density}
-    metadata |= {"reach_factor": 5.0}
+    metadata |= {"measure_reach_factor": lambda: 5.0}
     larger = make_model(init_density="auto", contraction_radius="auto", metadata=metadata)
     assert larger.choices["contraction_radius"] == larger.field.cube.radius == 5
     assert larger.choices["init_density"] == (density if density == 0.01 else density / 5)
