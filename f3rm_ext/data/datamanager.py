@@ -106,14 +106,20 @@ class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
 def _reach_factor(
     views: PinholeCameras, points: torch.Tensor | None, measure_depths: Callable[[], RayDepths | None]
 ) -> float:
-    """Returns the scene's extent in extents of its cameras, 1 or more; the depth of a capture without points is that of
-    stereo."""
+    """Returns the scene's extent in extents of its cameras, 1 or more, and says so if it is more. The depth of a
+    capture without points is that of stereo."""
     if points is not None and len(points):
         depth = views.median_depth(points)
     else:
         depths = measure_depths()
         depth = 0.0 if depths is None else depths.median()
-    return views.extent(depth) / views.extent()
+    factor = views.extent(depth) / views.extent()
+    if factor > 1:
+        CONSOLE.log(
+            f"The cameras look one way: the scene reaches {factor:.2g} times as far as they do, which auto takes as "
+            "--pipeline.model.contraction-radius."
+        )
+    return factor
 
 
 class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):

@@ -1,9 +1,18 @@
 """Maps from the scene frame to the unit cube that the hash grids cover, and the spacing of samples that fits them."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from nerfstudio.model_components.ray_samplers import SpacedSampler
 from torch import Tensor
+
+
+def measure_reach_factor(metadata: Mapping[str, Any]) -> float:
+    """Measures the scene's extent in extents of its cameras, 1 or more, by ``measure_reach_factor`` in the metadata of
+    the training photos, which is there in training."""
+    return metadata.get("measure_reach_factor", lambda: 1.0)()
 
 
 def contract_to_unit_cube(positions: Float[Tensor, "*batch 3"], radius: float = 1.0) -> Float[Tensor, "*batch 3"]:

@@ -11,7 +11,7 @@ from nerfstudio.utils.math import components_from_spherical_harmonics
 from torch import Tensor, nn
 from torch.nn import functional
 
-from f3rm_ext.nerf.contraction import box_to_unit_cube, contract_to_unit_cube
+from f3rm_ext.nerf.contraction import box_to_unit_cube, contract_to_unit_cube, measure_reach_factor
 from f3rm_ext.nerf.hash_backends import Backend
 from f3rm_ext.nerf.hash_grid import HashGrid
 from f3rm_ext.nerf.mlp import Mlp, RaySplitMlp
@@ -19,12 +19,6 @@ from f3rm_ext.utils.ranges import Range
 
 SH_LEVELS = 4
 """Spherical-harmonic bands of the view direction: 16 values."""
-
-
-def measure_reach_factor(metadata: Mapping[str, Any]) -> float:
-    """Measures the scene's extent in extents of its cameras, 1 or more, by ``measure_reach_factor`` in the metadata of
-    the training photos, which is there in training."""
-    return metadata.get("measure_reach_factor", lambda: 1.0)()
 
 
 def choose_init_density(background: str, metadata: Mapping[str, Any]) -> float:

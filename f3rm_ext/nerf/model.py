@@ -35,18 +35,10 @@ from f3rm_ext.model_components.exposure import ExposureOption, choices, judge, m
 from f3rm_ext.model_components.image_metrics import ImageMetrics
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.model_components.visualization import comparison_images, feature_images
-from f3rm_ext.nerf.contraction import piecewise_sampler
+from f3rm_ext.nerf.contraction import measure_reach_factor, piecewise_sampler
 from f3rm_ext.nerf.feature_field import FeatureField
 from f3rm_ext.nerf.feature_metrics import feature_metrics
-from f3rm_ext.nerf.fields import (
-    GridOptions,
-    ProposalField,
-    SceneField,
-    UnitCube,
-    choose_init_density,
-    measure_reach_factor,
-    render_normals,
-)
+from f3rm_ext.nerf.fields import GridOptions, ProposalField, SceneField, UnitCube, choose_init_density, render_normals
 from f3rm_ext.nerf.hash_backends import Backend, resolve_backend
 from f3rm_ext.nerf.losses import DepthSupervision, FeatureLoss, cosine, distortion_loss, feature_loss, feature_pairs
 from f3rm_ext.nerf.memory_options import MIN_CHUNK, field_options
