@@ -1,7 +1,9 @@
 """COLMAP's models as captures: a folder with photos and ``sparse/0`` in place of transforms.json."""
 
 import os
+import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +38,9 @@ def colmap() -> Any:
         import pycolmap
     except ImportError as error:
         raise CaptureError(f"pycolmap cannot be used here ({reason_of(error)}): run pip install pycolmap.") from error
+    # Its import made SIGTERM print a stack trace.
+    with suppress(ValueError):  # only the main thread may set it
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
     level = pycolmap.logging.Level
     for severity in (level.INFO, level.WARNING, level.ERROR, level.FATAL):
         # Otherwise it writes files to the system's folder of temporary files. bundle_adjustment undoes logtostderr.

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -173,15 +174,15 @@ def test_a_disk_that_is_nearly_full_is_one_sentence_before_colmap_aborts(
     assert len(list((tmp_path / "out" / "images").iterdir())) == len(NAMES)
 
 
-def test_colmap_writes_no_messages_to_the_folder_of_temporary_files(tmp_path: Path) -> None:
+def test_colmap_writes_no_files_of_messages_and_no_trace_when_it_is_stopped(tmp_path: Path) -> None:
     program = (
         "from f3rm_ext.sfm.database import colmap; pycolmap = colmap(); options = pycolmap.SyntheticDatasetOptions("
         "num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=4, num_points3D=30); "
         "pycolmap.bundle_adjustment(pycolmap.synthesize_dataset(options), pycolmap.BundleAdjustmentOptions()); "
-        "pycolmap.logging.warning('said')"
+        "pycolmap.logging.warning('said'); import signal; signal.raise_signal(signal.SIGTERM)"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
-    )  # fmt: skip
-    assert "said" in done.stderr and list(tmp_path.iterdir()) == []
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert done.returncode == -signal.SIGTERM and "said" in done.stderr and "trace" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
