@@ -23,6 +23,8 @@ from f3rm_ext.utils.pictures import pick_evenly
 _SIDE_PX = 160
 """Longer side of the photos."""
 _OPTIONS = StereoOptions(depths=64, neighbours=4, least_score=0.6)
+_LEAST_SHARE = 0.1
+"""Share of the pixels below which their median depth says little: chance agreements are far away."""
 _MOST_VIEWS = 100
 """Photos whose depth is sought, evenly among all: a tenth of a second of a core each."""
 
@@ -55,9 +57,9 @@ class RayDepths:
         return cls(projections, views, torch.from_numpy(np.stack(padded)))
 
     def median(self) -> float:
-        """Returns the median depth of the pixels whose depth is known, scene units; 0 where none is."""
+        """Returns the median depth of the pixels whose depth is known, scene units; 0 if these are too few."""
         known = self.depths[self.depths > 0]
-        return float(known.median()) if len(known) else 0.0
+        return float(known.median()) if len(known) >= _LEAST_SHARE * self.depths.numel() else 0.0
 
     def to(self, device: torch.device) -> "RayDepths":
         """Returns them on a device."""

@@ -223,6 +223,13 @@ def test_small_photos_among_larger_ones_have_no_depth_beside_them() -> None:
     assert depths.along(torch.zeros(3).long(), rays).tolist() == [5.0, 0.0, 2.5]
 
 
+@pytest.mark.parametrize(("known", "median"), [(0, 0.0), (1, 0.0), (2, 3.0), (20, 3.0)])
+def test_depths_have_a_median_where_a_tenth_is_known(known: int, median: float) -> None:
+    depths = torch.zeros(20)
+    depths[:known] = 3.0
+    assert RayDepths(torch.eye(3)[None], torch.zeros(1), depths.view(1, 4, 5)).median() == median
+
+
 def test_dense_points_lie_on_the_wall(cameras: PinholeCameras) -> None:
     points = dense_points(dataset_photos(cameras, WALL, 40.0), 500)
     normal, offset = WALL
