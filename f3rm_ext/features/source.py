@@ -17,6 +17,7 @@ from f3rm_ext.features.store.feature_store import FeatureStore, cache_root, plai
 from f3rm_ext.features.store.images import INDEX_NAME, ImageDataset, ImageIndex, ImageSet, full_size
 from f3rm_ext.features.store.manifest import MANIFEST_NAME
 from f3rm_ext.features.stored_head import StoredHead
+from f3rm_ext.utils.names import unique_name
 
 
 def head_names(extractors: Sequence[str]) -> list[str]:
@@ -27,12 +28,7 @@ def head_names(extractors: Sequence[str]) -> list[str]:
     """
     names: list[str] = []
     for text in extractors:
-        name = base = plain_name(extractor_name(text))
-        number = 1
-        while name in names:
-            number += 1
-            name = f"{base}_{number}"
-        names.append(name)
+        names.append(unique_name(plain_name(extractor_name(text)), names.__contains__))
     return names
 
 

@@ -15,6 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from f3rm_ext import __version__
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.names import unique_name
 from f3rm_ext.utils.output_file import replace_file, write_error, write_file
 from f3rm_ext.utils.provenance import PNG_KEY
 
@@ -37,22 +38,14 @@ def file_names(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
     unique = []
     for name in names:
         base = re.sub(r"[^\w.-]+", "_", name).strip("._")[:_LONGEST_NAME] or "query"
-        number, candidate = 1, base
-        while candidate.casefold() in used:
-            number += 1
-            candidate = f"{base}_{number}"
-        used.add(candidate.casefold())
-        unique.append(candidate)
+        unique.append(unique_name(base, lambda name: name.casefold() in used))
+        used.add(unique[-1].casefold())
     return unique
 
 
 def new_folder(path: Path) -> Path:
     """Returns the first of ``path``, ``path-2``, ``path-3`` ... that does not exist."""
-    number, candidate = 1, path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+    return path.with_name(unique_name(path.name, lambda name: path.with_name(name).exists(), "-"))
 
 
 class OutputFolder:

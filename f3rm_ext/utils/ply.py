@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from f3rm_ext.errors import SplatFileError
+from f3rm_ext.utils.names import unique_name
 
 TYPES = {"float32": "float", "float64": "double", "uint8": "uchar", "int32": "int", "uint32": "uint"}
 """PLY's name of each kind of number (by numpy's name) that every reader knows."""
@@ -46,11 +47,7 @@ def property_names(named: Sequence[tuple[str, str]]) -> list[str]:
     """
     names: list[str] = []
     for text, prefix in named:
-        number, name = 1, (base := property_name(text, prefix))
-        while name in names:
-            number += 1
-            name = f"{base}_{number}"
-        names.append(name)
+        names.append(unique_name(property_name(text, prefix), names.__contains__))
     return names
 
 
