@@ -57,7 +57,7 @@ def sharpest_frames(
             best_sharpness, stretch = -1.0, 0
             for number, frame in enumerate(container.decode(stream)):
                 part = Fraction(number, max(total, num_frames))  # each frame of a short video is a stretch of its own
-                if duration and frame.pts is not None:
+                if duration and frame.pts is not None and stream.time_base:
                     part = (frame.pts - (stream.start_time or 0)) * stream.time_base / duration
                 current = min(int(part * num_frames), num_frames - 1)
                 if best is not None and current > stretch:
