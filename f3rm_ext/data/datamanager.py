@@ -116,8 +116,8 @@ def _reach_factor(
     factor = views.extent(depth) / views.extent()
     if factor > 1:
         CONSOLE.log(
-            f"The cameras look one way: the scene reaches {factor:.2g} times as far as they do, which auto takes as "
-            "--pipeline.model.contraction-radius."
+            f"The cameras stand close together: the scene reaches {factor:.2g} times as far as they do, which auto "
+            "takes as --pipeline.model.contraction-radius."
         )
     return factor
 
