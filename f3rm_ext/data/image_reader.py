@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Bool, UInt8
 from nerfstudio.data.datasets.base_dataset import InputDataset
+from torch.nn import functional
 
 from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.errors import CaptureError, UserError, reason_of
@@ -36,7 +37,8 @@ def read_pixels(dataset: InputDataset, image_idx: int, masked: MaskedPixels = "i
     """Reads one image through the data set (which knows scale, alpha and masks) and crops it to its camera's size.
 
     Args:
-        masked: "background" makes masked pixels transparent instead of invalid. Pixels outside of
+        masked: "background" makes masked pixels transparent instead of invalid, but for those beside kept ones: photos
+            mix the outermost pixels of an object with what is behind it, and masks are not exact. Pixels outside of
             ``fisheye_crop_radius`` are always invalid: nothing is known about them.
 
     Raises:
@@ -55,8 +57,8 @@ def read_pixels(dataset: InputDataset, image_idx: int, masked: MaskedPixels = "i
     image = image[:height, :width]
     empty = None
     if masked == "background" and valid is not None:
-        empty, valid = ~valid, None
-        image = _transparent(image, empty)
+        empty = functional.max_pool2d(valid[None, None].float(), 3, stride=1, padding=1)[0, 0] == 0
+        image, valid = _transparent(image, ~valid), valid | empty
     circle = _circle(dataset, height, width)
     if circle is not None:
         valid = circle if valid is None else valid & circle

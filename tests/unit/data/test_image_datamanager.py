@@ -204,7 +204,8 @@ def test_masked_pixels_may_be_trained_as_background(build, make_capture):
         _, batch = manager.next_train(step)
         full = 128 / 255 if batch["image_idx"] < 3 else 1.0
         expected = [0, 0, 0.5, 1, 1, 1, 1, 1] if step < 6 else [0] * 5 + [1] * 11  # the smaller ones are averages
-        assert "mask" not in batch
+        beside = 2 if step < 6 else 4
+        assert batch["mask"][3, :, 0].tolist() == [x != beside for x in range(len(expected))]
         torch.testing.assert_close(batch["alpha"][3, :, 0], torch.tensor(expected) * full, atol=3e-3, rtol=0)
         assert torch.equal(batch["kept"], batch["alpha"] > 0)
     # Features, the viewer and evaluation see what the camera saw.

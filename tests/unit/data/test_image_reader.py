@@ -66,7 +66,9 @@ def test_masked_pixels_become_transparent_where_they_are_background(make_outputs
     dataset = InputDataset(make_outputs(3, alpha=(1,), masks=4))
     for i, alpha in enumerate((255, 128, 255)):
         part = read_pixels(dataset, i, "background")
-        assert part.valid is None and part.pixels.shape == (12, 16, 4)
+        assert part.valid is not None and part.empty is not None and part.pixels.shape == (12, 16, 4)
+        assert part.empty[3].tolist() == [x < 3 for x in range(16)]
+        assert part.valid[3].tolist() == [x != 3 for x in range(16)], "nobody knows what is beside the object"
         assert part.pixels[3, :, 3].tolist() == [alpha if x >= 4 else 0 for x in range(16)]
         assert torch.equal(part.pixels[..., :3], read_pixels(dataset, i).pixels[..., :3])
     plain = InputDataset(make_outputs(2, name="plain"))
