@@ -103,14 +103,10 @@ class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
         return [*options, *self.scale_options()] if on_cpu else options
 
 
-def _reach_factor(
-    views: PinholeCameras, points: torch.Tensor | None, measure_depths: Callable[[], RayDepths | None]
-) -> float:
-    """Returns the scene's extent in extents of its cameras, 1 or more, and says so if it is more. The depth of a
-    capture without points is that of stereo."""
-    if points is not None and len(points):
-        depth = views.median_depth(points)
-    else:
+def _reach_factor(views: PinholeCameras, depth: float | None, measure_depths: Callable[[], RayDepths | None]) -> float:
+    """Returns the scene's extent in extents of its cameras, 1 or more, and says so if it is more. Its depth is that of
+    stereo where none is given."""
+    if depth is None:
         depths = measure_depths()
         depth = 0.0 if depths is None else depths.median()
     factor = views.extent(depth) / views.extent()
@@ -174,7 +170,8 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
             measure = functools.cache(functools.partial(measure_ray_depths, self.train_dataparser_outputs))
             dataset.metadata["measure_ray_depths"] = measure
             views = PinholeCameras.of(dataset.cameras)
-            dataset.metadata["measure_reach_factor"] = functools.cache(lambda: _reach_factor(views, points, measure))
+            depth = None if points is None or not len(points) else views.median_depth(points)
+            dataset.metadata["measure_reach_factor"] = functools.cache(lambda: _reach_factor(views, depth, measure))
         return dataset
 
     def create_eval_dataset(self) -> PhotoDataset | None:  # type: ignore[override]

