@@ -164,14 +164,16 @@ def data_root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def torch_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def torch_home(make_once: Callable[..., Path]) -> Path:
     """A TORCH_HOME from which LPIPS can be built off-line where the weights are present, else an empty one."""
-    home = tmp_path_factory.mktemp("torch-home")
     root = Path(os.environ.get("F3RM_EXT_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
     script = root / "make_torch_home.py"
-    if script.is_file():
-        subprocess.run([sys.executable, str(script), str(home)], check=True, capture_output=True, timeout=100)
-    return home
+
+    def fill(home: Path) -> None:
+        if script.is_file():
+            subprocess.run([sys.executable, str(script), str(home)], check=True, capture_output=True, timeout=100)
+
+    return make_once("torch-home", fill)
 
 
 @pytest.fixture(scope="session")
