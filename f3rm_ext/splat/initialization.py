@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.splat.densify.free_space import FreeSpace
 from f3rm_ext.splat.gaussians import Gaussians, rgb_to_sh, sh_rest_count
 from f3rm_ext.splat.mip import sampling_intervals
 from f3rm_ext.splat.regularization.neighbours import nearest_neighbours
@@ -20,6 +21,8 @@ NEAREST, FARTHEST = 0.3, 10.0
 """Range of depths on rays, in units of the distance from the scene's centre to the farthest camera."""
 FEWEST_POINTS = 100
 """A capture with fewer points starts from random points too."""
+_LEAST_OUTSIDE = 0.9
+"""Share of the points that lie outside the free space around the cameras, or else it is not known."""
 _ROUNDS = 20
 
 
@@ -34,6 +37,8 @@ class InitialPoints(NamedTuple):
     """Their number and origin, for the log."""
     random: bool
     """Whether any of them are at random places."""
+    free_space: FreeSpace | None
+    """Where none of them are; None if it is not known."""
 
 
 def initial_points(
@@ -44,6 +49,7 @@ def initial_points(
     most: int,
     generator: torch.Generator,
     dense: int = 0,
+    prune_near: float = 0.0,
 ) -> InitialPoints:
     """Chooses the points of the capture, and adds random ones if there are fewer than :data:`FEWEST_POINTS`.
 
@@ -53,11 +59,20 @@ def initial_points(
         most: upper limit; a random subset is kept. 0 for no limit.
         dense: number of points, the last ones, that are spread evenly over the photos. Half of ``most`` are of these,
             if there are as many.
+        prune_near: share of the distance from a camera to the nearest points, within which none are chosen.
     """
     count = 0 if points is None else len(points[0])
     parts: list[tuple[Tensor, Tensor]] = []
+    free_space, outside = None, count
     if points is not None and count:
-        parts.append((points[0].cpu().float(), points[1].cpu().float() / 255.0))
+        means, rgb = points[0].cpu().float(), points[1].cpu().float() / 255.0
+        if views is not None and prune_near and count >= FEWEST_POINTS:
+            balls = FreeSpace.measure(views.to("cpu"), means, prune_near)
+            kept = ~balls.holds(means)
+            if int(kept.sum()) >= _LEAST_OUTSIDE * count:
+                means, rgb, outside, free_space = means[kept], rgb[kept], int(kept.sum()), balls
+                dense = int(kept[count - dense :].sum())
+        parts.append((means, rgb))
     if count < FEWEST_POINTS:
         dense = 0  # The last ones are random then.
         if views is not None:
@@ -73,11 +88,14 @@ def initial_points(
         if even:
             kept = torch.cat([kept, own + torch.randperm(dense, generator=generator)[:even]])
         means, rgb = means[kept], rgb[kept]
-    taken = f"{most} of the {count}" if most and count > most else f"the {count}"
+    taken = f"{len(means)} of the {count}" if count > len(means) else f"the {count}"
     where = f"{taken} points of {source}" if count else "random points, as none are known"
     if 0 < count < FEWEST_POINTS:
         where += f" and at random points, as {count} are too few"
-    return InitialPoints(means, rgb, f"Starting with {len(means)} Gaussians at {where}.", count < FEWEST_POINTS)
+    described = f"Starting with {len(means)} Gaussians at {where}."
+    if outside < count:
+        described += f" {count - outside} others are nearer to a camera than prune-near allows."
+    return InitialPoints(means, rgb, described, count < FEWEST_POINTS, free_space)
 
 
 def random_points(views: PinholeCameras, count: int, generator: torch.Generator) -> Float[Tensor, "points 3"]:

@@ -24,7 +24,7 @@ from f3rm_ext.engine.ranks import Ranks, world_size
 from f3rm_ext.errors import CheckpointError
 from f3rm_ext.query.embeddings import Query
 from f3rm_ext.query.render import match_pixels
-from f3rm_ext.splat.densify import Change, Densifier, RunOptimizers, make_densifier
+from f3rm_ext.splat.densify import Change, Densifier, FreeSpace, RunOptimizers, make_densifier
 from f3rm_ext.splat.gaussian_model import PREFIX, GaussianModel
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.initialization import initial_gaussians, initial_points
@@ -63,6 +63,8 @@ class SplatModel(GaussianModel):
     """Which training views are near each other; for planar alone."""
     train_photo: Callable[[int], dict[str, Any] | None] | None = None
     """Gives the photo of a training view, if it is in memory."""
+    free_space: FreeSpace | None = None
+    """Where no Gaussian may be."""
     _total = 0
     _rasterization: Rasterization | None = None
 
@@ -82,8 +84,10 @@ class SplatModel(GaussianModel):
             config.densify.max_gaussians,
             generator,
             metadata.get(DENSE, 0),
+            0.0 if config.densify.strategy == "none" else config.densify.prune_near,
         )
         self._start_notice, self._starts_at_random = points.described, points.random
+        self.free_space = points.free_space
         gaussians = initial_gaussians(points.means, points.rgb, config.sh_degree, 0.1 * self.extent, generator)
         return (gaussians[own_slice()] if self.sharded else gaussians).tensors()
 
@@ -213,6 +217,10 @@ class SplatModel(GaussianModel):
         remove = self.regularizer.prune_mask(position, self.gaussians)
         if remove is not None:
             changed |= self._follow(self.densifier.prune(remove, params, optimizers))
+        if self.free_space is not None and position % self.densifier.options.every == 0:
+            self.free_space = self.free_space.to(self.device)
+            too_near = self.free_space.holds(self.gaussians.means.detach())
+            changed |= self._follow(self.densifier.prune(too_near, params, optimizers))
         self._rasterization = None
         if self.sharded and position % self.densifier.options.every == 0:
             self._total = self.count_gaussians()

@@ -1,10 +1,11 @@
 """Densification: growth and pruning of Gaussians."""
 
 from f3rm_ext.splat.densify.base import Densifier
+from f3rm_ext.splat.densify.free_space import FreeSpace
 from f3rm_ext.splat.densify.ops import Change, RunOptimizers, apply
 from f3rm_ext.splat.densify.options import DensifyOptions
 
-__all__ = ["Change", "Densifier", "DensifyOptions", "RunOptimizers", "apply", "make_densifier"]
+__all__ = ["Change", "Densifier", "DensifyOptions", "FreeSpace", "RunOptimizers", "apply", "make_densifier"]
 
 
 def make_densifier(

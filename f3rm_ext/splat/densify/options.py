@@ -46,6 +46,10 @@ class DensifyOptions:
     prune_scale2d: float = 0.15
     """Image radius above which a Gaussian is removed before stop-scale2d, as a fraction of the image's longer
     side."""
+    prune_near: Annotated[float, Range(0, 1)] = 0.5
+    """Distance to a training camera below which a Gaussian is removed, as a share of the distance from the camera to
+    the nearest points that training starts with, 0 to 1; 0 removes none. Such a Gaussian is fog in views between the
+    cameras."""
     stop_scale2d: int = 0
     """Step up to which image radii are checked, ≥ 0; 0 never checks them, as 3DGS does in effect."""
     reset_every: Annotated[int, Range(0)] = 3000

@@ -376,6 +376,23 @@ def test_transparent_gaussians_go_when_the_surface_begins(train: Train) -> None:
     run.step(step + 1)
 
 
+def test_gaussians_before_a_camera_go_in_rounds(train: Train, ring_cameras: Callable[..., Any]) -> None:
+    cameras = ring_cameras()
+    points = (torch.randn(200, 3, generator=torch.Generator().manual_seed(0)) * 0.1, torch.zeros(200, 3))
+    run = train(make_bare(seed_points=points, metadata={"cameras": cameras}, densify=DensifyOptions(grow_grad2d=1e9)))
+    model, position = run.model, cameras.camera_to_worlds[2, :, 3]
+    assert model.num_gaussians == 200
+    with torch.no_grad():
+        model.gauss_params["means"][[3, 50]] = torch.stack([0.9 * position, 1.1 * position])
+    every = model.densifier.options.every
+    run.step(next(step for step in range(100) if model.schedule.position(step) % every))
+    assert model.num_gaussians == 200, "between rounds"
+    run.step(next(step for step in range(1, 100) if model.schedule.position(step) % every == 0))
+    assert model.num_gaussians == 198 and len(model.filter_3d) == 198
+    assert (model.gaussians.means - position).norm(dim=1).min() > 1
+    run.step(99)
+
+
 def test_the_filter_is_computed_on_schedule(make_splat_model: Make, train: Train) -> None:
     for filter_3d in (True, False):
         model = make_splat_model()
