@@ -54,6 +54,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """pytest's, without the checkpoints when the test is over: those of all tests would be gigabytes."""
+    yield tmp_path
+    for checkpoint in tmp_path.rglob("*.ckpt"):
+        checkpoint.unlink(missing_ok=True)
+
+
+@pytest.fixture
 def fill_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lets no file be written to its end any more."""
 

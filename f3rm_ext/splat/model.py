@@ -335,12 +335,16 @@ class SplatModel(GaussianModel):
         if self.densifier is not None and self.regularizer is not None:
             state["densifier"] = self.densifier.state_dict()
             state["regularizer"] = self.regularizer.state_dict()
+        if self.free_space is not None:  # A resumed run has no points of stereo to measure it again.
+            state["free_space"] = list(self.free_space)
         return state
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         super().set_extra_state(state)
         self._saved_training = {name: state[name] for name in ("densifier", "regularizer") if name in state}
         self._saved_training["about"] = json.loads(state["about"])
+        if self.config.densify.prune_near and "free_space" in state:
+            self.free_space = FreeSpace(*state["free_space"])
         self._restore_training()
 
     def _restore_training(self) -> None:

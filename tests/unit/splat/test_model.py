@@ -391,6 +391,12 @@ def test_gaussians_before_a_camera_go_in_rounds(train: Train, ring_cameras: Call
     assert model.num_gaussians == 198 and len(model.filter_3d) == 198
     assert (model.gaussians.means - position).norm(dim=1).min() > 1
     run.step(99)
+    resumed = make_bare(metadata={"cameras": cameras})
+    assert resumed.free_space is None
+    resumed.load_state_dict(model.state_dict())
+    assert resumed.free_space is not None and model.free_space is not None
+    assert torch.equal(resumed.free_space.radii, model.free_space.radii)
+    assert torch.equal(resumed.free_space.centres, model.free_space.centres)
 
 
 def test_the_filter_is_computed_on_schedule(make_splat_model: Make, train: Train) -> None:
