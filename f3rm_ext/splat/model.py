@@ -64,7 +64,7 @@ class SplatModel(GaussianModel):
     train_photo: Callable[[int], dict[str, Any] | None] | None = None
     """Gives the photo of a training view, if it is in memory."""
     free_space: FreeSpace | None = None
-    """Where no Gaussian may be."""
+    """Balls around the training cameras in which Gaussians are removed; None if they are not known, or not wished."""
     _total = 0
     _rasterization: Rasterization | None = None
 
@@ -84,7 +84,7 @@ class SplatModel(GaussianModel):
             config.densify.max_gaussians,
             generator,
             metadata.get(DENSE, 0),
-            0.0 if config.densify.strategy == "none" else config.densify.prune_near,
+            config.densify.free_share,
         )
         self._start_notice, self._starts_at_random = points.described, points.random
         self.free_space = points.free_space
@@ -217,12 +217,13 @@ class SplatModel(GaussianModel):
         remove = self.regularizer.prune_mask(position, self.gaussians)
         if remove is not None:
             changed |= self._follow(self.densifier.prune(remove, params, optimizers))
-        if self.free_space is not None and position % self.densifier.options.every == 0:
+        is_round = position % self.densifier.options.every == 0
+        if self.free_space is not None and is_round:
             self.free_space = self.free_space.to(self.device)
             too_near = self.free_space.holds(self.gaussians.means.detach())
             changed |= self._follow(self.densifier.prune(too_near, params, optimizers))
         self._rasterization = None
-        if self.sharded and position % self.densifier.options.every == 0:
+        if self.sharded and is_round:
             self._total = self.count_gaussians()
         return changed
 
@@ -343,8 +344,8 @@ class SplatModel(GaussianModel):
         super().set_extra_state(state)
         self._saved_training = {name: state[name] for name in ("densifier", "regularizer") if name in state}
         self._saved_training["about"] = json.loads(state["about"])
-        if self.config.densify.prune_near and "free_space" in state:
-            self.free_space = FreeSpace(*state["free_space"])
+        balls = state.get("free_space") if self.config.densify.free_share else None
+        self.free_space = None if balls is None else FreeSpace(*balls)
         self._restore_training()
 
     def _restore_training(self) -> None:

@@ -73,6 +73,11 @@ class DensifyOptions:
         check_ranges(self, "pipeline.model.densify.")
 
     @property
+    def free_share(self) -> float:
+        """`prune_near`, but 0 where the number of Gaussians stays."""
+        return 0.0 if self.strategy == "none" else self.prune_near
+
+    @property
     def cap(self) -> int | None:
         """Upper limit of the number of Gaussians; None for no limit."""
         return self.max_gaussians or (MCMC_CAP if self.strategy == "mcmc" else None)

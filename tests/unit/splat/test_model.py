@@ -397,6 +397,9 @@ def test_gaussians_before_a_camera_go_in_rounds(train: Train, ring_cameras: Call
     assert resumed.free_space is not None and model.free_space is not None
     assert torch.equal(resumed.free_space.radii, model.free_space.radii)
     assert torch.equal(resumed.free_space.centres, model.free_space.centres)
+    fixed = make_bare(metadata={"cameras": cameras}, densify=DensifyOptions(strategy="none"))
+    fixed.load_state_dict(model.state_dict())
+    assert fixed.free_space is None, "their number stays"
 
 
 def test_the_filter_is_computed_on_schedule(make_splat_model: Make, train: Train) -> None:
