@@ -16,7 +16,7 @@ CameraModelName = Literal["auto", "simple-pinhole", "pinhole", "simple-radial", 
 class ProcessConfig:
     """Options of making a capture from photos or a video."""
 
-    output: Annotated[Path, tyro.conf.arg(aliases=["--out"])]
+    output: Annotated[Path, tyro.conf.arg(aliases=["--out", "--output-dir"])]
     """Folder for the capture: a new one, or one from an earlier call of this command. It may lie in that of the
     photos."""
     images: Annotated[Path | None, tyro.conf.arg(aliases=["--data"])] = None

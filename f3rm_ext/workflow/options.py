@@ -47,7 +47,7 @@ class DemoOptions:
     """Capture: a folder with transforms.json or COLMAP's sparse/0. By default the demo makes a synthetic room."""
     images: Path | None = None
     """Folder of photos without poses, or a video, in place of --data: `f3rm-ext sfm process` finds the poses first."""
-    out: Annotated[Path, tyro.conf.arg(aliases=["--output"])] = Path("demo")
+    out: Annotated[Path, tyro.conf.arg(aliases=["--output", "--output-dir"])] = Path("demo")
     """Folder for all files of the demo."""
     method: Literal["auto", "f3rm-ext-lite", "sugar-ext-lite"] = "auto"
     """f3rm-ext-lite trains a field; sugar-ext-lite trains splats, onto which features are lifted. auto chooses splats
@@ -80,7 +80,7 @@ class ChainOptions:
     """The capture: a folder with transforms.json or COLMAP's sparse/0, or such a JSON file."""
     images: Path | None = None
     """Folder of photos without poses, or a video, in place of --data: `f3rm-ext sfm process` finds the poses first."""
-    output: Annotated[Path, tyro.conf.arg(aliases=["--out"])]
+    output: Annotated[Path, tyro.conf.arg(aliases=["--out", "--output-dir"])]
     """Folder for everything that is made."""
     dense_points: DenseMode | None = None
     """Whether the coarse splats start from points that stereo between the photos finds: auto, always or never. The

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from f3rm_ext.errors import ExtractorError
+from f3rm_ext.features.extractors.weights import explain_misfit
 
 HEAD_WIDTH = 64
 """Width of one attention head in every published DINO and DINOv2 model."""
@@ -191,15 +192,8 @@ class VisionTransformer(nn.Module):
         state = to_common_names(weights)
         with torch.device("meta"):
             model = cls(state)
-        expected = model.state_dict()
-        missing, unexpected = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-        misfits = [name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape]
-        for names, problem in ((missing, "lack"), (unexpected, "hold unknown"), (misfits, "hold ill-fitting")):
-            if names:
-                examples = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-                raise ExtractorError(
-                    f"The weights {problem} parameters ({examples}): this is no plain ViT as in DINO, DINOv2 or timm."
-                )
+        if misfit := explain_misfit(model.state_dict(), state):
+            raise ExtractorError(f"The weights {misfit}: this is no plain ViT as in DINO, DINOv2 or timm.")
         model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
         return model.eval().requires_grad_(False)
 

@@ -157,6 +157,18 @@ def load_state_dict(path: Path) -> dict[str, Tensor]:
     return state
 
 
+def explain_misfit(expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
+    """Returns what keeps weights from being those of a model whose state dict is given, such as "lack parameters
+    (norm.weight)"; an empty string if nothing does."""
+    missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    misfits = sorted(name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape)
+    for names, problem in ((missing, "lack"), (unknown, "hold unknown"), (misfits, "hold ill-fitting")):
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            return f"{problem} parameters ({', '.join(names[:4])}{more})"
+    return ""
+
+
 def _unreadable(path: Path, reason: str) -> ExtractorError:
     return ExtractorError(
         f"The weights file {path} cannot be read as a state dict ({reason}): fetch it again or give another file."

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from f3rm_ext.errors import CheckpointError, ExtractorError
 from f3rm_ext.features.extractors.vit import VisionTransformer
-from f3rm_ext.features.extractors.weights import load_state_dict
+from f3rm_ext.features.extractors.weights import explain_misfit, load_state_dict
 from f3rm_ext.sfm.diffusion.dense_head import UPSAMPLING
 from f3rm_ext.sfm.diffusion.model import IMAGE_SIDE_PX, ModelSize, RayDiffuser, Stage
 
@@ -120,16 +120,10 @@ def build_model(state: Mapping[str, Tensor]) -> RayDiffuser:
 
 
 def load_exactly(model: RayDiffuser, state: Mapping[str, Tensor]) -> None:
-    """Gives a model these weights."""
+    """Gives a model these weights. Raises CheckpointError if they are those of another one."""
     expected = model.state_dict()
-    missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-    misfits = [name for name in expected.keys() & state.keys() if expected[name].shape != state[name].shape]
-    for names, problem in ((missing, "lacks"), (unknown, "holds unknown"), (misfits, "holds ill-fitting")):
-        if names:
-            examples = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            raise CheckpointError(
-                f"The checkpoint {problem} parameters ({examples}): it belongs to another model or version."
-            )
+    if misfit := explain_misfit(expected, state):
+        raise CheckpointError(f"The weights of the checkpoint {misfit}: it belongs to another model or version.")
     model.load_state_dict({name: tensor.to(expected[name].dtype) for name, tensor in state.items()}, assign=True)
 
 
