@@ -36,11 +36,11 @@ CARDS = {
 MANAGER = "--pipeline.datamanager"
 WINDOW = f"{MANAGER}.train-num-images-to-sample-from {{}} {MANAGER}.train-num-times-to-repeat-images {{}}"
 RECIPES = {
-    "most speed, above 16 GB": "--pipeline.datamanager.train-num-rays-per-batch 16384",
+    "most speed": "--pipeline.datamanager.train-num-rays-per-batch 16384",
     "two GPUs": f"{MANAGER}.train-num-rays-per-batch 8192 {WINDOW.format(64, 1024)} --machine.num-devices 2",
-    "below 12 GB": f"--pipeline.datamanager.train-num-rays-per-batch 4096 {WINDOW.format(16, 256)} "
+    "little memory": f"--pipeline.datamanager.train-num-rays-per-batch 4096 {WINDOW.format(16, 256)} "
     "--pipeline.model.eval-num-rays-per-chunk 8192",
-    "balanced": "",
+    "as it is": "",
 }
 """The training guide's recipes, as options of f3rm-ext."""
 ARGUMENTS = {

@@ -94,7 +94,8 @@ class Scene:
                 IMAGE is a photo of the capture or any image file.
             vector: A .npy file of vectors of the feature space instead of a text.
             negatives: Texts to tell it from; ``["none"]`` gives plain cosines. By default a text is compared with
-                ``object``, ``things``, ``stuff`` and ``texture``, an example with the rest of its image.
+                ``object``, ``things``, ``stuff`` and ``texture``, an example with what else the scene and its
+                image show.
             feature: Which feature to ask; by default the first of :attr:`features`.
             temperature: Temperature of the relevancy, above 0.
             views: ``test``, ``train`` or ``all`` photos, the name of one photo, or a camera path of the viewer (.json);

@@ -345,6 +345,6 @@ def throughput(
         quartiles(speeds),
         quartiles(rays) if rays else None,
         len(speeds),
-        chosen[-1].date,
+        max(entry.date for entry in chosen),
         tuple(entry.name for entry in chosen),
     )

@@ -36,7 +36,7 @@ class ExtractionOptions:
     points: Count = 2_000_000
     """Number of rays on which the surface is searched, 1 or more; level-set."""
     poisson_depth: Annotated[int, Range(4, 14)] = 10
-    """Depth of the octree, 4 to 14: each more halves its cells; level-set and poisson-centres."""
+    """Depth of the octree, 4 to 14; each further level halves the size of its cells; level-set and poisson-centres."""
     trim: Annotated[float, Range(0, 1, below=True)] = 0.1
     """Share of the vertices to remove where points are rarest, 0 to below 1; level-set and poisson-centres."""
     min_part: Share = 0.001

@@ -16,7 +16,8 @@ class PlanOptions:
     vram_gib: Annotated[float, Range(0, 100_000, above=True)] | None = None
     """Memory of the card, GiB, above 0."""
     gaussians: Annotated[int, Range(1, 10**9)] | None = None
-    """Number of Gaussians at the end of a splat run, 1 or more; by default its limit."""
+    """Number of Gaussians at the end of a splat run, 1 or more; by default its limit, or 3 million if it has none.
+    Needed with --pipeline.model.start-from, except for a refinement."""
     images: Annotated[int, Range(1, 100_000)] | None = None
     """Number of training images, 1 or more; together with --width-px and --height-px in place of a capture."""
     width_px: Annotated[int, Range(1, 100_000)] | None = None

@@ -28,10 +28,9 @@ class ProfileWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        torn = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
         self._stream = open(path, "a", encoding="utf-8")
-        if torn:
-            self._stream.write("\n")
+        if self._stream.tell():
+            self._stream.write("\n")  # the last line may be torn; readers skip empty ones
 
     def write(self, kind: str, content: dict[str, Any]) -> None:
         """Appends a record and hands it to the system, so that it survives the end of this process.

@@ -45,7 +45,6 @@ class SavedTensors:
 
     def __init__(self, known: Iterable[Tensor]) -> None:
         self._sizes = {storage_key(tensor): 0 for tensor in known}
-        self._sizes[None] = 0
 
     @property
     def bytes(self) -> int:
@@ -59,7 +58,9 @@ class SavedTensors:
             yield
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        self._sizes.setdefault(storage_key(tensor), tensor.untyped_storage().nbytes())
+        key = storage_key(tensor)
+        if key is not None and key not in self._sizes:
+            self._sizes[key] = tensor.untyped_storage().nbytes()
         return tensor
 
 

@@ -156,8 +156,8 @@ class QueryInputs:
     """Queries by saved vectors: .npy files that this command or another program wrote. NAME=FILE names the query."""
     negative: tuple[str, ...] = ()
     """Texts that every query is compared with, or none for plain cosines. By default, texts are compared with
-    `object`, `things`, `stuff` and `texture`, examples with the rest of their photo, and vectors with the mean of all
-    photos."""
+    `object`, `things`, `stuff` and `texture`, examples with what else the scene and their photo show (whole images: the
+    scene alone), and vectors with the mean of all photos."""
     negative_exemplar: tuple[str, ...] = ()
     """Places in images that no query means, written as for --exemplar; compared with beside the other negatives."""
     feature: str = ""

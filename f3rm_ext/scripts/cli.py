@@ -64,7 +64,7 @@ GROUPS = {
         ("query", "Query", "Find things by text, by example or by vectors, and write pictures of where they are."),
         ("scene", "SceneCommand", "Write a synthetic capture with exact ground truth, or a picture of its room."),
         ("sfm", "SfmCommand", "Find camera poses from photos or a video, measure poses, train DiffusionSfM."),
-        ("splats", "SplatsCommand", "Remove floaters from splats, lift an object out, or advise photos."),
+        ("splats", "SplatsCommand", "Remove floaters from splats, select objects, or show where to take more photos."),
         ("sugar", "Run", "Make a textured mesh of a capture: splats, mesh, refinement, texture, report."),
         ("view", "View", "Show a file of splats, a mesh or points in the browser."),
     )

@@ -136,7 +136,7 @@ class Confidence:
     load_config: Path
     """config.yml of the run."""
     photos: Annotated[int, Range(0, 1000)] = 10
-    """Next photos to advise at most; 0 only measures confidence."""
+    """Maximum number of photos to suggest; 0 only measures confidence."""
     out: Annotated[Path | None, OutArg] = None
     """Folder of the report; by default beside the run, with -confidence at the end of its name. It must be new or of
     this command."""

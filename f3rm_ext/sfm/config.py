@@ -17,8 +17,8 @@ class ProcessConfig:
     """Options of making a capture from photos or a video."""
 
     output: Annotated[Path, tyro.conf.arg(aliases=["--out", "--output-dir"])]
-    """Folder for the capture: a new one, or one from an earlier call of this command. It may lie in that of the
-    photos."""
+    """Folder for the capture: a new one, or one from an earlier call of this command. It may lie inside the
+    folder of photos."""
     images: Annotated[Path | None, tyro.conf.arg(aliases=["--data"])] = None
     """Folder of photos, searched with its subfolders; or a video."""
     video: Path | None = None
@@ -28,7 +28,7 @@ class ProcessConfig:
     """Folder of masks named like the photos. Black pixels are ignored, here and in training."""
     method: str = "auto"
     """Source of the initial poses: colmap, diffusionsfm (whose weights the environment variable F3RM_EXT_DIFFUSIONSFM
-    names), or the front end of another package. COLMAP refines poses of front ends. auto is colmap."""
+    names), or the front end of another package. COLMAP refines the poses that a front end predicts. auto is colmap."""
     matching: Literal["auto", "exhaustive", "sequential", "vocabulary"] = "auto"
     """Pairs of photos to match: all pairs, neighbours in time, or the most similar photos by a vocabulary of their own
     features. auto is sequential for a video, exhaustive for up to 200 photos, and vocabulary for more."""

@@ -1,5 +1,6 @@
 """The best solution for the cameras: by which mapper, of which photos, and whether its poses can be trusted."""
 
+import copy
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Int64
 
 from f3rm_ext.capture.images import name_some
 from f3rm_ext.sfm.database import FeatureDatabase, translate_errors
@@ -18,11 +18,13 @@ from f3rm_ext.sfm.second_pass import register_missing
 from f3rm_ext.sfm.verdict import (
     LEAST_MATCHES_FIT,
     LEAST_PHOTO_FIT,
+    MOST_CUT,
     Evidence,
     PairFits,
     PointVisibility,
     collect_evidence,
     find_doubt,
+    weakest_cut,
 )
 from f3rm_ext.utils.console import StageProgress
 
@@ -34,6 +36,8 @@ photo that matches another one, and those with fewer points are often wrong."""
 FOCAL_FACTORS = (1.0, 1.8, 0.6)
 """Factors on the focal lengths with which the global mapper begins, until it is enough: it does not get over ones that
 are wrong by half, as where EXIF tells none of a telephoto lens, or that before photos were cropped."""
+_MOST_CUT_OFF = 0.2
+"""Largest share of the photos that are left out because more of their matches contradict their poses than fit."""
 _ENOUGH = 0.95
 """Share of the photos with features with which a solution is taken without trying others."""
 
@@ -142,7 +146,22 @@ class Solver:
             models, refine = solve(self.database, self.folder, "incremental", count, refine_distortion=False), False
         if not models or models[0].num_reg_images() < 2:
             return None
-        return judge(models, "incremental", self.database, self._register_missing(models[0], refine))
+        solution = judge(models, "incremental", self.database, self._register_missing(models[0], refine))
+        return self._repair(solution, refine) if solution.doubt else solution
+
+    def _repair(self, solution: Solution, refine_distortion: bool) -> Solution:
+        """Returns a doubtful solution without the photos that are probably in the wrong place, if that one can be
+        trusted; otherwise the solution itself."""
+        model = copy.deepcopy(solution.model)
+        with translate_errors("removing photos in the wrong place"):
+            removed = remove_cut_off_photos(model, self.database, refine_distortion)
+            if not removed:
+                return solution
+            again = self._register_missing(model, refine_distortion)
+            remove_cut_off_photos(model, self.database, refine_distortion)
+        again = [name for name in (*solution.registered_again, *again) if name in image_names(model)]
+        repaired = judge([model], solution.mapper, self.database, again)
+        return solution if repaired.doubt else replace(repaired, groups=[*repaired.groups, *solution.groups[1:]])
 
     def _solve_at_once(self, focal_factor: float) -> Solution | None:
         """Solves for all cameras at once, and removes photos with weak poses."""
@@ -196,6 +215,29 @@ def judge(
     return Solution(model, groups, mapper, evidence, find_doubt(evidence, separate), registered_again)
 
 
+def remove_cut_off_photos(model: Any, database: FeatureDatabase, refine_distortion: bool = True) -> list[str]:
+    """Removes small groups of photos of which more matches with the others contradict the poses than fit them.
+
+    Args:
+        model: a ``pycolmap.Reconstruction``, changed in place; the rest is adjusted.
+
+    Returns:
+        Names of the removed photos.
+    """
+    removed: list[str] = []
+    most = _MOST_CUT_OFF * model.num_reg_images()
+    while True:
+        with database.open() as opened:
+            pairs = PairFits(model, opened)
+        cut, group = weakest_cut(*pairs.counts())
+        if cut <= MOST_CUT or len(removed) + group.sum() > most:
+            return removed
+        for number in np.array(list(pairs.poses))[group].tolist():
+            removed.append(model.image(number).name)
+            model.deregister_frame(model.image(number).frame_id)
+        adjust(model, refine_distortion)
+
+
 def remove_weak_photos(model: Any, database: FeatureDatabase) -> list[str]:
     """Removes photos whose poses hang on few points, or which many of their matches contradict, the weakest first.
 
@@ -213,7 +255,8 @@ def remove_weak_photos(model: Any, database: FeatureDatabase) -> list[str]:
         points = PointVisibility(model)
         views, rows = points.views.copy(), points.rows_by_photo
         numbers = list(rows)
-        fits, matches = _match_counts(model, database, numbers)
+        with database.open() as opened:
+            fits, matches = PairFits(model, opened).counts()
         budget = min(budget, (1 - LEAST_MATCHES_FIT) * matches.sum() / 2)
         stays = np.ones(len(numbers), bool)
         contradicted = np.zeros(len(numbers), bool)
@@ -236,16 +279,3 @@ def remove_weak_photos(model: Any, database: FeatureDatabase) -> list[str]:
         if stays.any():
             adjust(model)
     return []
-
-
-def _match_counts(
-    model: Any, database: FeatureDatabase, numbers: list[int]
-) -> tuple[Int64[np.ndarray, "photos photos"], Int64[np.ndarray, "photos photos"]]:
-    """Returns the number of matches of each two photos that fit their poses, and that of all."""
-    place = {number: index for index, number in enumerate(numbers)}
-    fits, matches = (np.zeros((len(numbers), len(numbers)), np.int64) for _ in range(2))
-    with database.open() as opened:
-        for (a, b), some in PairFits(model, opened).fits.items():
-            fits[[place[a], place[b]], [place[b], place[a]]] = np.count_nonzero(some)
-            matches[[place[a], place[b]], [place[b], place[a]]] = len(some)
-    return fits, matches

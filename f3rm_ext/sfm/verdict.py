@@ -19,6 +19,11 @@ from f3rm_ext.sfm.second_pass import POSE_ERROR_PX, estimate_pose
 
 LEAST_MATCHES_FIT = 0.92
 """Smallest share of the matches that fit right poses. Few pairs as a whole may be chance: 15 matches do."""
+LEAST_SPREAD_FIT, MOST_SPREAD_CUT = 0.85, 0.5
+"""Smallest share where the matches that do not fit are spread, as on a patterned carpet, and the largest
+:func:`weakest_cut` where they are."""
+MOST_CUT = 1.5
+"""Largest :func:`weakest_cut` of right poses."""
 LEAST_PHOTO_FIT = 0.9
 """Smallest share of a photo's matches that fit its pose where all cameras are solved for at once."""
 MOST_AMBIGUITY, MOST_AMBIGUOUS = 0.5, 0.05
@@ -42,6 +47,8 @@ _LEAST_MOTION = 0.05
 """Share of the matches that move below which a camera stands still."""
 _EPIPOLAR_PX = 4.0
 """Largest distance of a match from its epipolar lines; COLMAP verifies pairs with the same."""
+_EIGENVECTORS = 6
+"""Vectors along which :func:`weakest_cut` seeks."""
 _LEAST_MATCHES = 15
 """Minimum number of matches of a pair, the same as COLMAP's."""
 
@@ -71,6 +78,11 @@ class Evidence:
     """Share of photos that these are."""
     matches: int = 0
     """Verified matches of the pairs."""
+    cut: float = 0.0
+    """Matches that contradict the poses for each one that fits, between the group of photos of :func:`weakest_cut` and
+    the rest."""
+    cut_off: list[str] = field(default_factory=list)
+    """Names of the photos of that group."""
     contradicted: list[str] = field(default_factory=list)
     """Names of the photos of a solution for all cameras at once of whose matches too few fit (``LEAST_PHOTO_FIT``)."""
 
@@ -242,6 +254,15 @@ class PairFits:
             self.matches[a, b] = matches
             self.fits[a, b] = epipolar_fit(first, second, motion, _EPIPOLAR_PX / focal_px)
 
+    def counts(self) -> tuple[Int64[np.ndarray, "photos photos"], Int64[np.ndarray, "photos photos"]]:
+        """Returns how many matches of each two photos fit the poses, and how many there are, in the model's order."""
+        place = {number: index for index, number in enumerate(self.poses)}
+        fits, matches = (np.zeros((len(place), len(place)), np.int64) for _ in range(2))
+        for (a, b), some in self.fits.items():
+            fits[[place[a], place[b]], [place[b], place[a]]] = np.count_nonzero(some)
+            matches[[place[a], place[b]], [place[b], place[a]]] = len(some)
+        return fits, matches
+
 
 def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
     """Compares the poses of a model with the verified matches of its photos."""
@@ -262,6 +283,7 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         for name, ratio in ambiguities(model, points, pairs.pixels, pairs.matches).items()
         if ratio > MOST_AMBIGUITY
     ]
+    cut, group = weakest_cut(*pairs.counts())
     return Evidence(
         pairs=len(shares),
         pairs_fit=float(np.mean(shares > 0.5)) if len(shares) else 0.0,
@@ -274,7 +296,59 @@ def collect_evidence(model: Any, database: FeatureDatabase) -> Evidence:
         ambiguous=sorted(ambiguous),
         ambiguous_share=len(ambiguous) / max(1, len(pairs.poses)),
         matches=total,
+        cut=cut,
+        cut_off=sorted(model.image(number).name for number, inside in zip(pairs.poses, group, strict=True) if inside),
     )
+
+
+def weakest_cut(
+    fits: Int64[np.ndarray, "photos photos"], matches: Int64[np.ndarray, "photos photos"]
+) -> tuple[float, Bool[np.ndarray, " photos"]]:
+    """Finds the group of photos that is held to the rest the least: with the most matches that contradict the poses for
+    each match that fits them. Where a part of the photos is in the wrong place, true matches between it and the rest
+    contradict its place; false matches are spread over all pairs.
+
+    The ratio of two cuts of a graph is bounded by the largest generalized eigenvalue of their Laplacians; groups are
+    sought along the eigenvectors (spectral partitioning: Shi and Malik 2000), then improved photo by photo.
+
+    Args:
+        fits: matches of each two photos that fit the poses.
+        matches: all matches of each two photos.
+
+    Returns:
+        The ratio, and the photos of the smaller group.
+    """
+    from scipy.linalg import eigh
+
+    total = len(fits)
+    best, group = 0.0, np.zeros(total, bool)
+    if total < 3:
+        return best, group
+    weights = [(matches - fits).astype(np.float64), fits.astype(np.float64)]
+    against, tie = (np.diag(some.sum(axis=1)) - some for some in weights)
+    tie += np.eye(total) * max(1e-6 * np.trace(tie) / total, 1e-9)
+    _, vectors = eigh(against, tie, subset_by_index=[max(0, total - _EIGENVECTORS), total - 1])
+
+    def ratio(contradicting: np.ndarray, fitting: np.ndarray) -> np.ndarray:
+        return np.where(contradicting < _LEAST_MATCHES, 0.0, contradicting / np.maximum(fitting, 1.0))
+
+    for vector in vectors.T:
+        order = np.argsort(vector)
+        sorted_weights = [some[np.ix_(order, order)] for some in weights]
+        # What leaves the first k photos: their degrees without twice what is among them.
+        cuts = ratio(*(np.cumsum(some.sum(axis=1) - 2 * np.tril(some).sum(axis=1)) for some in sorted_weights))
+        if cuts.max() > best:
+            best, group = float(cuts.max()), np.zeros(total, bool)
+            group[order[: cuts.argmax() + 1]] = True
+    while best > 0:
+        side = np.where(group, 1.0, -1.0)
+        cut = [some[group][:, ~group].sum() for some in weights]
+        moves = ratio(*(value + (some @ side) * side for value, some in zip(cut, weights, strict=True)))
+        if moves.max() <= best:
+            break
+        best = float(moves.max())
+        group[moves.argmax()] ^= True
+    return best, group if 2 * group.sum() <= total else ~group
 
 
 def fit_turns(pairs: PairFits) -> float:
@@ -318,12 +392,18 @@ def find_doubt(evidence: Evidence, separate: Evidence | None = None) -> str:
             f"{1 - separate.matches_fit:.0%} if each photo has its own focal length, as after zooming or with another "
             "camera: add --cameras per-photo"
         )
-    if evidence.matches_fit < LEAST_MATCHES_FIT:
+    spread = evidence.cut < MOST_SPREAD_CUT
+    if evidence.matches_fit < (LEAST_SPREAD_FIT if spread else LEAST_MATCHES_FIT):
         against = round((1 - evidence.pairs_fit) * evidence.pairs)
         return (
             f"{1 - evidence.matches_fit:.0%} of the matches between photos, and {against} of {evidence.pairs} pairs of "
             "photos as a whole, contradict them, because different places look alike or have too little texture: take "
             "photos nearer to each other that show what differs, and leave out those of another scene"
+        )
+    if evidence.cut > MOST_CUT:
+        return (
+            f"{name_some(evidence.cut_off)} may be in the wrong place, as more matches with the other photos "
+            "contradict their poses than confirm them: take photos between these and the others, or leave them out"
         )
     if evidence.ambiguous_share > MOST_AMBIGUOUS:
         return (

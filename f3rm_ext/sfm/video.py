@@ -1,6 +1,6 @@
 """Frames of a video: the sharpest of each stretch, without those between which the camera hardly moves."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ def measure_sharpness(grey: UInt8[np.ndarray, "h w"]) -> float:
 
 def sharpest_frames(
     path: Path, num_frames: int, progress: Callable[[int, int], None] = lambda done, total: None
-) -> Iterator[Image.Image]:
+) -> Generator[Image.Image, None, None]:
     """Yields the sharpest frame of each of ``num_frames`` stretches of equal time; all frames of a short video.
 
     Phones write frames at a varying rate, so stretches go by the frames' time stamps, where the file has them. The file

@@ -126,8 +126,13 @@ class ChainRun(StageRunner):
     def _check_texture(self) -> None:
         """Raises ConfigError where the texture is too small for the mesh, which its command would find out last."""
         options = self.options
-        size = int(" ".join(options.stage_options("texture").get("texture-size", ("0",))))
-        vertices = int(" ".join(options.stage_options("mesh").get("vertices", ("0",))))
+        size, vertices = (
+            int(text) if (text := " ".join(given.get(name, ()))).isdigit() else 0
+            for given, name in (
+                (options.stage_options("texture"), "texture-size"),
+                (options.stage_options("mesh"), "vertices"),
+            )
+        )
         if 0 < size**2 < vertices:
             least = 1 << math.ceil(math.log2(vertices) / 2)
             raise ConfigError(

@@ -1,5 +1,6 @@
 """Defaults of ``f3rm-ext sugar run`` that depend on the device, and scales that reduce large photos for a CPU."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,7 +92,9 @@ def describe_defaults(given: ChainOptions, complete: ChainOptions) -> str | None
 def _longest_photo_px(images: Path) -> float:
     """The longest side of a video, or of the first photo in a folder; 0 if there is none that can be read."""
     if images.is_file():
-        return float(max(next(sharpest_frames(images, _EVERY_FRAME)).size))
+        with contextlib.closing(sharpest_frames(images, _EVERY_FRAME)) as frames:
+            first = next(frames, None)
+        return float(max(first.size)) if first is not None else 0.0
     for path in find_photos(images):
         try:
             with Image.open(path) as photo:

@@ -32,6 +32,15 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 PASSED_ON = ("sfm", "coarse", "mesh", "refine", "texture", "page")
 """Stages with options of their own, written ``--STAGE.OPTION``."""
 _TRAININGS = {"coarse", "refine"}
+_FILES = {
+    "sfm": {"images", "data", "output", "out", "output-dir"},
+    "coarse": {"load-config", "data"},
+    "mesh": {"load-config", "splats", "data", "out", "output"},
+    "refine": {"load-config", "data", "mesh"},
+    "texture": {"data", "mesh", "out", "output"},
+    "page": {"load-config", "out", "output"},
+}
+"""Options by which the chain gives each stage its files."""
 CAPTURE = "capture"
 """Folder in the output for the capture that is made of photos."""
 Words = tuple[str, ...]
@@ -124,8 +133,8 @@ class ChainOptions:
     fragmentation: Literal["auto", "minimal", "normal", "aggressive"] | None = None
     """How often both trainings return unused cached memory to the GPU."""
     resolution_scale: Annotated[float | None, Range(0, 1, above=True)] = None
-    """Factor on the size of the photos in both trainings, (0, 1]. The default is 1; without a GPU, larger photos are
-    reduced to about 400 px. The texture always uses the full size."""
+    """Factor on the size of the photos in both trainings, (0, 1]. The default is 1; without a GPU, photos of
+    more than 500 px are reduced to about 400 px. The texture always uses the full size."""
     profile_tensors: bool = False
     """Record the tensors that take memory, in both trainings."""
     from_stage: StageName | None = None
@@ -261,12 +270,13 @@ def split_stage_options(arguments: Sequence[str]) -> tuple[list[str], dict[str, 
         name, equals, value = rest.partition("=")
         target = None if equals else (stage, name.replace("_", "-"))
         passed.setdefault(stage, {})[name.replace("_", "-")] = (value,) if equals else ()
-    for stage in _TRAININGS & passed.keys():
-        if "load-config" in passed[stage]:
+    for stage, options in passed.items():
+        if names := sorted(_FILES[stage] & options.keys()):
             raise ConfigError(
-                f"--{stage}.load-config would replace all options of this stage, including the paths of its files: "
-                "give the options themselves."
+                f"--{stage}.{names[0]} would replace a file that `sugar run` gives this stage: leave it out, or "
+                "use the stage's own command."
             )
+    for stage in _TRAININGS & passed.keys():
         # ns-train wants the value of a switch
         passed[stage] = {name: values or ("True",) for name, values in passed[stage].items()}
     return own, passed

@@ -187,7 +187,10 @@ class StageRunner(ABC):
         record.peak_mib = max(record.peak_mib, outcome.peak_mib)
         record.result = outcome.result
         record.notes = [hide_home(note) for note in outcome.notes]
-        record.outputs = {name: self.manifest.output(path) for name, path in stage.files(self.folder, record).items()}
+        files = stage.files(self.folder, record)
+        if lost := [str(path) for path in files.values() if not path.is_file()]:
+            raise ConfigError(f"{stage.title} ended without an error but did not write {lost[0]}: see {log}.")
+        record.outputs = {name: self.manifest.output(path) for name, path in files.items()}
         record.state = "finished"
         self.manifest.save()
         for note in record.notes:

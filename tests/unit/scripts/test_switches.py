@@ -67,8 +67,8 @@ def test_commands_that_pass_options_on(tmp_path: Path) -> None:
     assert run.passed_on == {"mesh": {"unbounded": (), "thin-parts": ("False",)}}
     plan = Plan.parse(["sugar-ext", "--json", "True", "--probe", "False", "--optimize-memory", "True"], "plan")
     assert plan.json and not plan.probe and plan.words == ("sugar-ext", "--optimize-memory", "True")
-    assert split_stage_options(["--refine.optimize-memory", "--refine.mesh", "x"])[1] == {
-        "refine": {"optimize-memory": ("True",), "mesh": ("x",)}
+    assert split_stage_options(["--refine.optimize-memory", "--refine.logging", "x"])[1] == {
+        "refine": {"optimize-memory": ("True",), "logging": ("x",)}
     }
 
 

@@ -189,6 +189,15 @@ class TestSolver:
         best, _, said = find("global", at_once=5)
         assert best.registered_again == [] and not said, "the second pass of this test registers nothing"
 
+    @pytest.mark.parametrize(("wrong", "stay"), [(1, 7), (2, 8)])
+    def test_few_photos_in_the_wrong_place_are_left_out(self, find: Callable[..., Any], wrong: int, stay: int) -> None:
+        def move(model: Any, *_: str, **__: bool) -> None:
+            for number in sorted(model.reg_image_ids())[:wrong]:
+                turn_on_the_spot(model, number)
+
+        best, _, _ = find("incremental", change=move)
+        assert len(best.groups[0]) == stay and bool(best.doubt) == (stay == 8)
+
     def test_a_mapper_that_is_named_is_the_only_one(self, find: Callable[..., Any]) -> None:
         best, calls, _ = find("incremental", one_by_one=4)
         assert calls == ["incremental"] and len(best.groups[0]) == 4

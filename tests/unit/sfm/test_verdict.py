@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from f3rm_ext.sfm.mapping import separate_cameras
-from f3rm_ext.sfm.verdict import Evidence, PairFits, collect_evidence, epipolar_fit, find_doubt, fit_turns, turn_errors
+from f3rm_ext.sfm.verdict import (
+    Evidence,
+    PairFits,
+    collect_evidence,
+    epipolar_fit,
+    find_doubt,
+    fit_turns,
+    turn_errors,
+    weakest_cut,
+)
 
 pycolmap = pytest.importorskip("pycolmap")
 TOLERANCE = 1e-6
@@ -77,6 +86,38 @@ def test_wrong_poses_are_doubted_though_the_solver_would_not_know(
     assert "24 of 45" in find_doubt(evidence)
     if angle_deg == 90:  # cameras of their own do not help
         assert find_doubt(evidence, collect_evidence(separate_cameras(model), database)) == find_doubt(evidence)
+
+
+def best_cut(fits: np.ndarray, matches: np.ndarray) -> float:
+    total, best = len(fits), 0.0
+    for bits in range(1, 2 ** (total - 1)):
+        group = np.array([bits >> place & 1 for place in range(total)], bool)
+        fit, both = (some[group][:, ~group].sum() for some in (fits, matches))
+        if both - fit >= 15:
+            best = max(best, (both - fit) / max(fit, 1))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_weakest_cut_is_that_of_all_groups(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    matches = np.triu(rng.integers(0, 100, (9, 9)) * (rng.random((9, 9)) < 0.7), 1)
+    fits = (matches * rng.random((9, 9)) ** 0.3).astype(np.int64)
+    fits, matches = fits + fits.T, matches + matches.T
+    cut, group = weakest_cut(fits, matches)
+    fit, both = (some[group][:, ~group].sum() for some in (fits, matches))
+    assert cut == pytest.approx((both - fit) / max(fit, 1)) and 1 <= group.sum() <= 4
+    assert cut > 0.9 * best_cut(fits, matches)
+
+
+def test_what_hangs_together_is_not_cut_apart() -> None:
+    matches = np.full((6, 6), 100) - 100 * np.eye(6, dtype=np.int64)
+    assert weakest_cut(matches, matches)[0] == 0 and not weakest_cut(matches, matches)[1].any()
+    assert weakest_cut(matches * 91 // 100, matches)[0] == pytest.approx(9 / 91, rel=0.01), "spread over all pairs"
+    fits = matches.copy()
+    fits[:2, 2:] = fits[2:, :2] = 20
+    cut, group = weakest_cut(fits, matches)
+    assert cut == pytest.approx(4) and group.tolist() == [True, True, *[False] * 4]
 
 
 def zoom(model: Any, database: Any, factor: float, numbers: list[int]) -> None:
@@ -167,6 +208,9 @@ def test_matches_that_stay_where_they_are_do_not_tell_a_turn(change: str, most: 
     [
         (Evidence(100, 1.0, 1.0, 0.2, 0.0, 300.0), ""),
         (Evidence(100, 1.0, 0.8, 0.2, 0.0, 300.0), "20%"),
+        (Evidence(100, 1.0, 0.9, 0.2, 0.0, 300.0, cut=0.6), "10%"),
+        (Evidence(100, 1.0, 0.9, 0.2, 0.0, 300.0, cut=0.4), ""),
+        (Evidence(100, 1.0, 0.95, 0.2, 0.0, 300.0, cut=2.0, cut_off=["a.jpg"]), "a.jpg"),
         (Evidence(100, 1.0, 1.0, 0.2, 0.3, 300.0), "30%"),
         (Evidence(100, 1.0, 1.0, 0.95, 0.0, 300.0), "turned on the spot"),
         (Evidence(100, 1.0, 1.0, 0.2, 0.0, 20.0), "20 points"),

@@ -9,7 +9,7 @@ import pytest
 
 from f3rm_ext.errors import ConfigError, UserError
 from f3rm_ext.workflow import runner
-from f3rm_ext.workflow.commands import CommandError
+from f3rm_ext.workflow.commands import CommandError, Outcome
 from f3rm_ext.workflow.manifest import NAME
 
 RunChain = Callable[..., str]
@@ -292,6 +292,16 @@ def test_a_texture_too_small_for_the_mesh_is_refused_before_anything_runs(run_ch
             run_chain(**given)
     assert not player.ran
     run_chain(texture_size=64, vertices=4096, until_stage="mesh")
+    run_chain(passed_on={"texture": {"texture-size": ("None",)}, "mesh": {"vertices": ("None",)}}, until_stage="mesh")
+
+
+def test_a_command_that_writes_nothing_is_told(
+    run_chain: RunChain, player: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_chain(until_stage="coarse")
+    monkeypatch.setattr(runner, "run_command", lambda *_: Outcome(1.0, 1.0, False, 100.0, []))
+    with pytest.raises(ConfigError, match=r"mesh\.ply"):
+        run_chain(until_stage="mesh")
 
 
 def test_a_photo_that_is_added_finds_poses_again_in_the_same_folder(

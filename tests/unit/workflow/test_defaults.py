@@ -59,6 +59,22 @@ def test_a_video_is_reduced_by_the_size_of_its_frames(run_chain: RunChain, playe
     assert f"--images {path}" in commands(player, "f3rm-ext")[0]
 
 
+def test_a_video_that_ends_before_its_first_frame_is_left_to_the_command_that_reads_it(
+    run_chain: RunChain, player: Any, tmp_path: Path
+) -> None:
+    av = pytest.importorskip("av")
+    path = tmp_path / "clip.mp4"
+    with av.open(str(path), "w", options={"movflags": "faststart"}) as container:
+        stream = container.add_stream("mpeg4", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 800, 80, "yuv420p"
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((80, 800, 3), np.uint8), format="rgb24")))
+        container.mux(stream.encode())
+    content = path.read_bytes()
+    path.write_bytes(content[: content.index(b"mdat") + 4])
+    run_chain(data=None, images=path)
+    assert f"--images {path}" in commands(player, "f3rm-ext")[0]
+
+
 def test_what_is_given_wins(run_chain: RunChain, player: Any, capture: Path) -> None:
     (capture / "transforms.json").write_text(json.dumps({"frames": [], "w": 1600, "h": 1200}))
     run_chain(

@@ -30,9 +30,12 @@ def test_an_option_of_no_stage_is_named() -> None:
         split_stage_options(["--pipeline.model.sh-degree", "2"])
 
 
-@pytest.mark.parametrize("word", ["--coarse.load-config", "--refine.load_config=config.yml"])
-def test_another_config_in_place_of_a_trainings_options_is_refused(word: str) -> None:
-    with pytest.raises(ConfigError, match=r"--(coarse|refine)\.load-config "):
+@pytest.mark.parametrize(
+    "word",
+    ["--coarse.load-config", "--refine.load_config=config.yml", "--mesh.out", "--texture.mesh=a.ply", "--page.out"],
+)
+def test_other_files_than_those_of_the_chain_are_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match=word.partition("=")[0].replace("_", "-")):
         split_stage_options([word, "config.yml"])
 
 

@@ -79,6 +79,16 @@ def test_a_closed_ball_is_watertight() -> None:
     assert clean_part(part, 0.05, 0.0).area == pytest.approx(part.area)
 
 
+def test_triangles_without_area_do_not_keep_holes_open() -> None:
+    ball = trimesh.creation.icosphere(3)
+    part = cut_at_level(ball, np.asarray(ball.vertices)[:, 2], 0.2)
+    flat = [part.faces[100, 0], part.faces[100, 1], len(part.vertices)]
+    points = np.concatenate([part.vertices, part.vertices[[flat[0]]]])
+    part = trimesh.Trimesh(points, np.concatenate([part.faces, [flat]]), process=False)
+    closed = clean_part(part, 0.0, 2.0)
+    assert closed.volume == pytest.approx(np.pi * 0.8**2 * (3 - 0.8) / 3, rel=0.03)
+
+
 def test_a_lid_has_one_color_of_the_texture() -> None:
     ball = trimesh.creation.icosphere(3)
     ball.visual = TextureVisuals(uv=np.asarray(ball.vertices)[:, :2] / 2 + 0.5)
