@@ -161,7 +161,11 @@ class Solver:
             remove_cut_off_photos(model, self.database, refine_distortion)
         again = [name for name in (*solution.registered_again, *again) if name in image_names(model)]
         repaired = judge([model], solution.mapper, self.database, again)
-        return solution if repaired.doubt else replace(repaired, groups=[*repaired.groups, *solution.groups[1:]])
+        if repaired.doubt:
+            return solution
+        if removed := sorted(solution.groups[0] - repaired.groups[0]):
+            self.say(f"Left out, as more of their matches contradict their poses than fit them: {name_some(removed)}.")
+        return replace(repaired, groups=[*repaired.groups, *solution.groups[1:]])
 
     def _solve_at_once(self, focal_factor: float) -> Solution | None:
         """Solves for all cameras at once, and removes photos with weak poses."""

@@ -425,7 +425,7 @@ def find_doubt(evidence: Evidence, separate: Evidence | None = None) -> str:
             f"half of the photos see at most {evidence.points_per_photo:.0f} points that two others see as well, which "
             "happens by chance: take photos of things with more texture, nearer to each other"
         )
-    if evidence.contradicted:
+    if evidence.contradicted and not spread:
         return (
             f"more than {1 - LEAST_PHOTO_FIT:.0%} of the matches of {name_some(evidence.contradicted)} contradict "
             "their poses: take photos between these and the others, or leave them out"

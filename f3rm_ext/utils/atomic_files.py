@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from io import BufferedWriter
 from pathlib import Path
+from typing import Literal
 
 TEMP_SUFFIX = ".tmp"
 _LOCK_POLL_S = 0.2
@@ -87,9 +88,9 @@ def hash_bytes(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def hash_file(path: Path) -> str:
-    """Returns the BLAKE2b hash of a file's content, 32 hex digits. Reads the file in pieces."""
-    digest = hashlib.blake2b(digest_size=16)
+def hash_file(path: Path, algorithm: Literal["blake2b", "sha256"] = "blake2b") -> str:
+    """Returns a hash of a file's content, BLAKE2b of 32 hex digits or SHA-256 of 64. Reads the file in pieces."""
+    digest = hashlib.blake2b(digest_size=16) if algorithm == "blake2b" else hashlib.sha256()
     with open(path, "rb") as stream:
         while piece := stream.read(1 << 20):
             digest.update(piece)

@@ -1,6 +1,5 @@
 """Finds, downloads, hashes and reads the weights of extractors."""
 
-import hashlib
 import os
 import pickle
 import re
@@ -17,11 +16,11 @@ import torch
 from torch import Tensor
 
 from f3rm_ext.errors import ExtractorError, WeightsNotFoundError, reason_of
+from f3rm_ext.utils.atomic_files import hash_file
 
 CONNECT_TIMEOUT_S, _STALL_TIMEOUT_S = 5.0, 20.0
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.")
 """How PyTorch names files by the start of their SHA-256."""
-_HASH_CHUNK_BYTES = 1 << 22
 _hashes: dict[tuple[str, int, int], str] = {}
 
 
@@ -112,11 +111,7 @@ def file_hash(path: Path) -> str:
     facts = path.stat()
     key = (str(path.resolve()), facts.st_size, facts.st_mtime_ns)
     if key not in _hashes:
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(_HASH_CHUNK_BYTES):
-                digest.update(chunk)
-        _hashes[key] = digest.hexdigest()[:16]
+        _hashes[key] = hash_file(path, "sha256")[:16]
     return _hashes[key]
 
 

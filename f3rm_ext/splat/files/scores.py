@@ -4,7 +4,6 @@ PLY has columns, glTF attributes and OpenUSD primvars. The other formats have no
 in ``NAME.queries.npz``, which knows by a digest which file it belongs to.
 """
 
-import hashlib
 import json
 import zipfile
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from jaxtyping import Bool, Float32, Int, Int32
 from torch import Tensor
 
 from f3rm_ext.query.relevancy import label_map
+from f3rm_ext.utils.atomic_files import hash_file
 from f3rm_ext.utils.json_shape import parse_json
 from f3rm_ext.utils.output_file import NpzWriter, replace_file
 from f3rm_ext.utils.ply import property_names
@@ -75,7 +75,7 @@ def write_sidecar(path: Path, scores: GaussianScores, maker: str | None) -> Path
         ConfigError: it cannot be written.
     """
     beside = sidecar_path(path)
-    record = {MADE_BY: maker, "splats": path.name, _DIGEST: _digest(path), "queries": scores.names}
+    record = {MADE_BY: maker, "splats": path.name, _DIGEST: hash_file(path, "sha256"), "queries": scores.names}
     with replace_file(beside) as stream, NpzWriter(stream) as archive:
         archive.array(PROVENANCE, np.array(json.dumps(record)))
         archive.array("scores", scores.scores)
@@ -98,17 +98,9 @@ def read_sidecar(path: Path, count: int) -> tuple[GaussianScores | None, list[st
             scores, labels = archive["scores"], archive["labels"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         return None, [f"{beside.name} is damaged ({error}), so its scores are left out."]
-    if record.get(_DIGEST) != _digest(path):
+    if record.get(_DIGEST) != hash_file(path, "sha256"):
         return None, [f"{beside.name} belongs to another {path.name}, so its scores are left out."]
     right = scores.shape == (count, len(names)) and labels.shape == (count,)
     if not (right and names and scores.dtype == np.float32 and labels.dtype == np.int32):
         return None, [f"{beside.name} does not hold scores of {count} Gaussians, so they are left out."]
     return GaussianScores(names, scores, labels), []
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
-        digest = hashlib.sha256()
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

@@ -195,8 +195,9 @@ class TestSolver:
             for number in sorted(model.reg_image_ids())[:wrong]:
                 turn_on_the_spot(model, number)
 
-        best, _, _ = find("incremental", change=move)
+        best, _, said = find("incremental", change=move)
         assert len(best.groups[0]) == stay and bool(best.doubt) == (stay == 8)
+        assert any("Left out" in line for line in said) == (stay == 7)
 
     def test_a_mapper_that_is_named_is_the_only_one(self, find: Callable[..., Any]) -> None:
         best, calls, _ = find("incremental", one_by_one=4)

@@ -211,6 +211,8 @@ def test_matches_that_stay_where_they_are_do_not_tell_a_turn(change: str, most: 
         (Evidence(100, 1.0, 0.9, 0.2, 0.0, 300.0, cut=0.6), "10%"),
         (Evidence(100, 1.0, 0.9, 0.2, 0.0, 300.0, cut=0.4), ""),
         (Evidence(100, 1.0, 0.95, 0.2, 0.0, 300.0, cut=2.0, cut_off=["a.jpg"]), "a.jpg"),
+        (Evidence(100, 1.0, 0.95, 0.2, 0.0, 300.0, cut=0.6, contradicted=["b.jpg"]), "b.jpg"),
+        (Evidence(100, 1.0, 0.95, 0.2, 0.0, 300.0, cut=0.4, contradicted=["b.jpg"]), ""),
         (Evidence(100, 1.0, 1.0, 0.2, 0.3, 300.0), "30%"),
         (Evidence(100, 1.0, 1.0, 0.95, 0.0, 300.0), "turned on the spot"),
         (Evidence(100, 1.0, 1.0, 0.2, 0.0, 20.0), "20 points"),

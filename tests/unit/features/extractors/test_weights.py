@@ -220,7 +220,7 @@ class TestRealServer:
 
 class TestHash:
     def test_is_the_start_of_sha256(self, tmp_path: Path) -> None:
-        content = os.urandom(3 * module._HASH_CHUNK_BYTES // 2)
+        content = os.urandom(3 << 19)
         path = write(tmp_path / "w", content)
         assert file_hash(path) == hashlib.sha256(content).hexdigest()[:16]
 
