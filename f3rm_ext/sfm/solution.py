@@ -147,19 +147,21 @@ class Solver:
         if not models or models[0].num_reg_images() < 2:
             return None
         solution = judge(models, "incremental", self.database, self._register_missing(models[0], refine))
-        return self._repair(solution, refine) if solution.doubt else solution
+        # Without such a group, a copy of the model and another look at all matches would find nothing.
+        is_cut = solution.doubt and solution.evidence.cut > MOST_CUT
+        return self._repair(solution, refine) if is_cut else solution
 
     def _repair(self, solution: Solution, refine_distortion: bool) -> Solution:
         """Returns a doubtful solution without the photos that are probably in the wrong place, if that one can be
         trusted; otherwise the solution itself."""
         model = copy.deepcopy(solution.model)
         with translate_errors("removing photos in the wrong place"):
-            removed = remove_cut_off_photos(model, self.database, refine_distortion)
-            if not removed:
+            if not remove_cut_off_photos(model, self.database, refine_distortion):
                 return solution
             again = self._register_missing(model, refine_distortion)
             remove_cut_off_photos(model, self.database, refine_distortion)
-        again = [name for name in (*solution.registered_again, *again) if name in image_names(model)]
+        names = image_names(model)
+        again = [name for name in (*solution.registered_again, *again) if name in names]
         repaired = judge([model], solution.mapper, self.database, again)
         if repaired.doubt:
             return solution

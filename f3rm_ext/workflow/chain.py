@@ -13,7 +13,7 @@ from f3rm_ext.workflow.chain_stages import ChainStages
 from f3rm_ext.workflow.commands import Command, CommandError, run_command
 from f3rm_ext.workflow.defaults import apply_defaults, choose_defaults, describe_defaults
 from f3rm_ext.workflow.manifest import identify, identify_photos
-from f3rm_ext.workflow.options import STAGES, ChainOptions, Words, option_words
+from f3rm_ext.workflow.options import STAGES, ChainOptions, StageOptions, Words, option_words
 from f3rm_ext.workflow.page import write_page
 from f3rm_ext.workflow.runner import StageRunner, check_requirements
 from f3rm_ext.workflow.stages import Stage
@@ -98,8 +98,8 @@ class ChainRun(StageRunner):
             return 0
         from f3rm_ext.mesh.bound.model import STEPS
 
-        value = options.passed_on.get("refine", {}).get("max-num-iterations")
-        return int(value[0]) if value and value[0].isdigit() else STEPS[options.refinement_time or "long"]
+        steps = _whole_number(options.passed_on.get("refine", {}), "max-num-iterations")
+        return STEPS[options.refinement_time or "long"] if steps is None else steps
 
     def _take_defaults(self) -> None:
         """Takes what an earlier call has chosen, or chooses for this machine, and says so."""
@@ -126,13 +126,8 @@ class ChainRun(StageRunner):
     def _check_texture(self) -> None:
         """Raises ConfigError where the texture is too small for the mesh, which its command would find out last."""
         options = self.options
-        size, vertices = (
-            int(text) if (text := " ".join(given.get(name, ()))).isdigit() else 0
-            for given, name in (
-                (options.stage_options("texture"), "texture-size"),
-                (options.stage_options("mesh"), "vertices"),
-            )
-        )
+        size = _whole_number(options.stage_options("texture"), "texture-size") or 0
+        vertices = _whole_number(options.stage_options("mesh"), "vertices") or 0
         if 0 < size**2 < vertices:
             least = 1 << math.ceil(math.log2(vertices) / 2)
             raise ConfigError(
@@ -157,3 +152,9 @@ class ChainRun(StageRunner):
             run_command(Command(f"Options of {words[0]}", check, log), Path.cwd(), self.console)
         self.manifest.checked = checked
         self.manifest.save()
+
+
+def _whole_number(options: StageOptions, name: str) -> int | None:
+    """Returns the value of an option; None if it has none, or that is no whole number."""
+    text = " ".join(options.get(name, ()))
+    return int(text) if text.isdigit() else None

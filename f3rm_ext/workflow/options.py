@@ -29,8 +29,6 @@ StageName = Literal[
 ]
 STAGES: tuple[StageName, ...] = get_args(StageName)
 """All stages, in the order in which they run."""
-PASSED_ON = ("sfm", "coarse", "mesh", "refine", "texture", "page")
-"""Stages with options of their own, written ``--STAGE.OPTION``."""
 _TRAININGS = {"coarse", "refine"}
 _FILES = {
     "sfm": {"images", "data", "output", "out", "output-dir"},
@@ -41,6 +39,8 @@ _FILES = {
     "page": {"load-config", "out", "output"},
 }
 """Options by which the chain gives each stage its files."""
+PASSED_ON = tuple(_FILES)
+"""Stages with options of their own, written ``--STAGE.OPTION``."""
 CAPTURE = "capture"
 """Folder in the output for the capture that is made of photos."""
 Words = tuple[str, ...]
