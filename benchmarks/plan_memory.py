@@ -57,14 +57,14 @@ RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
         256,
         {RAYS: 512, MANAGER + "camera_res_scale_factor": 0.5},
     ),
-    "sugar-ext, 50 000, degree 2": ("sugar-ext", 0, {COUNT: 50_000, DEGREE: 2, **VANILLA}),
-    "sugar-ext, 300 000, degree 3": ("sugar-ext", 0, {COUNT: 300_000, **VANILLA}),
-    "sugar-ext, 300 000, degree 3, optimize-memory": (
+    "sugar-ext, 50,000, degree 2": ("sugar-ext", 0, {COUNT: 50_000, DEGREE: 2, **VANILLA}),
+    "sugar-ext, 300,000, degree 3": ("sugar-ext", 0, {COUNT: 300_000, **VANILLA}),
+    "sugar-ext, 300,000, degree 3, optimize-memory": (
         "sugar-ext",
         0,
         {COUNT: 300_000, MODEL + "memory.optimize_memory": True, **VANILLA},
     ),
-    "sugar-ext, 150 000, degree 1, int8, dn-consistency, 50 000 points": (
+    "sugar-ext, 150,000, degree 1, int8, dn-consistency, 50,000 points": (
         "sugar-ext",
         0,
         {
@@ -76,7 +76,7 @@ RUNS: dict[str, tuple[str, int, dict[str, Any]]] = {
             **AT_ONCE,
         },
     ),
-    "sugar-ext, 150 000, degree 3, planar": (
+    "sugar-ext, 150,000, degree 3, planar": (
         "sugar-ext",
         0,
         {COUNT: 150_000, REGULARIZATION: "planar", **AT_ONCE},

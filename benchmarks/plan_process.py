@@ -91,7 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="plan-process-") as work:
         folder = Path(work)
         write_lpips(folder / "lpips.pth")
-        # A ball of 5 120 triangles at the origin, where the cameras look.
+        # A ball of 5,120 triangles at the origin, where the cameras look.
         trimesh.creation.icosphere(subdivisions=4, radius=0.5).export(folder / "mesh.ply")
         for method in options.only:
             rows.append(measure(method, folder))

@@ -1,6 +1,6 @@
 """Splat rendering on this machine's CPU: numba kernels beside a plain vectorised torch tile renderer, same run.
 
-OMP_WAIT_POLICY=passive python benchmarks/rasterize_cpu.py    # 20 000 Gaussians at 256 × 256 on 1 and 2 threads
+OMP_WAIT_POLICY=passive python benchmarks/rasterize_cpu.py    # 20,000 Gaussians at 256 × 256 on 1 and 2 threads
 python benchmarks/rasterize_cpu.py --count 5000 --size-px 128
 
 The environment variable keeps the idle threads of torch from spinning on the cores that numba's threads need.

@@ -37,7 +37,7 @@ GAUSSIANS = 1_000_000
 MOST_VALUES = 100_000
 """Larger tensors have a shape only."""
 QUERY_RAYS = (256, 128)
-"""A picture of as many rays as a field renders at once on a GPU, 32 768."""
+"""A picture of as many rays as a field renders at once on a GPU, 32,768."""
 WITHOUT = "planar, losses in torch"
 QUERY_PX = (1920, 1080)
 FEATURE_DIM = 768

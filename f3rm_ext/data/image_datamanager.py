@@ -59,8 +59,8 @@ class ImageDataManagerConfig(CyclingConfig, FullImageDatamanagerConfig):
     features: LiftedFeatureOptions = field(default_factory=LiftedFeatureOptions)
     """The 2D features to lift onto the splats when training ends."""
     stereo_points: Annotated[DenseMode, tyro.conf.arg(aliases=["--dense-points"])] = "auto"
-    """Initial points of splats from stereo between the photos. auto fills a capture with fewer than 20 000 points up to
-    that number, and adds 10 000 at least; always adds 20 000 to the capture's own; never adds none. They are computed
+    """Initial points of splats from stereo between the photos. auto fills a capture with fewer than 20,000 points up to
+    that number, and adds 10,000 at least; always adds 20,000 to the capture's own; never adds none. They are computed
     once per capture and kept in the cache."""
     num_downscales: Annotated[int, Range(0, 8)] = 2
     """Number of times that image sides are halved at the start of training, 0 to 8; 0 trains at full size from the

@@ -61,7 +61,7 @@ class F3rmTrainerConfig(TrainerConfig):
     steps_per_save: Count = 1000
     """Number of steps between saves, 1 or more."""
     max_num_iterations: Annotated[int, Range(1, MOST_STEPS)] = 1_000_000
-    """Number of steps of the run, including those before a resume: 1 to 10 000 000."""
+    """Number of steps of the run, including those before a resume: 1 to 10,000,000."""
     schedule_steps: Annotated[int, Range(0, MOST_STEPS)] = 0
     """Length of the schedule (stages, growth, decays) if --max-num-iterations ends earlier, as in 4000 of 15000 steps.
     At least --max-num-iterations; 0 means equal to it."""

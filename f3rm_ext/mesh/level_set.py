@@ -54,7 +54,7 @@ FEWEST_POINTS = 100
 BACKGROUND = 4.0
 """Half the side of the box of the background, in extents of the scene; that of the foreground has 1."""
 _CHUNK = 1 << 14
-"""Rays at a time: 344 000 places."""
+"""Rays at a time: 344,000 places."""
 
 
 class SurfaceCloud(NamedTuple):

@@ -50,7 +50,7 @@ class TrainConfig:
     batch_size: Annotated[int, Range(2)] | None = None
     """Images per forward pass, at least 2; 64 without a preset."""
     queue_size: Count | None = None
-    """Keys in the queue, at least 1; by default images − effective batch, at most 65 536."""
+    """Keys in the queue, at least 1; by default images − effective batch, at most 65,536."""
     gradient_accumulation_steps: Count | None = None
     """Batches per optimiser step, at least 1; 1 without a preset. The queue and the key encoder are updated once per
     step."""

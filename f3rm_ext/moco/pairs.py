@@ -131,7 +131,7 @@ class Pair:
 
 
 def advised_queue(images: int, effective_batch: int) -> int:
-    """Returns the longest queue, up to 65 536, that is shorter than a pass: N images − B images per step.
+    """Returns the longest queue, up to 65,536, that is shorter than a pass: N images − B images per step.
 
     >>> advised_queue(2800, 64), advised_queue(1_000_000, 256), advised_queue(64, 64)
     (2736, 65536, 1)

@@ -43,7 +43,7 @@ class Run(_LedgerOptions):
 
         f3rm-ext bench run --name base -- f3rm-ext-lite --data CAPTURE --max-num-iterations 2000
 
-    Steps 3000 to 4000 of a run of 30 000, with its schedule:
+    Steps 3000 to 4000 of a run of 30,000, with its schedule:
 
         f3rm-ext bench run --name late --steps 1000 -- f3rm-ext --data CAPTURE --max-num-iterations 30000
         --load-checkpoint RUN/nerfstudio_models/step-000002999.ckpt

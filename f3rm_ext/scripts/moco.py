@@ -216,7 +216,7 @@ class Eval:
     imagenet: Path | None = None
     """State dict of EfficientNet-lite0 with timm's names, whose ImageNet features are scored, too."""
     fine_tune_passes: Annotated[int, Range(0, 10_000)] = 0
-    """Passes of training the whole network with labels or masks, from pre-trained and random weights, 0 to 10 000; 0
+    """Passes of training the whole network with labels or masks, from pre-trained and random weights, 0 to 10,000; 0
     skips this."""
     masks: Path | None = None
     """Folder of masks, .png files with the names of the pictures, whose values are classes; 255 is ignored. The mean

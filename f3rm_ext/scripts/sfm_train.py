@@ -52,7 +52,7 @@ class Train:
     words: tyro.conf.Positional[tuple[str, ...]] = ()
     """Settings as key=value, or a whole command of accelerate after `--`."""
     preset: Preset = "none"
-    """The published stages for 8 processes: sparse (8 scenes each, 400 000 steps) or dense (4, 800 000)."""
+    """The published stages for 8 processes: sparse (8 scenes each, 400,000 steps) or dense (4, 800,000)."""
     plan: bool = False
     """Print the plan of the training, then exit."""
 

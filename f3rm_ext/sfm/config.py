@@ -42,13 +42,13 @@ class ProcessConfig:
     """Photos that share a camera: all (one), none (per-photo), or those with the same size, camera and focal length in
     EXIF (auto)."""
     num_frames: Annotated[int, Range(2, 10_000)] = 150
-    """Maximum number of frames to take from a video, 2 to 10 000."""
+    """Maximum number of frames to take from a video, 2 to 10,000."""
     max_size: Annotated[int, Range(0, 65_536)] = 0
-    """Longest side of the capture's images, in px, 0 to 65 536; larger photos are reduced. 0 keeps their size."""
+    """Longest side of the capture's images, in px, 0 to 65,536; larger photos are reduced. 0 keeps their size."""
     feature_size: Annotated[int, Range(64, 65_536)] = 2000
-    """Longest side at which features are detected, in px, 64 to 65 536. More px find more features and take longer."""
+    """Longest side at which features are detected, in px, 64 to 65,536. More px find more features and take longer."""
     max_features: Annotated[int, Range(64, 65_536)] = 8192
-    """Maximum number of features per photo, 64 to 65 536."""
+    """Maximum number of features per photo, 64 to 65,536."""
     undistort: bool = False
     """Write images and masks without lens distortion, for programs that expect pinhole cameras."""
     start_over: bool = False

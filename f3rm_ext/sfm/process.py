@@ -55,7 +55,7 @@ class Processing:
         estimator = build_estimator(config.method)
         sources = find_sources(config, self.say)
         work = WorkFolder(config.output)
-        with work.lock.hold():
+        with work.hold():
             values = {name: str(v.resolve()) if isinstance(v, Path) else v for name, v in asdict(config).items()}
             options = {name: value for name, value in values.items() if name not in _NON_FEATURE_OPTIONS}
             stamps = {name: source.stamp for name, source in sources.items()}

@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -92,7 +93,7 @@ class WorkFolder:
     ``out`` is where it is made, ``final`` where it belongs; they differ while an older capture is there.
 
     Raises:
-        ConfigError: the folder holds something else, cannot be written, or another process works there.
+        ConfigError: the folder holds something else, or cannot be written.
     """
 
     def __init__(self, out: Path) -> None:
@@ -102,9 +103,17 @@ class WorkFolder:
         if state is None:
             self.save()  # marks the folder as ours
         self._use(out)
-        self.lock = FolderLock(out / ".lock")
-        if self.lock.is_held():
-            raise ConfigError(f"Another process uses {out}: wait for it, or choose another --output.")
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keeps other processes away. Raises ConfigError if one works in the folder."""
+
+        def refuse(_waited_s: float) -> None:
+            raise ConfigError(f"Another process uses {self.final}: wait for it, or choose another --output.")
+
+        with FolderLock(self.final / ".lock").hold(on_wait=refuse):
+            self.state = read_state(self.final) or {}  # another process may have finished in the meantime
+            yield
 
     def _use(self, folder: Path) -> None:
         """Makes this folder the one to work in."""

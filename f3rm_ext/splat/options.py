@@ -145,9 +145,9 @@ class SplatOptions(GaussianOptions):
     suits unbounded scenes; dn-consistency (or dn_consistency) adds agreement of normals with depth to density. none
     turns the regularisation off."""
     surface: RegularizationOptions = field(default_factory=RegularizationOptions)
-    """Constants of the regularisation. Steps are for a run of 15 000 steps and scale with its length."""
+    """Constants of the regularisation. Steps are for a run of 15,000 steps and scale with its length."""
     densify: DensifyOptions = field(default_factory=DensifyOptions)
-    """How Gaussians are added and removed. Steps are for a run of 15 000 steps and scale with its length."""
+    """How Gaussians are added and removed. Steps are for a run of 15,000 steps and scale with its length."""
     start_stage: Stage = "vanilla"
     """First stage of the run. entropy and regularized need --pipeline.model.start-from."""
     num_random: Count = 50_000

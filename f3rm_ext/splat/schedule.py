@@ -22,7 +22,7 @@ MIN_RESET = 300
 class Schedule:
     """Maps the steps of a run to the stages of the schedule.
 
-    The stages of a run of any length are proportional to those of 15 000 steps. A run that starts at a later stage
+    The stages of a run of any length are proportional to those of 15,000 steps. A run that starts at a later stage
     spends all its steps on the remaining stages.
 
     >>> schedule = Schedule.from_options(30_000, RegularizationOptions())
@@ -35,7 +35,7 @@ class Schedule:
     offset: int
     """Steps of the skipped stages, added to a step of the run to get its position in the schedule."""
     ratio: float
-    """Length of the schedule, including skipped stages, in units of SuGaR's 15 000 steps."""
+    """Length of the schedule, including skipped stages, in units of SuGaR's 15,000 steps."""
 
     @classmethod
     def from_options(cls, total: int, surface: RegularizationOptions, begin: Stage = "vanilla") -> "Schedule":

@@ -135,7 +135,11 @@ class FolderLock:
 
     @contextlib.contextmanager
     def hold(self, on_wait: Callable[[float], None] = lambda waited_s: None) -> Iterator[None]:
-        """Holds the lock during a ``with`` block. Waits as long as it takes, and tells the seconds so far."""
+        """Holds the lock during a ``with`` block.
+
+        Args:
+            on_wait: called with the seconds waited so far while another process holds the lock; raises to give up.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # The file is never deleted: who waits for it would then lock a file that nobody else can open.
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)

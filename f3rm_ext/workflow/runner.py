@@ -91,12 +91,13 @@ class StageRunner(ABC):
         # has written.
         Manifest.open(self.folder, self.command, self.option, capture)
         require_writable(self.folder / NAME, self.option)
-        lock = FolderLock(self.folder / ".lock")
-        if lock.is_held():
+
+        def refuse(_waited_s: float) -> None:
             raise ConfigError(
                 f"Another `{self.command}` is running in {self.output}: wait for it, or choose another {self.option}."
             )
-        with lock.hold():
+
+        with FolderLock(self.folder / ".lock").hold(on_wait=refuse):
             remove_temporaries(self.folder)  # of stages that were killed; none runs now
             self.manifest = Manifest.open(self.folder, self.command, self.option, capture)
             yield

@@ -9,8 +9,8 @@ import torch
 
 NAMES = (
     "f3rm-ext-lite, 4096 rays, 64 dimensions, 12 images",
-    "sugar-ext, 300 000, degree 3",
-    "sugar-ext, 300 000, degree 3, optimize-memory",
+    "sugar-ext, 300,000, degree 3",
+    "sugar-ext, 300,000, degree 3, optimize-memory",
 )
 
 

@@ -224,7 +224,7 @@ def test_every_method_is_introduced(page: str) -> None:
 
 
 def test_the_example_of_windows_is_counted_right() -> None:
-    """The page on options counts windows of 32 photos in 120 000 steps."""
+    """The page on options counts windows of 32 photos in 120,000 steps."""
     page = (ROOT / "docs" / "options.md").read_text()
     for photos in (100, 200):
         cycle = ImageCycle(photos, 32, 1)

@@ -16,7 +16,7 @@ class DensifyOptions:
     """default copies and splits Gaussians with large image-space gradients and prunes transparent ones. mcmc moves
     dead Gaussians to live ones and adds noise (3DGS-MCMC). none keeps their number."""
     max_gaussians: Annotated[int, Range(0)] = 0
-    """Upper limit of the number of Gaussians, ≥ 1; 0 means no limit for default and 1 000 000 for mcmc. Near the
+    """Upper limit of the number of Gaussians, ≥ 1; 0 means no limit for default and 1,000,000 for mcmc. Near the
     limit, default grows where gradients are largest."""
     start: Annotated[int, Range(0)] = 500
     """Step after which Gaussians are added and removed, ≥ 0."""

@@ -1,7 +1,7 @@
 """Splats as SOG, PlayCanvas' format (version 2): lossless WebP textures and ``meta.json``, in a ZIP or in a folder.
 
 Positions have 16 bits in a logarithmic space, rotations 26, opacities 8. Sizes and colours are bytes that point into a
-codebook each. Spherical harmonics are 16 bits that point into a palette of up to 65 536 sets of coefficients, which are
+codebook each. Spherical harmonics are 16 bits that point into a palette of up to 65,536 sets of coefficients, which are
 bytes that point into a third codebook. Coordinates are those of PLY files, as splat-transform writes them, although the
 specification speaks of y up. Specification: "The SOG format" in PlayCanvas' user manual.
 """

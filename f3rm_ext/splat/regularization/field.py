@@ -71,7 +71,7 @@ def neighbour_field(
     Args:
         owners: index of the Gaussian each point belongs to; the neighbours of that Gaussian contribute.
         neighbours: indices into the table, -1 for none.
-        chunk: points per chunk (torch only); 0 for 32 768 on the CPU and for as many as fit in a quarter of the free
+        chunk: points per chunk (torch only); 0 for 32,768 on the CPU and for as many as fit in a quarter of the free
             memory of a GPU.
     """
     given = points, owners, table, neighbours

@@ -27,7 +27,7 @@ Opacity = Annotated[float, Range(0, 1, below=True)]
 
 @dataclass
 class RegularizationOptions:
-    """Regularisation that pulls Gaussians to surfaces. Defaults are SuGaR's for a run of 15 000 steps."""
+    """Regularisation that pulls Gaussians to surfaces. Defaults are SuGaR's for a run of 15,000 steps."""
 
     mode: tyro.conf.Suppress[Mode] = "none"
     """density compares the density near Gaussians with that of flat, opaque ones (quick, for objects). sdf
@@ -58,13 +58,13 @@ class RegularizationOptions:
     neighbours: Count = 16
     """Neighbours per Gaussian, including itself, ≥ 1; each takes 4 bytes. planar has none."""
     samples: Count = 1_000_000
-    """Points per step, ≥ 1. The default suits GPUs; use 20 000 to 100 000 on a CPU (0.3 s per 100 000 on one
+    """Points per step, ≥ 1. The default suits GPUs; use 20,000 to 100,000 on a CPU (0.3 s per 100,000 on one
     core). planar has none."""
     spread: Positive = 1.5
     """Standard deviation of the points, in units of the standard deviation of their Gaussian, > 0."""
     chunk_points: Annotated[int, Range(0)] = 0
-    """Points per chunk of the torch implementation, ≥ 1; limits peak memory, 280 MiB at 32 768. 0 fits chunks to the
-    free memory of a GPU and takes 32 768 elsewhere."""
+    """Points per chunk of the torch implementation, ≥ 1; limits peak memory, 280 MiB at 32,768. 0 fits chunks to the
+    free memory of a GPU and takes 32,768 elsewhere."""
     density_factor: Weight = 0.2
     """Weight of the density loss (density and dn-consistency), ≥ 0."""
     sdf_factor: Weight = 0.2

@@ -83,7 +83,7 @@ class Regularizer:
 
     The neighbours take 4 bytes each. A step with N Gaussians and P points takes (float32, measured on the CPU) at most
     180 N bytes for the table of Gaussians, its gradient and those of the parameters; 224 P bytes for points, field and
-    their gradients; and in torch 280 MiB for a chunk of 32 768 points. Without chunks, the neighbours of 1 M points
+    their gradients; and in torch 280 MiB for a chunk of 32,768 points. Without chunks, the neighbours of 1 M points
     alone would take 5 GiB. The kernels of numba and Triton need no chunks.
     """
 

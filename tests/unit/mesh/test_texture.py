@@ -363,7 +363,7 @@ def test_a_distant_background_does_not_fill_the_texture(box: trimesh.Trimesh) ->
     atlas = unwrap(both, 512, 2, space=space)
     pixels = doubled_areas_px(atlas)
     near = np.abs(atlas.mesh.triangles_center).max(axis=1) < 1
-    # By area alone, the box would have 6 of 240 006 parts.
+    # By area alone, the box would have 6 of 240,006 parts.
     assert pixels[near].sum() > 0.002 * pixels.sum() and (pixels[~near] > 0.5).all()
 
 

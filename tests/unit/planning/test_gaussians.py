@@ -48,7 +48,7 @@ def test_the_default_strategy_ends_at_its_limit_or_at_what_is_usual() -> None:
 
 
 def test_mcmc_grows_by_a_share_in_each_round() -> None:
-    """The first round is at step 600 of a run of 15 000 steps: gsplat's strategy asks for a step above 500."""
+    """The first round is at step 600 of a run of 15,000 steps: gsplat's strategy asks for a step above 500."""
     for stop, count in ((500, 10_000), (600, 10_000), (601, 10_500), (701, 11_025)):
         assert final_gaussians(request_of(strategy="mcmc", max_gaussians=0, mcmc_stop=stop)) == count
     assert final_gaussians(request_of(strategy="mcmc", max_gaussians=12_000)) == 12_000

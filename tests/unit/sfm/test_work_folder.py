@@ -145,8 +145,13 @@ def test_other_peoples_folders_are_left_alone(tmp_path: Path) -> None:
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path, source: Path) -> None:
     work = begun(tmp_path / "out", source)
-    with work.lock.hold(), pytest.raises(ConfigError, match="Another process"):
-        WorkFolder(tmp_path / "out")
+    other = WorkFolder(tmp_path / "out")
+    with work.hold():
+        with pytest.raises(ConfigError, match="Another process"), other.hold():
+            pass
+        work.save(complete=True)
+    with other.hold():
+        assert other.state["complete"], "what the first one has written"
 
 
 def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(tmp_path: Path, fill_disk: Callable[[], None]) -> None:
