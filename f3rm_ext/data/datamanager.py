@@ -217,7 +217,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
         self.eval_pixel_sampler = PixelStream(
             dataset,
             cycle,
-            num_rays=self.config.rays_of_process("eval_num_rays_per_batch", self.world_size, self.rank),
+            num_rays=self.config.eval_num_rays_per_batch,  # undivided, as one process evaluates
             split="eval",
             device=self.device,
             source=source,

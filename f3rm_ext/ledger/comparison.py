@@ -113,8 +113,9 @@ def _row(metric: Metric, base: Entry, new: Entry, tolerance: float, unknown: set
     is_quality = metric.judged == "quality"
     change = _change(metric, base, new, by_seed=is_quality, sessions=sessions)
     if metric.judged == "speed":
-        if unknown.intersection(SPEED_CONDITIONS):
-            names = ", ".join(CONDITIONS[key] for key in SPEED_CONDITIONS if key in unknown)
+        # Of two trainings that were no benchmarks, neither tells its warm-up and threads.
+        told = {"device", "hardware", *base.conditions, *new.conditions}
+        if names := ", ".join(CONDITIONS[key] for key in SPEED_CONDITIONS if key in unknown & told):
             return row("not judged", f"not known: {names}", change)
         if change.repeats < MIN_REPEATS:
             return row("not judged", f"fewer than {MIN_REPEATS} repeats", change)

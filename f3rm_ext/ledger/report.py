@@ -11,7 +11,7 @@ from f3rm_ext.html.charts import range_chart
 from f3rm_ext.html.page import render_page
 from f3rm_ext.html.tables import Table
 from f3rm_ext.ledger.comparison import TOLERANCE, Comparison, Row, compare
-from f3rm_ext.ledger.entry import CONDITIONS, METRICS, Entry, Metric
+from f3rm_ext.ledger.entry import CONDITIONS, METRICS, SPEED_CONDITIONS, Entry, Metric
 from f3rm_ext.ledger.intervals import CONFIDENCE, Quartiles, quartiles
 
 MISSING = "–"
@@ -187,11 +187,23 @@ def origin_text(entry: Entry) -> str:
 
 def _groups(entries: Sequence[Entry]) -> list[list[Entry]]:
     """Entries that were measured alike, together, without ideas, in the order of their first."""
-    groups: dict[str, list[Entry]] = {}
+    groups: list[list[Entry]] = []
     for entry in entries:
-        if not entry.is_idea:
-            groups.setdefault(repr([entry.conditions.get(key) for key in CONDITIONS]), []).append(entry)
-    return list(groups.values())
+        if entry.is_idea:
+            continue
+        for group in groups:
+            if all(_are_alike(other, entry) for other in group):
+                group.append(entry)
+                break
+        else:
+            groups.append([entry])
+    return groups
+
+
+def _are_alike(one: Entry, other: Entry) -> bool:
+    """Returns whether conditions are equal; those of speed may be unknown, as of trainings that were no benchmarks."""
+    values = {key: {entry.conditions.get(key) for entry in (one, other)} for key in CONDITIONS}
+    return all(len(both - {None} if key in SPEED_CONDITIONS else both) <= 1 for key, both in values.items())
 
 
 def _comparisons(group: Sequence[Entry], baseline: Entry | None, tolerance: float) -> list[Comparison]:

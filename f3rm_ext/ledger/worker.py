@@ -187,10 +187,11 @@ def first_step(config: Any) -> int:
 
     path = config.load_checkpoint
     if path is None and config.load_dir is not None:
+        folder = checkpoint.find_folder(config.load_dir, config.relative_model_dir)
         if config.load_step is not None:
-            path = checkpoint.make_path(config.load_dir, config.load_step)
+            path = checkpoint.make_path(folder, config.load_step)
         else:
-            path = next((path for _, path in checkpoint.newest_first(config.load_dir)), config.load_dir / "step-*.ckpt")
+            path = next((path for _, path in checkpoint.newest_first(folder)), folder / "step-*.ckpt")
     if path is None:
         return 0
     step = checkpoint.parse_step(path)

@@ -7,6 +7,7 @@ from those of other directions of sight: what is seen from one side is one sheet
 
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import trimesh
@@ -16,7 +17,7 @@ from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import MeshError
 from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.cleaning import clean, face_components, select_faces
-from f3rm_ext.mesh.views import StoredViews
+from f3rm_ext.mesh.views import StoredViews, write_values
 from f3rm_ext.utils.open3d_library import RayCaster
 
 GAP = 0.03
@@ -107,13 +108,15 @@ def _fuse_selected(
             inside = (hit["primitive_normals"] * directions).sum(axis=-1) > 0
             chosen = choose(index, hit["t_hit"], inside)
             counts += np.bincount(chosen.reshape(-1), minlength=256)
-            np.save(f"{folder}/{index}.npy", chosen)
+            write_values(Path(folder, str(index)), chosen)
             on_progress(index + 1)
         parts = []
         for number in np.flatnonzero(counts[1:]) + 1:
 
             def chosen_depth(index: int, number: int = int(number)) -> Float32[np.ndarray, "h w"]:
-                return np.where(np.load(f"{folder}/{index}.npy") == number, depth(index), np.float32(0))
+                values = depth(index)
+                chosen = np.fromfile(Path(folder, str(index)), np.uint8).reshape(values.shape)
+                return np.where(chosen == number, values, np.float32(0))
 
             try:
                 part = clean(fuse(_SelectedPixels(stored, chosen_depth)))

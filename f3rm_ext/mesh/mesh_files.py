@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import trimesh
@@ -13,9 +13,10 @@ from trimesh.exchange.obj import export_obj
 from trimesh.visual.color import ColorVisuals
 
 from f3rm_ext.capture.checks import FARTHEST
-from f3rm_ext.capture.frame import Y_UP
+from f3rm_ext.capture.frame import Y_UP, CaptureFrame
 from f3rm_ext.errors import MeshError, reason_of
 from f3rm_ext.mesh.glb_file import encode_mesh, load_scene, read_generator, texture_place
+from f3rm_ext.utils.json_shape import parse_json
 from f3rm_ext.utils.output_file import replace_file, require_writable
 from f3rm_ext.utils.provenance import comment_lines, read_provenance, require_ours, sign_png
 
@@ -30,6 +31,8 @@ MAKERS = (
 """Commands whose files may be replaced; others are kept."""
 Frame = Literal["capture", "scene"]
 Up = Literal["z", "y"]
+_SAME_FRAME = 1e-4
+"""By how much entries of two transforms may differ: files round them."""
 Corner = tuple[float, float, float] | None
 _Y_UP = np.eye(4)
 _Y_UP[:3, :3] = Y_UP
@@ -65,11 +68,39 @@ def vertex_colors(mesh: trimesh.Trimesh) -> np.ndarray | None:
     return None
 
 
-def find_frame(path: Path, frame: Literal["auto"] | Frame) -> Frame:
-    """Returns the frame of a mesh file: the given one, or for auto what the file says, else capture."""
+def find_frame(path: Path, frame: Literal["auto"] | Frame, capture: CaptureFrame | None = None) -> Frame:
+    """Returns the frame of a mesh file: the given one, or for auto what the file says, else capture.
+
+    Raises:
+        MeshError: the file says that it is in the scene frame of another capture than the given one.
+    """
     if frame != "auto":
         return frame
-    return "scene" if read_provenance(path).get("frame") == "scene" else "capture"
+    record = read_provenance(path)
+    if record.get("frame") != "scene":
+        return "capture"
+    if capture is not None and not same_frame(record, capture):
+        raise MeshError(
+            f"{path} is in the scene frame of another capture, or of this one with other options of its dataparser: "
+            "give the run that it was made of with --load-config, or a mesh in the frame of the capture."
+        )
+    return "scene"
+
+
+def same_frame(record: Mapping[str, Any], capture: CaptureFrame) -> bool:
+    """Returns whether a provenance has this map between frames, or none."""
+    if "scene_from_capture" not in record:
+        return True
+    own: dict[str, Any] = capture.describe()
+    for key in ("scene_from_capture", "scene_units_per_capture_unit"):
+        entry, expected = record.get(key), np.asarray(own[key])
+        try:  # entries of PLY and OBJ files are text
+            values = np.array(parse_json(entry, Any) if isinstance(entry, str) else entry, dtype=np.float64)
+        except (ValueError, TypeError, OverflowError):
+            return False
+        if values.shape != expected.shape or not np.allclose(values, expected, atol=_SAME_FRAME):
+            return False
+    return True
 
 
 def require_format(path: Path) -> None:
@@ -143,10 +174,10 @@ def write_mesh(path: Path, mesh: trimesh.Trimesh, provenance: Mapping[str, objec
     if kind == ".ply":
         body: bytes = mesh.export(file_type="ply")  # type: ignore[assignment]
         first, rest = body.split(b"comment ", 1)
-        lines = "".join(f"comment {line}\n" for line in comment_lines(record)).encode("ascii", "backslashreplace")
-        body = first + lines + b"comment " + rest
+        lines = "".join(f"comment {line}\n" for line in comment_lines(record))
+        body = first + lines.encode() + b"comment " + rest
     elif kind == ".obj":
-        header = "\n# ".join(line.encode("ascii", "backslashreplace").decode() for line in comment_lines(record))
+        header = "\n# ".join(comment_lines(record))
         library = path.with_suffix(".mtl").name
         text, side_files = export_obj(mesh, header=header, return_texture=True, mtl_name=library)  # type: ignore[misc]
         side_files = {

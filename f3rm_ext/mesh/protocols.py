@@ -37,6 +37,8 @@ TANKS_THRESHOLDS = {
 """Distance at which each scene of Tanks and Temples is scored, its own units."""
 _POINTS_PER_SPACING = 2.0
 """Samples per square of the spacing, before points that are too close are removed."""
+_MOST_VOXELS = 2**31 - 1
+"""Along an axis; Open3D numbers them by int32."""
 _MOST_SAMPLES = 40_000_000
 
 
@@ -154,7 +156,16 @@ def volume_mask(points: SurfacePoints, crop: Path) -> Bool[np.ndarray, " points"
 
 
 def voxel_means(points: SurfacePoints, side: float) -> SurfacePoints:
-    """Returns the mean of the points, and of their normals, in each voxel of a grid."""
+    """Returns the mean of the points, and of their normals, in each voxel of a grid.
+
+    Raises:
+        MeshError: the voxels are too small to be numbered.
+    """
+    extent = float(np.ptp(points.positions, axis=0).max(initial=0.0)) if len(points) else 0.0
+    if not side * _MOST_VOXELS > extent:
+        raise MeshError(
+            f"Voxels of {side:g} are too small for points {extent:g} apart: raise --thresholds, or remove stray points."
+        )
     reduced = point_cloud(points.positions, points.normals).voxel_down_sample(side)
     return surface_points(np.array(reduced.points), None if points.normals is None else np.array(reduced.normals))
 

@@ -76,8 +76,11 @@ def simplify_evenly(mesh: trimesh.Trimesh, space: BoxContraction, vertices: int)
     """Simplifies a mesh in contracted space, where errors count less the farther away they are."""
     mesh = mesh.copy()
     mesh.vertices = space.contract(np.asarray(mesh.vertices))
+    farthest = np.abs(mesh.vertices).max()
     mesh = simplify(mesh, vertices)
-    mesh.vertices = space.expand(np.asarray(mesh.vertices))
+    # A vertex that joins others may lie outside of them all, and what lies beyond 2 has no place in the scene.
+    distances = np.abs(mesh.vertices).max(axis=1, keepdims=True)
+    mesh.vertices = space.expand(mesh.vertices * (farthest / np.maximum(distances, farthest)))
     return mesh
 
 

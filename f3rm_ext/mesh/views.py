@@ -115,27 +115,30 @@ class StoredViews(DepthMaps):
 
     def put(self, index: int, view: RenderedView) -> None:
         """Stores a view. Raises MeshError where the disk is full."""
-        self._write(f"color{index}", view.color)
-        self._write(f"rendered{index}", view.depth)
+        write_values(self._folder / f"color{index}", view.color)
+        write_values(self._folder / f"rendered{index}", view.depth)
 
     def set_depth(self, index: int, depth: Float32[np.ndarray, "h w"]) -> None:
         """Replaces the depth of a view; those that have read the old one keep it. Raises MeshError as :meth:`put`."""
         (self._folder / f"depth{index}").unlink(missing_ok=True)
-        self._write(f"depth{index}", depth)
-
-    def _write(self, name: str, values: np.ndarray) -> None:
-        try:
-            values.tofile(self._folder / name)
-        except OSError as error:
-            raise MeshError(
-                f"Rendered views cannot be kept in {self._folder.parent} ({reason_of(error)}): free space there, set "
-                "TMPDIR to a folder with more, or lower --resolution-scale."
-            ) from error
+        write_values(self._folder / f"depth{index}", depth)
 
     def _read(self, name: str, index: int, dtype: type, *channels: int) -> np.ndarray:
         """Maps a file without a header, whose parsing would take most of the time where each view reads all others."""
         size = (int(self.cameras.heights[index]), int(self.cameras.widths[index]))
         return np.memmap(self._folder / name, dtype, "r", shape=(*size, *channels))
+
+
+def write_values(path: Path, values: np.ndarray) -> None:
+    """Writes values of a view to a file without a header in a temporary folder. Raises MeshError where the disk is
+    full."""
+    try:
+        values.tofile(path)
+    except OSError as error:
+        raise MeshError(
+            f"Rendered views cannot be kept in {path.parent.parent} ({reason_of(error)}): free space there, set TMPDIR "
+            "to a folder with more, or lower --resolution-scale."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ class EvalTexture(MeshPhotos):
     def main(self) -> int:
         import numpy as np
 
-        from f3rm_ext.mesh.mesh_files import find_frame, read_mesh
+        from f3rm_ext.mesh.mesh_files import read_mesh
         from f3rm_ext.mesh.texture.rendering import MeshRenderer, score_photo
         from f3rm_ext.model_components.masks import grey_out_bytes
         from f3rm_ext.utils.output_file import require_writable, write_file
@@ -55,7 +55,7 @@ class EvalTexture(MeshPhotos):
         if self.pictures is not None:
             require_writable(self.pictures / "any", "--pictures")
         renderer = MeshRenderer(read_mesh(self.mesh), str(self.mesh))
-        photos = self.photo_source().photos(self.views, find_frame(self.mesh, self.frame))
+        photos = self.photo_source().photos(self.views, self.mesh, self.frame)
         sign, scores = {"made_by": COMMAND}, []
         pictures = [self.pictures / f"{self.views}-{index:04d}.png" for index in range(len(photos)) if self.pictures]
         for path in pictures:

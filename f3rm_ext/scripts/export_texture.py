@@ -40,14 +40,13 @@ class Texture(MeshPhotos, MeshOutput):
     """Options of the texture."""
 
     def main(self) -> int:
-        from f3rm_ext.mesh.mesh_files import find_frame, read_mesh, require_output
+        from f3rm_ext.mesh.mesh_files import read_mesh, require_output
         from f3rm_ext.mesh.texture.baking import bake_texture, bake_vertices
 
         self.require_other(self.mesh)
         require_output(self.out, textured=True)
         mesh = read_mesh(self.mesh)
-        frame = find_frame(self.mesh, self.frame)
-        photos = self.photo_source().photos("train", frame)
+        photos = self.photo_source().photos("train", self.mesh, self.frame)
         bake = bake_vertices if self.out.suffix.lower() == ".ply" else bake_texture
         with measured_cost() as cost, image_progress("steps") as progress:
             made = bake(mesh, photos, self.texture, show_stages(progress))
@@ -59,11 +58,15 @@ class Texture(MeshPhotos, MeshOutput):
                 "colours of the nearest ones that are seen."
             )
         what = "vertex colours" if size is None else f"a texture of {size} × {size} in {made.facts['charts']} charts"
-        self.write(made.mesh, f"{len(made.mesh.faces)} triangles with {what}", self._record(made, frame) | cost)
+        self.write(
+            made.mesh,
+            f"{len(made.mesh.faces)} triangles with {what}",
+            self._record(made) | cost,
+        )
         return 0
 
-    def _record(self, made: "BakedMesh", frame: str) -> dict[str, object]:
-        from f3rm_ext.mesh.mesh_files import read_provenance
+    def _record(self, made: "BakedMesh") -> dict[str, object]:
+        from f3rm_ext.mesh.mesh_files import find_frame, read_provenance
 
         kept = {"scene_from_capture", "scene_units_per_capture_unit"}
         transforms = {key: value for key, value in read_provenance(self.mesh).items() if key in kept}
@@ -78,6 +81,6 @@ class Texture(MeshPhotos, MeshOutput):
             "smallest_gain": round(float(made.gains.min()), 4),
             "places": made.places,
             "unseen": made.unseen,
-            "frame": frame,
+            "frame": find_frame(self.mesh, self.frame),
             **transforms,
         }

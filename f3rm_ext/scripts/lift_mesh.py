@@ -20,7 +20,7 @@ class LiftMesh(MeshPhotos):
 
     Each vertex takes the mean of the features where photos see it, with the weights of `f3rm-ext export texture`.
     Vertices that no photo sees take the feature of the nearest one along the surface. The features are written beside
-    the mesh, room.features.npz for room.ply, and belong to that mesh only. The mesh then answers f3rm-ext query,
+    the mesh, room.ply.features.npz for room.ply, and belong to that mesh only. The mesh then answers f3rm-ext query,
     eval query and export features with --mesh, and f3rm-ext export part cuts out what a query finds.
 
     Typical calls:
@@ -55,11 +55,11 @@ class LiftMesh(MeshPhotos):
         import torch
 
         from f3rm_ext.capture.frame import CaptureFrame
-        from f3rm_ext.mesh.mesh_files import read_mesh
+        from f3rm_ext.mesh.mesh_files import find_frame, read_mesh
         from f3rm_ext.mesh.semantics.code_map import lift_code_map, texture_side
         from f3rm_ext.mesh.semantics.feature_file import MeshFeatures, features_path, save_features
         from f3rm_ext.mesh.semantics.lifting import lift_vertices
-        from f3rm_ext.mesh.semantics.mesh_run import frame_of_mesh, open_capture_manager
+        from f3rm_ext.mesh.semantics.mesh_run import open_capture_manager
         from f3rm_ext.mesh.texture.photos import dataset_photos
         from f3rm_ext.splat.features.heads import LiftedHead, LiftedHeads
 
@@ -72,7 +72,7 @@ class LiftMesh(MeshPhotos):
         )
         data = Path(manager.dataparser.config.data)
         frames = CaptureFrame.from_outputs(manager.train_dataparser_outputs, data)
-        frame = frame_of_mesh(self.mesh, self.frame, frames)
+        frame = find_frame(self.mesh, self.frame, frames)
         photos = dataset_photos(manager.train_dataset, frames if frame == "capture" else None)
         source = manager.prepare_features(with_train=True)[0]
         if not source.specs:

@@ -197,7 +197,7 @@ class Eval:
     weights of the same network, colour histograms and DAISY are scored for comparison. ResNets are scored by the
     features of the last stage and of all stages. With --masks, a small decoder learns the classes of pixels from the
     features of half of the pictures, and the other half is scored. Pictures used for pre-training may be included,
-    since it saw no labels; say so when you quote the figures.
+    since it saw no labels; say so when you quote the figures. It computes on the CPU.
 
     Typical calls:
       f3rm-ext moco eval --data tiles --weights runs/tiles/backbone.safetensors

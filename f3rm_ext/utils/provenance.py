@@ -32,6 +32,8 @@ _LONGEST_HEADER = 64 << 20
 _MOST_LINES = 1000
 _COMMENT = re.compile(rb"<!-- made_by: ([\w -]+) -->\n$")
 _GZIP_NAME = re.compile(rb"\x1f\x8b\x08\x08.{6}([\w -]+)\0", re.DOTALL)
+_LONGEST_LINE = 1000
+"""Of a comment of PLY; some readers have buffers of 1024 characters."""
 _LONGEST_COMMENT = 200
 _AFTER_IHDR = 33
 """Bytes of a PNG's signature (8) and of its first chunk, IHDR (25), which has to stay the first."""
@@ -138,8 +140,12 @@ def read_provenance(path: Path) -> dict[str, Any]:
 
 
 def comment_lines(provenance: Mapping[str, object]) -> list[str]:
-    """Returns the provenance as comments of a PLY or OBJ file, one for each entry."""
-    return [f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in provenance.items()]
+    """Returns the provenance as comments of a PLY or OBJ file in ASCII, one for each entry.
+
+    Longer ones than readers accept, as of a query with many negatives, are cut off.
+    """
+    lines = (f"{key}: {value if isinstance(value, str) else json.dumps(value)}" for key, value in provenance.items())
+    return [" ".join(line.splitlines()).encode("ascii", "backslashreplace").decode()[:_LONGEST_LINE] for line in lines]
 
 
 def sign_text(text: str, maker: str) -> bytes:

@@ -8,6 +8,7 @@ import io
 import sys
 from collections.abc import Sequence
 
+from f3rm_ext.engine.arguments import find_option
 from f3rm_ext.errors import ConfigError, install_excepthook
 
 
@@ -35,7 +36,7 @@ def check(method: str, arguments: Sequence[str]) -> None:
             f"The options for {method} cannot be used; `ns-train {method} --help` lists them.\n{message.getvalue()}"
         ) from leaving
     steps = getattr(config.pipeline.model, "refinement_time", None)
-    if steps is not None and config.max_num_iterations != default.max_num_iterations:
+    if steps is not None and find_option(arguments, "--max-num-iterations"):
         raise ConfigError(
             f"--refinement-time {steps} and --refine.max-num-iterations both set the length of the refinement: give "
             "one of them."

@@ -170,7 +170,7 @@ def _follow(
                     case "progress":
                         if event["stage"] == STEPS and first_s is None:
                             first_s = time.monotonic()
-                        count = f"{event['stage']}: {event['done']:g} of {event['total']:g}"
+                        count = f"{event['stage']}: {event['done']:,.0f} of {event['total']:,.0f}"
                         bar.update(task, completed=event["done"], total=event["total"], note=count)
                     case "note" if event["text"] not in outcome.notes:
                         outcome.notes.append(event["text"])

@@ -1,6 +1,7 @@
 """What a workflow has done: its capture, and options, inputs, outputs, time and memory of each stage, as JSON."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -211,4 +212,4 @@ def identify(data: Path) -> dict[str, Any]:
 def identify_photos(images: Path) -> dict[str, Any]:
     """Returns what identifies photos without poses: their folder, or video. Photos may be added and removed."""
     path = str(images.resolve())
-    return {"path": path, "digest": hash_bytes(path.encode())}
+    return {"path": path, "digest": hash_bytes(os.fsencode(path))}

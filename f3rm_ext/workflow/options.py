@@ -166,8 +166,12 @@ class ChainOptions:
                 "--skip-coarse and --coarse-checkpoint must be given together: name the splats to start from, or leave "
                 "both out to train them."
             )
-        if self.regularization == "refinement" and self.skip_coarse:
-            self.regularization = None  # SuGaR's forks choose the refinement so; here it is a stage
+        if self.regularization == "refinement":  # SuGaR's forks choose the refinement so; here it is a stage
+            if not self.skip_coarse:
+                raise ConfigError(
+                    "--regularization refinement is no loss of coarse splats: drop it, as the refinement always runs."
+                )
+            self.regularization = None
         if self.regularization is not None and self.skip_coarse:
             raise ConfigError(
                 "--regularization only affects the coarse training, which --skip-coarse leaves out: drop it."

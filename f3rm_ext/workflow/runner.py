@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -121,7 +122,7 @@ class StageRunner(ABC):
             self.kept.add(stage.name)
             record = self.manifest.stages[stage.name]
         else:
-            record = self._start(stage, reason, resumes)
+            record = self._start(stage, reason, resumes, is_demanded=bool(demand))
             self._run(stage, record)
         self.records[stage.name] = record
         return record
@@ -137,7 +138,7 @@ class StageRunner(ABC):
         write_file(path, page.encode(errors="backslashreplace"), self.option)
         return path
 
-    def _start(self, stage: Stage, reason: str, resumes: bool) -> Record:
+    def _start(self, stage: Stage, reason: str, resumes: bool, is_demanded: bool) -> Record:
         """Says why a stage runs, and writes into the manifest that it does, so that a kill leaves a trace of it."""
         if not self._is_ready:
             self._is_ready = True
@@ -145,10 +146,16 @@ class StageRunner(ABC):
                 self.say(note)
         record = self.manifest.get_record(stage.name, stage.decided, stage.inputs)
         if not resumes:
-            # A training that begins anew gets a folder of its own: in the old one it would resume at a checkpoint.
-            is_repeated = record.runs > 0 and stage.is_training
-            attempt = record.attempt + 1 if is_repeated else record.attempt
-            record = Record(options=record.options, inputs=record.inputs, attempt=attempt)
+            is_repeated = is_demanded or record.runs > 0
+            record = Record(options=record.options, inputs=record.inputs, attempt=record.attempt)
+            if stage.is_training:
+                # Options that are set back find the last training with them. One that is repeated gets a folder of its
+                # own: in the old one it would resume at a checkpoint.
+                later = replace(record, attempt=record.attempt + 1)
+                while stage.run_folder(self.folder, later).is_dir():
+                    record, later = later, replace(later, attempt=later.attempt + 1)
+                if is_repeated and stage.run_folder(self.folder, record).is_dir():
+                    record = later
         steps = stage.steps_done(self.folder, record)
         if reason:
             how = f"resumes after {steps} steps" if steps else "is done again"

@@ -78,7 +78,7 @@ def agreeing_depth(maps: DepthMaps, index: int, min_views: int, tolerance: float
         return depth
     points, pixels = maps.points(index)
     agreements, objections = torch.ones(len(points), dtype=torch.int16), torch.zeros(len(points), dtype=torch.int16)
-    for other in neighbours(maps, index, points):
+    for other in neighbours(maps, index, points, max(NEIGHBOURS, min_views - 1)):
         place, z, inside = project(maps.cameras, other, points)
         seen = torch.from_numpy(np.array(maps.depth(other))).flatten()[place].double()
         inside &= seen > 0
@@ -90,8 +90,8 @@ def agreeing_depth(maps: DepthMaps, index: int, min_views: int, tolerance: float
     return depth
 
 
-def neighbours(maps: DepthMaps, index: int, points: Tensor) -> list[int]:
-    """The views that see most of a view's points."""
+def neighbours(maps: DepthMaps, index: int, points: Tensor, count: int = NEIGHBOURS) -> list[int]:
+    """The views that see most of a view's points, at most `count`."""
     probes = points[torch.linspace(0, len(points) - 1, _PROBES).long()] if len(points) > _PROBES else points
     places, depths, inside = project(maps.cameras, slice(None), probes)
     inside[index] = False
@@ -99,5 +99,5 @@ def neighbours(maps: DepthMaps, index: int, points: Tensor) -> list[int]:
     for other in inside.any(dim=1).nonzero().squeeze(1).tolist():
         shown[other] = np.asarray(maps.depth(other)).reshape(-1)[places[other].numpy()]
     near = inside & ((torch.from_numpy(shown).double() - depths).abs() < 0.1 * depths)
-    counts = sorted(((count, other) for other, count in enumerate(near.sum(dim=1).tolist())), reverse=True)
-    return [other for count, other in counts[:NEIGHBOURS] if count]
+    seen = sorted(((number, other) for other, number in enumerate(near.sum(dim=1).tolist())), reverse=True)
+    return [other for number, other in seen[:count] if number]

@@ -1,5 +1,6 @@
 """Refinement: a mesh and the flat Gaussians on its triangles, optimised together, on nerfstudio's trainer."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pinhole_dataset import PinholeDataset
+from f3rm_ext.engine.arguments import find_option
 from f3rm_ext.errors import CheckpointError, ConfigError, MeshError
 from f3rm_ext.mesh.bound.gaussians import THICKNESS, BoundGaussians, bind
 from f3rm_ext.mesh.bound.layout import PerTriangle
@@ -107,7 +109,8 @@ class BoundModelConfig(GaussianOptions):
         """Sets the length of the run to --refinement-time, if given. Raises ConfigError where two lengths are given."""
         if self.refinement_time is not None:
             steps, given = STEPS[self.refinement_time], trainer.max_num_iterations
-            if given not in (steps, STEPS["long"]):
+            is_given = given != STEPS["long"] or find_option(sys.argv, "--max-num-iterations")
+            if given != steps and is_given:
                 raise ConfigError(
                     f"--refinement-time {self.refinement_time} means {steps} steps, but --max-num-iterations is "
                     f"{given}: give one of the two."
@@ -176,10 +179,8 @@ class BoundModel(GaussianModel):
         config = self.config
         assert config.mesh is not None
 
-        def capture_frame() -> CaptureFrame:
-            return CaptureFrame.from_outputs(manager.train_dataparser_outputs, Path(manager.dataparser.config.data))
-
-        start = read_start_mesh(config.mesh, config.mesh_frame, capture_frame)
+        capture = CaptureFrame.from_outputs(manager.train_dataparser_outputs, Path(manager.dataparser.config.data))
+        start = read_start_mesh(config.mesh, config.mesh_frame, capture)
         thickness = THICKNESS * self.extent
         per_triangle, alpha = config.gaussians_per_triangle, config.initial_opacity
         free, given = None, len(start.faces)

@@ -1,6 +1,5 @@
 """The mesh that a refinement starts from, in the scene frame."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -35,25 +34,25 @@ class StartMesh:
     """Frame of the file."""
 
 
-def read_start_mesh(
-    path: Path, frame: Literal["auto", "capture", "scene"], find_capture_frame: Callable[[], CaptureFrame]
-) -> StartMesh:
+def read_start_mesh(path: Path, frame: Literal["auto", "capture", "scene"], capture: CaptureFrame | None) -> StartMesh:
     """Reads a mesh and brings it to the scene frame.
 
     Args:
         path: .ply, .obj, .glb …
         frame: of the file; auto takes what the file says of itself, else capture.
-        find_capture_frame: gives the map between the frames; called for a mesh of the capture's frame.
+        capture: map between the frames; None for a mesh in the scene frame.
 
     Raises:
-        MeshError: there is no such file, it cannot be read, or it has no triangles with an area.
+        MeshError: there is no such file, it cannot be read, it has no triangles with an area, or it is in the scene
+            frame of another capture.
     """
     from f3rm_ext.mesh.mesh_files import find_frame, read_mesh, vertex_colors
 
-    mesh, frame = read_mesh(path), find_frame(path, frame)
+    mesh, frame = read_mesh(path), find_frame(path, frame, capture)
     vertices, faces = np.asarray(mesh.vertices, np.float64), np.asarray(mesh.faces, np.int64)
     if frame == "capture":
-        vertices = find_capture_frame().to_scene(vertices)
+        assert capture is not None
+        vertices = capture.to_scene(vertices)
     vertices = vertices.astype(np.float32)
     solid = _have_area(vertices[faces].astype(np.float64))
     if not solid.any():

@@ -1,4 +1,4 @@
-"""The file of a mesh's features, ``NAME.features.npz`` beside the mesh, and the refusal of those of another mesh.
+"""The file of a mesh's features, ``room.ply.features.npz`` for ``room.ply``, and the refusal of those of another mesh.
 
 An uncompressed NPZ file without pickled objects:
 
@@ -55,9 +55,9 @@ def features_path(mesh: Path) -> Path:
     """Returns the file of a mesh's features.
 
     >>> features_path(Path("room/mesh.ply")).as_posix()
-    'room/mesh.features.npz'
+    'room/mesh.ply.features.npz'
     """
-    return mesh.with_name(f"{mesh.stem}.features.npz")
+    return mesh.with_name(f"{mesh.name}.features.npz")
 
 
 def mesh_hash(mesh: trimesh.Trimesh) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import trimesh
@@ -12,14 +12,10 @@ from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.image_datamanager import ImageDataManager, ImageDataManagerConfig, LiftedFeatureOptions
 from f3rm_ext.errors import MeshError
-from f3rm_ext.mesh.mesh_files import find_frame, read_mesh, read_provenance
+from f3rm_ext.mesh.mesh_files import read_mesh, same_frame
 from f3rm_ext.mesh.semantics.feature_file import MeshFeatures, features_path, load_features
 from f3rm_ext.mesh.semantics.model import QueryableMesh
 from f3rm_ext.query.run import Photos, load_run
-from f3rm_ext.utils.json_shape import parse_json
-
-_SAME_FRAME = 1e-4
-"""By how much entries of two transforms may differ: files round them."""
 
 
 @dataclass
@@ -122,34 +118,3 @@ def open_capture_manager(
         options.codes if codes is None else codes,
     )
     return cast(ImageDataManager, config.setup(device=default_device_type(), test_mode="test"))
-
-
-def frame_of_mesh(path: Path, frame: Literal["auto", "capture", "scene"], capture: CaptureFrame) -> str:
-    """Returns the frame of a mesh file: the given one, or for auto what the file says, else capture.
-
-    Raises:
-        MeshError: the file is in the scene frame of another capture.
-    """
-    origin = find_frame(path, frame)
-    if frame == "auto" and origin == "scene" and not same_frame(read_provenance(path), capture):
-        raise MeshError(
-            f"{path} is in the scene frame of another capture, or of this one with other options of its dataparser: "
-            "give the run that it was made of with --load-config, or a mesh in the frame of the capture."
-        )
-    return origin
-
-
-def same_frame(record: dict[str, Any], frame: CaptureFrame) -> bool:
-    """Returns whether a provenance has this map between frames, or none."""
-    if "scene_from_capture" not in record:
-        return True
-    own: dict[str, Any] = frame.describe()
-    for key in ("scene_from_capture", "scene_units_per_capture_unit"):
-        entry, expected = record.get(key), np.asarray(own[key])
-        try:  # entries of PLY and OBJ files are text
-            values = np.array(parse_json(entry, Any) if isinstance(entry, str) else entry, dtype=np.float64)
-        except (ValueError, TypeError, OverflowError):
-            return False
-        if values.shape != expected.shape or not np.allclose(values, expected, atol=_SAME_FRAME):
-            return False
-    return True

@@ -12,6 +12,7 @@ from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.camera import Camera
+from f3rm_ext.mesh.mesh_files import find_frame
 
 if TYPE_CHECKING:
     from f3rm_ext.data.pinhole_dataset import PinholeDataset
@@ -52,20 +53,22 @@ class PhotoSource:
     """nerfstudio's dataparser."""
     data: Path
 
-    def photos(self, split: Literal["train", "test"], frame: Literal["capture", "scene"]) -> Photos:
-        """Returns the photos of a split, undistorted, with cameras in one of the two frames.
+    def photos(self, split: Literal["train", "test"], mesh: Path, frame: Literal["auto", "capture", "scene"]) -> Photos:
+        """Returns the photos of a split, undistorted, with cameras in the frame of a mesh.
 
         Raises:
             CaptureError: the capture cannot be used.
             ConfigError: there are no such photos.
+            MeshError: the mesh is in the scene frame of another capture.
         """
         from f3rm_ext.data.pinhole_dataset import PinholeDataset
 
         outputs = self.parser.get_dataparser_outputs(split)
         if not outputs.image_filenames:
             raise ConfigError(f"{self.data} has no held-out photos: add test_filenames to its transforms.json.")
-        frames = CaptureFrame.from_outputs(outputs, self.data) if frame == "capture" else None
-        return dataset_photos(PinholeDataset(outputs), frames)
+        capture = CaptureFrame.from_outputs(outputs, self.data)
+        is_scene = find_frame(mesh, frame, capture) == "scene"
+        return dataset_photos(PinholeDataset(outputs), None if is_scene else capture)
 
 
 def dataset_photos(dataset: "PinholeDataset", frame: CaptureFrame | None) -> Photos:

@@ -63,7 +63,7 @@ def write_spz4(stream: BufferedIOBase, gaussians: Gaussians, info: SplatInfo, ax
     for pieces in spz.pack_values(arrays, bits, axes):
         whole = b"".join(pieces)  # the frame says how large it becomes, as readers ask before they unpack
         streams.append((zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(whole), len(whole)))
-    comments = "\n".join(tag_comments(info)).encode()[: _LONGEST_EXTENSIONS - spz.RECORD.size]
+    comments = "\n".join(tag_comments(info)).encode(errors="backslashreplace")[: _LONGEST_EXTENSIONS - spz.RECORD.size]
     extension = spz.RECORD.pack(COMMENTS, len(comments)) + comments if comments else b""
     flags = (spz.ANTIALIASED if info.render_mode == "mip" else 0) | (spz.EXTENSIONS if extension else 0)
     start = HEADER.size + len(extension)

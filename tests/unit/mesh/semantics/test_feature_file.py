@@ -26,7 +26,7 @@ def features(halves: torch.Tensor, make_spec: Callable) -> MeshFeatures:
 def test_all_comes_back(floor: trimesh.Trimesh, features: MeshFeatures, tmp_path: Path) -> None:
     path = features_path(tmp_path / "floor.ply")
     save_features(path, floor, features)
-    assert [file.name for file in tmp_path.iterdir()] == ["floor.features.npz"]
+    assert [file.name for file in tmp_path.iterdir()] == ["floor.ply.features.npz"]
     found = load_features(path, floor)
     (head,), (wanted,) = found.heads.to_dict().values(), features.heads.to_dict().values()
     assert torch.equal(head.codes, wanted.codes) and head.codes.dtype == torch.float16
