@@ -66,10 +66,15 @@ class _Transforms(_Lens, total=False):
     test_filenames: list[str]
 
 
+_OLD_TRANSFORM = [[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, -1.0, 0.0]]
+"""What was done to the poses of captures by COLMAP that do not say it."""
+
+
 def read_transforms(data: Path) -> tuple[Meta, Path]:
     """Reads transforms.json and tells what its paths are relative to; without it COLMAP's model, in the same form.
 
-    Poses far from the origin, as those in geographic coordinates, are relative to the point at :data:`ORIGIN_KEY`.
+    Poses far from the origin, as those in geographic coordinates, are relative to the point at :data:`ORIGIN_KEY`. They
+    always have an ``applied_transform``.
 
     Raises:
         CaptureError: there is no such folder or file, it is not a list of frames in JSON, or the model cannot be used.
@@ -107,6 +112,9 @@ def read_transforms(data: Path) -> tuple[Meta, Path]:
     _complete_names(meta, path.parent)
     if "applied_transform" in meta:
         meta["applied_transform"] = _parse_transform(meta["applied_transform"], path)
+    else:  # by nerfstudio's rule, which depends on whether --data is the folder or the file
+        is_old = (path.parent / "colmap" / "sparse" / "0").exists()
+        meta["applied_transform"] = np.eye(4)[:3].tolist() if not is_old else _OLD_TRANSFORM
     return _move_near(meta), path.parent
 
 

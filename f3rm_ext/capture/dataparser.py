@@ -128,6 +128,10 @@ class CaptureDataParser(Nerfstudio):
             # nerfstudio looks at the first original image to choose a factor.
             meta = self._keep_present(meta, lambda path: folder / path)
             image_size(folder / meta["frames"][0]["file_path"])
+            self._get_fname(Path(meta["frames"][0]["file_path"]), folder)
+            masks = [Path(frame["mask_path"]) for frame in meta["frames"] if "mask_path" in frame]
+            if not all(self._get_fname(mask, folder, "masks_").is_file() for mask in masks):
+                self.downscale_factor = 1  # reduced copies of the photos do not help without those of the masks
         return self._keep_present(meta, lambda path: self._get_fname(Path(path), folder))
 
     def _keep_present(self, meta: checks.Meta, locate: Callable[[str], Path]) -> checks.Meta:

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float
 
 from f3rm_ext.capture.checks import read_transforms
-from f3rm_ext.capture.points import applied_transform
 from f3rm_ext.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -47,8 +46,8 @@ class CaptureFrame:
         matrix = np.asarray(outputs.dataparser_transform, dtype=np.float64)[:3, :4]
         scale = float(outputs.dataparser_scale)
         with contextlib.suppress(CaptureError):  # captures of other dataparsers have no such part
-            meta, folder = read_transforms(data)
-            matrix = matrix @ np.linalg.inv(np.vstack([applied_transform(meta, folder), [0.0, 0.0, 0.0, 1.0]]))
+            meta, _ = read_transforms(data)
+            matrix = matrix @ np.linalg.inv(np.vstack([meta["applied_transform"], [0.0, 0.0, 0.0, 1.0]]))
             scale /= float(meta.get("applied_scale", 1.0))
         return cls(rotation=matrix[:, :3], translation=matrix[:, 3], scale=scale)
 

@@ -49,7 +49,7 @@ def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: Datapars
         return {}
     matrix, applied = np.eye(4), np.eye(4)
     matrix[:3] = np.asarray(outputs.dataparser_transform, dtype=np.float64)[:3, :4]
-    applied[:3] = applied_transform(meta, folder)
+    applied[:3] = meta["applied_transform"]
     scale = float(outputs.dataparser_scale)
     origin = np.append(meta.get(ORIGIN_KEY, [0.0, 0.0, 0.0]), 0.0)
     if meta.get("ply_file_path"):
@@ -63,15 +63,6 @@ def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: Datapars
     with np.errstate(invalid="ignore", over="ignore"):  # points that are not finite are left out later
         placed = scale * ((xyz - origin[:3]) @ matrix[:3, :3].T + matrix[:3, 3])
     return {XYZ: torch.from_numpy(placed).float(), RGB: torch.from_numpy(rgb), SOURCE: str(path)}
-
-
-def applied_transform(meta: Mapping[str, Any], folder: Path) -> Float64[np.ndarray, "3 4"]:
-    """Returns the transform that the poses of transforms.json have had applied, by nerfstudio's rules."""
-    if "applied_transform" in meta:
-        return np.asarray(meta["applied_transform"], dtype=np.float64)[:3, :4]
-    if (folder / "colmap" / "sparse" / "0").exists():
-        return np.array([[0.0, 1, 0, 0], [1, 0, 0, 0], [0, 0, -1, 0]])
-    return np.eye(4)[:3]
 
 
 def read_point_cloud(path: Path) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:

@@ -3,6 +3,7 @@
 A group is imported only when it is used, so that help appears at once and a broken part breaks no other.
 """
 
+import errno
 import importlib
 import io
 import os
@@ -156,17 +157,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         errors.report(error)
         return error.exit_code
-    except PermissionError as error:
-        if error.filename is None:
-            raise
-        advice = "change its permissions, or choose another place"
-        errors.report(ConfigError(f"{error.filename} cannot be used ({error.strerror}): {advice}."))
-        return errors.EXIT_CODE
     except BrokenPipeError:
         if not _reader_has_left():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
         return READER_LEFT
+    except OSError as error:
+        if error.filename is None or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        advice = "change its permissions, or choose another place"
+        errors.report(ConfigError(f"{error.filename} cannot be used ({error.strerror}): {advice}."))
+        return errors.EXIT_CODE
     except KeyboardInterrupt:
         print("\nStopped; finished work is kept.", file=sys.stderr)
         return INTERRUPTED

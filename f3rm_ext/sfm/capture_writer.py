@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 from PIL import Image
 
 from f3rm_ext.capture.colmap_model import APPLIED, UNCHANGED, colmap, make_transforms
@@ -18,6 +19,8 @@ from f3rm_ext.utils.atomic_files import write_atomic
 from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.ply import write_ply
 
+MASKS = "masks_undistorted"
+"""Folder of the masks of photos without distortion."""
 SPARSE = Path("colmap", "sparse", "0")
 ORIENTATION = "orientation_override"
 """Entry of transforms.json by which nerfstudio turns the scene; "none" keeps the axes of the capture."""
@@ -67,7 +70,7 @@ def undistort(model: Any, out: Path, source: str, target: str, masks: Mapping[st
     Args:
         source: folder of the photos, relative to ``out``.
         target: folder for the new photos, relative to ``out``.
-        masks: mask of each photo by name, relative to ``out``; the new ones go to ``masks_undistorted/``.
+        masks: mask of each photo by name, relative to ``out``; the new ones go to :data:`MASKS`.
 
     Returns:
         The model with pinhole cameras.
@@ -79,23 +82,45 @@ def undistort(model: Any, out: Path, source: str, target: str, masks: Mapping[st
     with translate_errors("undistorting photos", out):
         pycolmap.undistort_images(work, out / SPARSE, out / source, names, jpeg_quality=95)
         plain = pycolmap.Reconstruction(work / "sparse")
-    shutil.rmtree(out / target, ignore_errors=True)
-    os.replace(work / "images", out / target)
-    shutil.rmtree(work)
+    (work / MASKS).mkdir()
     for number, name in enumerate(names):
+        camera = model.camera(model.find_image_with_name(name).camera_id)
         if name in masks:
-            camera = model.camera(model.find_image_with_name(name).camera_id)
             with Image.open(out / masks[name]) as mask:
-                bitmap = pycolmap.Bitmap.from_array(np.asarray(mask.convert("L")))
-            straight, _ = pycolmap.undistort_image(pycolmap.UndistortCameraOptions(), bitmap, camera)
-            levels = straight.to_array().reshape(straight.height, straight.width, -1)[..., 0]
-            path = out / undistorted_mask(masks[name])
-            path.parent.mkdir(exist_ok=True)
-            Image.fromarray(np.where(levels >= 128, 255, 0).astype(np.uint8)).save(path)
+                levels = _undistort_channel(mask.convert("L"), camera)
+            Image.fromarray(np.where(levels >= 128, 255, 0).astype(np.uint8)).save(work / undistorted_mask(masks[name]))
+        _restore_details(work / "images" / name, out / source / name, camera)
         count(number + 1, len(names))
+    for folder, place in ((work / "images", out / target), (work / MASKS, out / MASKS)):
+        shutil.rmtree(place, ignore_errors=True)
+        if any(folder.iterdir()):
+            os.replace(folder, place)
+    shutil.rmtree(work)
     return plain
+
+
+def _undistort_channel(channel: Image.Image, camera: Any) -> UInt8[np.ndarray, "h w"]:
+    pycolmap = colmap()
+    bitmap = pycolmap.Bitmap.from_array(np.asarray(channel))
+    straight, _ = pycolmap.undistort_image(pycolmap.UndistortCameraOptions(), bitmap, camera)
+    return straight.to_array().reshape(straight.height, straight.width, -1)[..., 0]
+
+
+def _restore_details(path: Path, photo: Path, camera: Any) -> None:
+    """Gives an undistorted photo what COLMAP does not keep of the original: transparency and EXIF data."""
+    with Image.open(photo) as original:
+        exif = original.info.get("exif", b"")
+        alpha = _undistort_channel(original.getchannel("A"), camera) if original.mode == "RGBA" else None
+    if path.suffix == ".png" and (exif or alpha is not None):
+        with Image.open(path) as picture:
+            if alpha is not None:
+                picture.putalpha(Image.fromarray(alpha))
+            picture.save(path, exif=exif)
+    elif exif:
+        data = path.read_bytes()  # the pixels stay as they are
+        path.write_bytes(data[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + data[2:])
 
 
 def undistorted_mask(mask: str) -> str:
     """Returns the name of a mask without distortion."""
-    return f"masks_undistorted/{Path(mask).name}"
+    return f"{MASKS}/{Path(mask).name}"

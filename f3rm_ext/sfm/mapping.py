@@ -223,8 +223,10 @@ def align_with_gps(model: Any, database: FeatureDatabase) -> float | None:
     similarity = pycolmap.align_reconstruction_to_locations(model, names, metres, _LEAST_PHOTOS, options)
     if similarity is None:
         return None
+    centres = np.array([similarity * model.find_image_with_name(name).projection_center() for name in names])
+    if np.ptp(centres[:, :2], axis=0).max() < LEAST_EXTENT_M:  # a wrong position made the extent
+        return None
     model.transform(similarity)
-    centres = np.array([model.find_image_with_name(name).projection_center() for name in names])
     error_m = float(np.median(np.linalg.norm(centres - metres, axis=1)))
     middle = centres.mean(axis=0)
     _, spread, directions = np.linalg.svd(centres - middle)

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -12,12 +13,13 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
-from PIL import Image, ImageOps
+from PIL import Image
 from PIL.ExifTags import IFD, Base
+from PIL.Image import Transpose
 
 from f3rm_ext.capture.images import COPY_FACTORS, MOST_PIXELS, name_some
 from f3rm_ext.errors import CaptureError, reason_of
-from f3rm_ext.utils.output_folder import file_names
+from f3rm_ext.utils.output_folder import SUMMARY, file_names
 from f3rm_ext.utils.pictures import UNREADABLE
 from f3rm_ext.utils.provenance import MADE_BY, read_provenance
 
@@ -27,12 +29,19 @@ AUXILIARY_FOLDERS = set(
     "confidence corrected_images depth depths images_undistorted labels mask masks masks_undistorted normals".split()
 )
 """Subfolders of captures, and of what apps for scanning export, whose pictures are no photos or copies of others."""
-_OUTPUTS = {"manifest.json", "sfm.json"}
+_OUTPUTS = {"manifest.json", "sfm.json", SUMMARY}
 """Files that say of a folder that a command of this package made it."""
 LOSSY = {"JPEG", "MPO", "WEBP", "AVIF", "HEIF"}
 _JPEG_QUALITY = 95
+_MOST_EXIF_BYTES = 65_533
+"""Of a JPEG file."""
 THUMBNAIL_PX = 640
 """Longest side of the grey copy on which sharpness is judged."""
+_TURNS = {
+    **{2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE},
+    **{6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90},
+}
+"""How photos are turned upright, by their EXIF orientation."""
 _UNITS_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
 """Units of the resolution of the focal plane in EXIF."""
 _SAME_ASPECT = 0.02
@@ -80,8 +89,7 @@ def find_photos(folder: Path, say: Callable[[str], None] = lambda _: None) -> li
     """
     if not folder.is_dir():
         raise CaptureError(f"{folder} is not a folder: give a folder of photos with --images, or a file with --video.")
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    files = [path for path in files if not any(name.startswith(".") for name in path.relative_to(folder).parts)]
+    files = list(_find_files(folder))
     outputs = {path.parent for path in files if path.name in _OUTPUTS and MADE_BY in read_provenance(path)} - {folder}
     pictures = {path: _auxiliary_folder(path, folder, outputs) for path in files if path.suffix.lower() in SUFFIXES}
     photos = [path for path, auxiliary in pictures.items() if not auxiliary] or list(pictures)
@@ -94,6 +102,18 @@ def find_photos(folder: Path, say: Callable[[str], None] = lambda _: None) -> li
     if not photos:
         raise CaptureError(f"There are no photos in {folder}: formats that are read are {', '.join(sorted(SUFFIXES))}.")
     return sorted(photos, key=lambda path: _natural_key(path.relative_to(folder).as_posix()))
+
+
+def _find_files(folder: Path) -> Iterator[Path]:
+    """Yields the files of a folder and its subfolders, which may be links, without hidden ones."""
+    known: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in known:  # a link to a folder around it
+            folders.clear()
+            continue
+        known.add(real)
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (path for name in names if not name.startswith(".") and (path := Path(place, name)).is_file())
 
 
 def _auxiliary_folder(path: Path, folder: Path, outputs: Collection[Path]) -> str:
@@ -178,8 +198,9 @@ def _convert(path: Path, image: Image.Image, max_size: int) -> Photo:
     exif = image.getexif()
     details = exif.get_ifd(IFD.Exif)
     format_, stored_size, original_mode = image.format or "", image.size, image.mode
-    turned = exif.get(Base.Orientation, 1) not in (0, 1)
-    upright = ImageOps.exif_transpose(image) if turned else image
+    turn = _TURNS.get(exif.get(Base.Orientation, 1))
+    turned = turn is not None
+    upright = image if turn is None else image.transpose(turn)
     reduced = bool(max_size) and max(upright.size) > max_size
     pixels = _to_eight_bits(upright)
     if reduced:
@@ -189,13 +210,12 @@ def _convert(path: Path, image: Image.Image, max_size: int) -> Photo:
     if keep:
         data, suffix = path.read_bytes(), ".jpg" if format_ == "JPEG" else ".png"
     else:
-        exif[Base.Orientation] = 1
         stream = io.BytesIO()
         suffix = ".jpg" if format_ in LOSSY and pixels.mode != "RGBA" else ".png"
         if suffix == ".jpg":
-            pixels.save(stream, "JPEG", quality=_JPEG_QUALITY, subsampling=0, exif=exif.tobytes())
+            pixels.save(stream, "JPEG", quality=_JPEG_QUALITY, subsampling=0, exif=_encode_exif(exif))
         else:
-            pixels.save(stream, "PNG", compress_level=4, exif=exif.tobytes())
+            pixels.save(stream, "PNG", compress_level=4, exif=_encode_exif(exif))
         data = stream.getvalue()
     small = pixels.convert("L")
     small.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX), Image.Resampling.BOX)
@@ -214,6 +234,27 @@ def _convert(path: Path, image: Image.Image, max_size: int) -> Photo:
         grey=np.asarray(small, dtype=np.float64) / 255,
         focal_px=_reduced_focal_px(details, pixels.size),
     )
+
+
+def _encode_exif(exif: Image.Exif) -> bytes:
+    """Returns the EXIF data of an upright photo, without entries that cannot be written."""
+    exif[Base.Orientation] = 1
+    if _can_encode(exif):
+        return exif.tobytes()
+    plain = Image.Exif()
+    for source, target in ((exif, plain), (exif.get_ifd(IFD.Exif), plain.get_ifd(IFD.Exif))):
+        for tag, value in source.items():
+            target[tag] = value
+            if not _can_encode(plain):
+                del target[tag]
+    return plain.tobytes()
+
+
+def _can_encode(exif: Image.Exif) -> bool:
+    try:
+        return len(exif.tobytes()) <= _MOST_EXIF_BYTES
+    except Exception:  # of many kinds, as entries may have any type
+        return False
 
 
 def _reduced_focal_px(details: Mapping[int, Any], size: tuple[int, int]) -> float | None:
@@ -253,7 +294,7 @@ def find_masks(folder: Path, photos: Sequence[Path], images: Path) -> dict[Path,
     CaptureError if photos have no mask."""
     if not folder.is_dir():
         raise CaptureError(f"{folder} is not a folder: give the folder of the masks with --masks.")
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix.lower() in SUFFIXES]
+    files = [path for path in sorted(_find_files(folder)) if path.suffix.lower() in SUFFIXES]
     by_name = {path.relative_to(folder).with_suffix("").as_posix(): path for path in files}
     masks: dict[Path, Path] = {}
     for photo in photos:
@@ -270,11 +311,25 @@ def find_masks(folder: Path, photos: Sequence[Path], images: Path) -> dict[Path,
     return masks
 
 
+def _kept_pixels(image: Image.Image) -> Bool[np.ndarray, "h w"]:
+    """Returns what a mask keeps: all that is not black, as in masks of classes; in grey ones what is at least half as
+    bright as the brightest."""
+    if image.mode in ("1", "F") or image.mode.startswith("I"):
+        levels, is_grey = np.asarray(image).astype(np.float64), True
+    else:
+        pixels = np.asarray(image.convert("RGBA"))
+        levels = np.where(pixels[..., 3] >= 128, pixels[..., :3].max(axis=-1), 0)
+        is_grey = image.mode != "P" and bool((pixels[..., :3] == pixels[..., :1]).all())
+    brightest = levels.max(initial=0)
+    is_soft = image.format in LOSSY or (is_grey and brightest >= 128)
+    return levels >= brightest / 2 if is_soft and brightest else levels > 0
+
+
 def read_mask(path: Path, photo_path: Path, photo: Photo) -> Bool[np.ndarray, "h w"]:
     """Reads a mask and resizes it to its photo in the capture.
 
     Args:
-        path: the mask; pixels darker than half grey are ignored.
+        path: the mask; what is black or transparent is ignored. Soft masks and lossy files are cut at half grey.
         photo_path: the original photo, whose EXIF orientation applies to masks that are not upright.
 
     Raises:
@@ -282,7 +337,7 @@ def read_mask(path: Path, photo_path: Path, photo: Photo) -> Bool[np.ndarray, "h
     """
     try:
         with Image.open(path) as image:
-            mask = image.convert("L")
+            mask = Image.fromarray(np.where(_kept_pixels(image), 255, 0).astype(np.uint8))
         with Image.open(photo_path) as original:
             orientation = original.getexif().get(Base.Orientation, 1)
     except UNREADABLE as error:
@@ -290,8 +345,7 @@ def read_mask(path: Path, photo_path: Path, photo: Photo) -> Bool[np.ndarray, "h
     stored = photo.stored_size
     upright = stored[::-1] if photo.turned and orientation >= 5 else stored
     if mask.size == stored and photo.turned and (stored != upright or orientation < 5):
-        mask.getexif()[Base.Orientation] = orientation
-        mask = ImageOps.exif_transpose(mask)
+        mask = mask.transpose(_TURNS[orientation])
     elif mask.size != upright:
         raise CaptureError(
             f"The mask {path} has {mask.width} × {mask.height} pixels, but its photo has {upright[0]} × {upright[1]}: "

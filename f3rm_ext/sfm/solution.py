@@ -36,7 +36,7 @@ photo that matches another one, and those with fewer points are often wrong."""
 FOCAL_FACTORS = (1.0, 1.8, 0.6)
 """Factors on the focal lengths with which the global mapper begins, until it is enough: it does not get over ones that
 are wrong by half, as where EXIF tells none of a telephoto lens, or that before photos were cropped."""
-_MOST_CUT_OFF = 0.2
+_MOST_CUT_OFF = 0.1
 """Largest share of the photos that are left out because more of their matches contradict their poses than fit."""
 _ENOUGH = 0.95
 """Share of the photos with features with which a solution is taken without trying others."""

@@ -55,7 +55,7 @@ def sharpest_frames(
             duration = _duration(container, stream)
             total = _frame_count(container, stream, duration)
             best_sharpness, stretch = -1.0, 0
-            for number, frame in enumerate(container.decode(stream)):
+            for number, frame in enumerate(_decode(container, stream)):
                 part = Fraction(number, max(total, num_frames))  # each frame of a short video is a stretch of its own
                 if duration and frame.pts is not None and stream.time_base:
                     part = (frame.pts - (stream.start_time or 0)) * stream.time_base / duration
@@ -76,6 +76,23 @@ def sharpest_frames(
             raise CaptureError(f"The video {path} cannot be read ({reason}): convert it to MP4 (H.264).") from error
     if best is not None:
         yield _turn_upright(best)
+
+
+def _decode(container: Any, stream: Any) -> Generator[Any, None, None]:
+    """Yields the frames of a video stream without those that are damaged. Raises the last error if no frame is left."""
+    from av.error import InvalidDataError
+
+    damage, is_empty = None, True
+    for packet in container.demux(stream):
+        try:
+            frames = packet.decode()
+        except InvalidDataError as error:
+            damage = error
+            continue
+        is_empty = is_empty and not frames
+        yield from frames
+    if is_empty and damage is not None:
+        raise damage
 
 
 def measure_motion(before: UInt8[np.ndarray, "h w"], after: UInt8[np.ndarray, "h w"]) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
 
-UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+UNREADABLE = (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError)
 """What Pillow raises on a picture that is damaged, of another kind, or too large to be believed."""
 JPEG_QUALITY = 86
 MAX_SIDE_PX = 960

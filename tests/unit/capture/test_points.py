@@ -13,7 +13,7 @@ from nerfstudio.data.dataparsers.nerfstudio_dataparser import Nerfstudio, Nerfst
 from f3rm_ext.capture import points as module
 from f3rm_ext.capture.dataparser import CaptureDataParserConfig
 from f3rm_ext.capture.frame import CaptureFrame
-from f3rm_ext.capture.points import RGB, XYZ, applied_transform, drop_unusable_points, tolerate_unreadable_points
+from f3rm_ext.capture.points import RGB, XYZ, drop_unusable_points, tolerate_unreadable_points
 from f3rm_ext.data import datamanager
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
@@ -110,7 +110,7 @@ def test_geographic_coordinates_are_as_exact_as_small_ones(capture, as_colmap, t
         else:
             sparse = folder / "colmap" / "sparse" / "0"
             sparse.mkdir(parents=True, exist_ok=True)
-            swap = applied_transform(applied, folder)
+            swap = np.array(applied.get("applied_transform", OLD_SWAP))
             scene = as_colmap(folder, tmp_path / f"beside{shift[2]}", points=(spots(poses) - swap[:, 3]) @ swap[:, :3])
             shutil.copy(scene / "sparse/0/points3D.bin", sparse)
         outputs = parse(folder)
@@ -135,8 +135,9 @@ def test_colmaps_own_points_stand_in(capture, as_colmap, tmp_path, applied, endi
     own = (spots(poses_of(capture)) - swap[:, 3]) @ swap[:, :3]
     scene = as_colmap(capture.folder, tmp_path / "garden", text=ending == ".txt", points=own)
     shutil.copy(scene / "sparse/0" / f"points3D{ending}", sparse)
-    outputs = parse(capture.folder)
-    torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
+    for data in (capture.folder, capture.folder / "transforms.json"):
+        outputs = parse(data)
+        torch.testing.assert_close(outputs.metadata[XYZ], spots_of(outputs), atol=1e-5, rtol=0)
     (sparse / f"points3D{ending}").unlink()
     assert capture.contents() == before, "nerfstudio would write a PLY file and change transforms.json"
 

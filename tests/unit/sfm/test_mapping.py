@@ -153,6 +153,12 @@ def test_masks_are_undistorted_with_their_photos(make_scene: MakeUp, tmp_path: P
     scene = make_scene()
     names, camera = scene.write_images(), next(iter(scene.truth.cameras.values()))
     write_capture(scene.truth, tmp_path, "images", {}, z_is_up=True)
+    exif = Image.Exif()
+    exif[271] = "Maker"
+    for name in names[:2]:
+        with Image.open(tmp_path / "images" / name) as photo:
+            photo.putalpha(Image.fromarray(np.tile(np.arange(photo.width) < photo.width / 2, (photo.height, 1))))
+            photo.save(tmp_path / "images" / name, exif=exif)
     (tmp_path / "masks").mkdir()
     columns = np.where(np.arange(camera.width) < camera.width / 2, 255, 0).astype(np.uint8)
     Image.fromarray(np.tile(columns, (camera.height, 1))).save(tmp_path / "masks/one.png")
@@ -163,20 +169,24 @@ def test_masks_are_undistorted_with_their_photos(make_scene: MakeUp, tmp_path: P
     assert seen == list(range(1, 9)) and {one.model.name for one in plain.cameras.values()} == {"PINHOLE"}
     straight = tmp_path / "straight" / names[0]
     with Image.open(straight) as photo, Image.open(tmp_path / "masks_undistorted/one.png") as mask:
-        assert photo.size == mask.size
+        assert photo.size == mask.size and photo.mode == "RGBA" and photo.getexif()[271] == "Maker"
+        opaque = np.asarray(photo)[..., 3] > 128
         kept = np.asarray(mask)
     half = kept.shape[1] // 2
+    assert (opaque == (kept == 255)).mean() > 0.95
     assert (kept[:, : half - 2] == 255).mean() > 0.9 and (kept[:, half + 2 :] == 0).all()
 
 
-@pytest.mark.parametrize("spread", [True, False])
-def test_gps_gives_metres_where_photos_are_far_apart(make_scene: MakeUp, spread: bool) -> None:
+@pytest.mark.parametrize("spread", ["all", "one", "none"])
+def test_gps_gives_metres_where_photos_are_far_apart(make_scene: MakeUp, spread: str) -> None:
     scene = make_scene(prior_position=True, prior_position_coordinate_system=pycolmap.PosePriorCoordinateSystem.WGS84)
-    if spread:  # the made-up cameras are some metres apart; take each for ten
+    if spread != "none":  # the made-up cameras are some metres apart; take each for ten, or one position is wrong
         with scene.database.open() as opened:
             for prior in opened.read_all_pose_priors():
                 centre = scene.truth.image(prior.corr_data_id.id).projection_center()
-                prior.position = pycolmap.GPSTransform().enu_to_ellipsoid(10 * centre[None], 47.0, 8.0, 400.0)[0]
+                centre *= 10 if spread == "all" else 0.5
+                centre += 200 * (spread == "one" and prior.corr_data_id.id == 3)
+                prior.position = pycolmap.GPSTransform().enu_to_ellipsoid(centre[None], 47.0, 8.0, 400.0)[0]
                 if prior.corr_data_id.id == 2:  # a photo without a position, and one of another kind
                     prior.position = np.full(3, np.nan)
                 if prior.corr_data_id.id == 5:
@@ -185,7 +195,7 @@ def test_gps_gives_metres_where_photos_are_far_apart(make_scene: MakeUp, spread:
     before = np.array([image.projection_center() for image in scene.truth.images.values()])
     error = align_with_gps(scene.truth, scene.database)
     after = np.array([image.projection_center() for image in scene.truth.images.values()])
-    if spread:
+    if spread == "all":
         assert error is not None and error < 0.5
         assert np.ptp(after, axis=0) == pytest.approx(10 * np.ptp(before, axis=0), rel=0.05)
     else:

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ def test_photos_come_in_natural_order_and_other_files_are_ignored(tmp_path: Path
         (tmp_path / name).write_bytes(b"")
     found = find_photos(tmp_path)
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["a.PNG", "b/2.jpg", "b/10.jpg"]
+    (tmp_path / "b").rename(tmp_path / ".elsewhere")
+    (tmp_path / "b").symlink_to(".elsewhere")
+    (tmp_path / ".elsewhere" / "around").symlink_to(tmp_path)
+    assert find_photos(tmp_path) == found
     (tmp_path / "3²4.jpg").write_bytes(b"")  # a digit, but no decimal one
     assert find_photos(tmp_path)[0].name == "3²4.jpg"
     paths = [Path("in") / name for name in ("été 1.jpg", "été_1.png", "x/été 1.jpg", "日本.jpg")]
@@ -49,12 +54,13 @@ def test_what_captures_have_beside_their_photos_is_left_out(tmp_path: Path) -> N
     for name, size in sizes.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         picture(*size).save(tmp_path / name)
-    others = "demo/eval/a.png", "demo/posed/images/a.jpg", "posed/images/a.jpg", ".thumbnails/a.jpg"
+    others = "answer/mug.png", "demo/eval/a.png", "demo/posed/images/a.jpg", "posed/images/a.jpg", ".thumbnails/a.jpg"
     for name in ("depth/a.png", "Confidence/a.png", "masks/cam_1/a.png", "masks/cam_2/a.png", "corrected_images/a.jpg",
                  *others):  # fmt: skip
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         picture(40, 21).save(tmp_path / name)
     for name, record in (
+        ("answer/summary.json", {"made_by": "f3rm-ext query"}),
         ("demo/manifest.json", {"made_by": "f3rm-ext demo"}),
         ("posed/sfm.json", {"made_by": "f3rm-ext sfm process"}),
         ("cam_1/manifest.json", {"serial": 1}),
@@ -64,14 +70,14 @@ def test_what_captures_have_beside_their_photos_is_left_out(tmp_path: Path) -> N
     found = [path.relative_to(tmp_path).as_posix() for path in find_photos(tmp_path, said.append)]
     assert found == ["cam_1/a.jpg", "cam_2/a.jpg", "images/a.jpg", "images_4/b.jpg", "images_8/a.jpg"]
     assert re.findall(r"(\d+) in (\w+)", said[0]) == [
-        *(("1", "Confidence"), ("1", "corrected_images"), ("2", "demo"), ("1", "depth"), ("1", "images_2")),
-        *(("1", "images_4"), ("2", "masks"), ("1", "posed")),
+        *(("1", "Confidence"), ("1", "answer"), ("1", "corrected_images"), ("2", "demo"), ("1", "depth")),
+        *(("1", "images_2"), ("1", "images_4"), ("2", "masks"), ("1", "posed")),
     ]
     assert len(find_photos(tmp_path / "images_2")) == 1, "unless their folder is named"
     assert len(find_photos(tmp_path / "masks")) == 2
     for name in ("images", "images_2", "images_4", "images_8", "cam_1", "cam_2"):
         shutil.rmtree(tmp_path / name)
-    assert len(find_photos(tmp_path)) == 8, "or there is nothing else"
+    assert len(find_photos(tmp_path)) == 9, "or there is nothing else"
 
 
 def test_a_file_that_can_be_used_keeps_its_bytes(tmp_path: Path) -> None:
@@ -92,6 +98,17 @@ def test_a_portrait_photo_is_turned_upright_and_keeps_its_focal_length(tmp_path:
     top, bottom = np.asarray(image)[10, 5], np.asarray(image)[35, 5]
     assert top[0] > 200 > 50 > top[2] and bottom[2] > 200 > 50 > bottom[0]
     assert photo.camera == "Maker Model 28 20x40"
+
+
+def test_details_of_a_turned_photo_that_cannot_be_written_are_left_out(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[274], exif[256], exif.get_ifd(0x8769)[41989] = 6, 40, 28
+    data = exif.tobytes()
+    entry = struct.pack(">HHII", 256, 4, 1, 40)  # the width as a LONG, which becomes an ASCII text
+    assert data.count(entry) == 1
+    picture().save(tmp_path / "a.jpg", exif=data.replace(entry, struct.pack(">HHI4s", 256, 2, 4, b"100\0")))
+    image = opened(read_photo(tmp_path / "a.jpg").data)
+    assert image.size == (20, 40) and image.getexif()[274] == 1 and image.getexif().get_ifd(0x8769)[41989] == 28
 
 
 @pytest.mark.parametrize(
@@ -193,6 +210,35 @@ def test_a_mask_follows_its_photo(tmp_path: Path, orientation: int, upright: boo
     shown = np.asarray(opened(photo.data).convert("RGB"))[..., 0] > 128
     assert mask.shape == (photo.height, photo.width)
     assert (mask == shown).mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    "kind", ["levels", "bits", "classes", "palette", "colour", "16 bits", "alpha", "soft", "lossy"]
+)
+def test_masks_of_every_kind_keep_the_same(tmp_path: Path, kind: str) -> None:
+    picture().save(tmp_path / "a.png")
+    kept = np.zeros((20, 40), bool)
+    kept[4:12, 8:24] = True
+    levels = np.where(kept, 255, 0).astype(np.uint8)
+    mask = Image.fromarray(levels)
+    if kind == "bits":
+        mask = mask.convert("1")
+    elif kind == "classes":
+        mask = Image.fromarray(np.where(kept, np.arange(40) % 3 + 1, 0).astype(np.uint8))
+    elif kind == "palette":
+        mask = Image.fromarray(kept.astype(np.uint8), mode="P")
+        mask.putpalette([0, 0, 0, 64, 0, 0])
+    elif kind == "colour":
+        mask = Image.fromarray(np.stack([levels // 4, 0 * levels, 0 * levels], axis=-1))
+    elif kind == "16 bits":
+        mask = Image.fromarray(levels.astype(np.uint16) * 257)
+    elif kind == "alpha":
+        mask = Image.fromarray(np.stack([np.full_like(levels, 200), levels], axis=-1), mode="LA")
+    elif kind == "soft":
+        mask = Image.fromarray(np.where(kept, 200, 20).astype(np.uint8))
+    mask.save(tmp_path / f"mask.{'jpg' if kind == 'lossy' else 'png'}")
+    found = read_mask(next(tmp_path.glob("mask.*")), tmp_path / "a.png", read_photo(tmp_path / "a.png"))
+    assert (found == kept).mean() > (0.95 if kind == "lossy" else 0.999)
 
 
 def test_a_mask_of_another_size_is_refused(tmp_path: Path) -> None:

@@ -75,6 +75,13 @@ def test_a_short_video_gives_all_its_frames(movie: Path) -> None:
     assert [shown(image) for image in sharpest_frames(movie, 500)] == list(range(FRAMES))
 
 
+def test_frames_after_a_damaged_part_are_used(movie: Path, tmp_path: Path) -> None:
+    data = bytearray(movie.read_bytes())
+    data[len(data) // 4 : len(data) // 3] = bytes(len(data) // 3 - len(data) // 4)
+    (tmp_path / "damaged.mp4").write_bytes(data)
+    assert [shown(image) for image in sharpest_frames(tmp_path / "damaged.mp4", FRAMES)][-1] == FRAMES - 1
+
+
 def test_what_is_no_video_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(b"no video")
     with pytest.raises(CaptureError, match="MP4"):
