@@ -28,7 +28,8 @@ def feature_loss(
         predicted: rendered features, not normalised.
         target: features of the image at the rays' pixels, not normalised.
         kind: ``mse`` (as F3RM, mean over rays and dimensions), ``cosine`` (1 − cosine similarity, mean over rays) or
-            ``huber`` (as LERF, mean over rays and dimensions).
+            ``huber`` (mean over rays and dimensions; LERF sums over dimensions). Below its limit, which features of
+            length 1 do not reach, it is half of ``mse``.
     """
     predicted, target = predicted.float(), target.float()
     if kind == "mse":

@@ -286,8 +286,9 @@ class SplatModel(GaussianModel):
     def _regularization_losses(
         self, outputs: dict[str, Any], truth: Float[Tensor, "h w 3"], mask: Tensor | None
     ) -> dict[str, Tensor]:
+        losses = {} if self.densifier is None else self.densifier.losses(self.gaussians)
         if self.regularizer is None or self.regularizer.options.mode == "none":
-            return {}
+            return losses
         rendered, view = outputs["rendered"], outputs["view"]
         training_view = TrainingView(
             self.gaussians,
@@ -306,7 +307,7 @@ class SplatModel(GaussianModel):
             mask=None if mask is None else mask[..., 0],
             generator=torch.Generator(self.device).manual_seed(step_seed(self.config.seed, self.step)),
         )
-        return self.regularizer.losses(self.schedule.position(self.step), training_view)
+        return losses | self.regularizer.losses(self.schedule.position(self.step), training_view)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 

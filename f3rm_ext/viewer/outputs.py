@@ -47,7 +47,7 @@ def extra_outputs(model: Queryable, state: QueryState, guard: OutputGuard) -> di
     }
     for index, (name, head) in enumerate(heads.items()):
         if (display := state.displays.get(name)) is not None:
-            colors = RefittedColors(head.space().to(model.device), display)
+            colors = RefittedColors(head.space(), display, model.device)
             suffix = f"_{name}" if index else ""
             computed[FEATURE_COLORS + suffix] = lambda _, rendered_of, name=name, colors=colors: colors(
                 rendered_of(name)
@@ -56,10 +56,14 @@ def extra_outputs(model: Queryable, state: QueryState, guard: OutputGuard) -> di
 
 
 class RefittedColors:
-    """Maps rendered features to colours by a projection of full features that was fitted to a view."""
+    """Maps rendered features to colours by a projection of full features that was fitted to a view.
 
-    def __init__(self, space: FeatureSpace, display: DisplayBasis) -> None:
-        device = next((part.device for part in (space.transform, space.basis) if part is not None), display.mean.device)
+    Args:
+        device: where features are rendered.
+    """
+
+    def __init__(self, space: FeatureSpace, display: DisplayBasis, device: torch.device | str = "cpu") -> None:
+        space = space.to(device)
         mean, components, self._low, high = (
             part.to(device) for part in (display.mean, display.components, display.low, display.high)
         )

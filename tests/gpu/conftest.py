@@ -57,7 +57,7 @@ def cuda() -> torch.device:
 
 @pytest.fixture(autouse=True)
 def exact_matmuls() -> Iterator[None]:
-    """Float32 means float32: TF32, which nerfstudio's commands turn on, would hide errors of the size looked for."""
+    """Float32 means float32: TF32, if somebody turns it on, would hide errors of the size looked for."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     yield

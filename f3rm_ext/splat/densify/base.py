@@ -12,6 +12,7 @@ from torch import Tensor
 from f3rm_ext.engine.ranks import own_share, rank
 from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply
 from f3rm_ext.splat.densify.options import DensifyOptions
+from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.rasterize import Rasterization
 
 
@@ -46,6 +47,10 @@ class Densifier:
         self.sharded = sharded
         self.generator = torch.Generator().manual_seed(options.seed)
         self._mix_in_rank()
+
+    def losses(self, gaussians: Gaussians) -> dict[str, Tensor]:
+        """Returns losses by name that belong to the strategy."""
+        return {}
 
     def step_pre_backward(self, step: int, rasterization: Rasterization) -> None:
         """Prepares for the backward pass."""

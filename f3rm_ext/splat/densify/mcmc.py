@@ -11,16 +11,22 @@ from torch.nn import functional
 
 from f3rm_ext.splat.densify.base import Densifier
 from f3rm_ext.splat.densify.ops import Change, Parameters, RunOptimizers, apply, optimizers_by_name
-from f3rm_ext.splat.gaussians import quats_to_rotations
+from f3rm_ext.splat.gaussians import Gaussians, quats_to_rotations
 from f3rm_ext.splat.rasterize import Rasterization
 
 
 class MCMCDensifier(Densifier):
     """Moves dead Gaussians onto live ones, adds some in each round, and adds noise to transparent ones.
 
-    Follows Kheradmand et al. 2024 with the schedule of gsplat's MCMCStrategy. There is one deviation: a relocated
-    Gaussian starts with zero moments, like the one it joins. In gsplat it keeps the moments of its old position.
+    Follows Kheradmand et al. 2024, with its regularisers of opacities and sizes, and the schedule of gsplat's
+    MCMCStrategy. There is one deviation: a relocated Gaussian starts with zero moments, like the one it joins. In
+    gsplat it keeps the moments of its old position.
     """
+
+    def losses(self, gaussians: Gaussians) -> dict[str, Tensor]:
+        weights = {"opacity_loss": self.options.mcmc_opacity_reg, "scale_loss": self.options.mcmc_scale_reg}
+        means = {"opacity_loss": gaussians.alphas, "scale_loss": gaussians.sizes}
+        return {name: weight * means[name]().mean() for name, weight in weights.items() if weight}
 
     def step_post_backward(
         self, step: int, rasterization: Rasterization, params: Parameters, optimizers: RunOptimizers

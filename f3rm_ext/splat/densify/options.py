@@ -68,6 +68,10 @@ class DensifyOptions:
     """mcmc: strength of the noise on centres, in units of their learning rate, ≥ 0."""
     mcmc_growth: float = 0.05
     """mcmc: fraction of Gaussians added per round, ≥ 0."""
+    mcmc_opacity_reg: Annotated[float, Range(0)] = 0.01
+    """mcmc: weight of the mean opacity in the loss, ≥ 0, so that Gaussians that show nothing die."""
+    mcmc_scale_reg: Annotated[float, Range(0)] = 0.01
+    """mcmc: weight of the mean standard deviation, scene units, in the loss, ≥ 0."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "pipeline.model.densify.")

@@ -1,6 +1,6 @@
 """Rotations of many vectors in full precision, and the rays of pixels.
 
-Rotations are not matrix products: nerfstudio's commands allow TF32, whose relative error of 1/1000 in depth exceeds the
+Rotations are not matrix products: users may allow TF32, whose relative error of 1/1000 in depth exceeds the
 thickness of the Gaussians that the depth is compared with.
 """
 

@@ -132,6 +132,15 @@ def test_what_is_not_known_is_said_and_speed_is_not_judged_without_hardware() ->
     assert "Not known of both: split, hardware." in found.remarks
 
 
+def test_finished_runs_of_one_machine_are_compared_and_reported_beside_benchmarks() -> None:
+    told = {key: value for key, value in ALIKE.items() if key not in ("warm_up_steps", "threads")}
+    before, after = entry("before", conditions=told), entry("after", (8.0, 8.1, 8.2), conditions=told)
+    assert names(compare(before, after)) == ["it_per_s"]
+    assert verdicts(compare(entry("base"), after))["it_per_s"] == "not judged", "a benchmark leaves out first steps"
+    text = markdown_report([entry("base"), before, entry("wide", conditions={**ALIKE, "width_px": 99})], entry("base"))
+    assert text.count("\n## ") == 2 and "| base | before |" in text
+
+
 def test_few_repeats_do_not_judge_speed_and_one_judges_quality() -> None:
     assert not compare(entry("base"), entry("new", (5.0, 5.0))).regressions
     blurred = entry("new", (5.0,), {**QUALITY, "psnr": 19.0, "lpips": 0.19})

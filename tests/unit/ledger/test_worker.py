@@ -43,7 +43,7 @@ def config() -> F3rmTrainerConfig:
 
 def checkpoint(folder: Path, step: int) -> Path:
     path = folder / f"step-{step:09d}.ckpt"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"")
     return path
 
@@ -61,6 +61,9 @@ def test_nerfstudios_own_methods_count_from_where_they_start(tmp_path: Path) -> 
     checkpoint(tmp_path, 2999)
     assert set_window(config, JOB) == 100 and config.max_num_iterations == 100
     assert first_step(config) == 3000
+    checkpoint(tmp_path / "run" / config.relative_model_dir, 999)
+    config.load_dir = tmp_path / "run"
+    assert first_step(config) == 1000, "ns-train takes the run folder, too"
 
 
 def test_a_finished_run_began_where_its_config_says(config: F3rmTrainerConfig, tmp_path: Path) -> None:

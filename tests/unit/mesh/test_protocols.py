@@ -90,6 +90,9 @@ def test_voxel_means_keep_unit_normals(open3d: ModuleType) -> None:
     reduced = voxel_means(points, 0.5)
     assert reduced.normals is not None and len(reduced) == pytest.approx(8, abs=19)
     np.testing.assert_allclose(reduced.normals, np.tile([0.0, 0, 1], (len(reduced), 1)), atol=1e-6)
+    for side in (0.0, 1e-12):
+        with pytest.raises(MeshError, match="--thresholds"):
+            voxel_means(points, side)
 
 
 def test_polygon(open3d: ModuleType, tmp_path: Path) -> None:

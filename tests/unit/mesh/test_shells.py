@@ -19,7 +19,7 @@ from f3rm_ext.mesh.extraction import extract_mesh
 from f3rm_ext.mesh.fusion import fuse_depth
 from f3rm_ext.mesh.options import ExtractionOptions
 from f3rm_ext.mesh.scenes import SurfaceScene
-from f3rm_ext.mesh.shells import fit_contraction, fuse_shells
+from f3rm_ext.mesh.shells import fit_contraction, fuse_shells, simplify_evenly
 from f3rm_ext.mesh.views import RenderedView, SceneViews, stored_views
 from f3rm_ext.utils.open3d_library import RayCaster
 
@@ -72,6 +72,19 @@ def test_space_is_contracted_and_expanded() -> None:
     assert 20 < inside.sum() < 480 and np.abs(small).max() < 2
     np.testing.assert_allclose(small[inside], (points[inside] - space.center) / 2)
     np.testing.assert_allclose(space.expand(small), points, rtol=1e-7, atol=1e-9)
+
+
+def test_far_vertices_stay_in_the_scene(open3d: ModuleType) -> None:
+    random = np.random.default_rng(0)
+    angle, radius = np.meshgrid(np.linspace(0, 2 * np.pi, 80), np.geomspace(1, 1000, 60))
+    height = random.normal(0, 0.05, radius.shape) * radius
+    ground = np.stack([radius * np.cos(angle), radius * np.sin(angle), height], axis=-1).reshape(-1, 3)
+    corner = (np.arange(59)[:, None] * 80 + np.arange(79)).reshape(-1)
+    faces = np.concatenate(
+        [np.stack([corner, corner + 1, corner + 80], 1), np.stack([corner + 1, corner + 81, corner + 80], 1)]
+    )
+    mesh = simplify_evenly(trimesh.Trimesh(ground, faces, process=False), SPACE, 300)
+    assert np.abs(mesh.vertices).max() <= 1.001 * np.abs(ground).max()
 
 
 def test_near_is_fine_and_far_is_there(views: SceneViews, open3d: ModuleType) -> None:

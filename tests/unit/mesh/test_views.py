@@ -35,6 +35,13 @@ def test_pixels_lie_on_the_ball_and_come_back(ball_views: SceneViews) -> None:
         assert 1.0 / 60 < pixel_size(stored) < 1.5 / 60
 
 
+def test_as_many_views_can_agree_as_there_are(ball_views: SceneViews) -> None:
+    twelve = PinholeCameras(*(part[[3] * 12] for part in ball_views.cameras))
+    with stored_views(SceneViews(twelve, lambda index: ball_views.render(3))) as stored:
+        kept = [bool(agreeing_depth(stored, 0, min_views, 0.02).any()) for min_views in (9, 12, 13)]
+        assert kept == [True, True, False]
+
+
 def test_a_camera_inside_of_a_floater_adds_nothing(ball_views: SceneViews) -> None:
     ring = ball_views.cameras
     inside = PinholeCameras(*(torch.cat([part, part[:1]]) for part in ring))

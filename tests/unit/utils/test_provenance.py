@@ -119,3 +119,5 @@ def test_provenance_as_comments() -> None:
         "method: m",
         'queries: [{"name": "\\u00fc"}]',
     ]
+    (line,) = comment_lines({"query": "ü\nmug " * 300})
+    assert line.isascii() and "\n" not in line and len(line) == 1000

@@ -97,7 +97,14 @@ def test_a_stage_is_done_again_alone(run_chain: RunChain, player: Any, tmp_path:
     assert player.names() == ["export texture"] and "because --from-stage is texture" in said
     run_chain(from_stage="coarse", until_stage="coarse")
     assert "--load-dir" not in player.ran[0]  # from nothing, in a folder of its own
-    assert len(list((tmp_path / "out/runs/coarse/sugar-ext").iterdir())) == 2
+    runs = tmp_path / "out/runs/coarse/sugar-ext"
+    assert len(list(runs.iterdir())) == 2
+    run_chain(dense_points="always", until_stage="coarse")
+    run_chain(until_stage="coarse")
+    assert "--load-dir" in player.ran[0] and len(list(runs.iterdir())) == 3, "the last training with these options"
+    run_chain(dense_points="always", until_stage="coarse")
+    run_chain(from_stage="coarse", until_stage="coarse")
+    assert "--load-dir" not in player.ran[0] and len(list(runs.iterdir())) == 4
 
 
 def test_stages_are_left_out(run_chain: RunChain, player: Any, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ def test_the_spellings_of_the_guides() -> None:
         (("--skip-coarse", "True"), "--coarse-checkpoint"),
         (("--coarse-checkpoint", "a.ply"), "--coarse-checkpoint"),
         (("--skip-coarse", "True", "--coarse-checkpoint", "a.ply", "-r", "sdf"), "--regularization"),
+        (("-r", "refinement"), "--regularization refinement"),
         (("--from-stage", "texture", "--until-stage", "mesh"), "--from-stage texture .* --until-stage mesh"),
         (("--vertices", 3), "--vertices is 3"),
         (("--sh-degree", 4), "--sh-degree is 4"),

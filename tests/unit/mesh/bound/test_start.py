@@ -1,5 +1,6 @@
 """Reading the mesh to refine: frames, colours, doubled vertices, triangles without area."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,13 @@ def test_the_frame_is_what_the_file_says_else_the_captures(tmp_path: Path) -> No
         assert found.frame == used
         corners = torch.from_numpy(expected[np.array(FACES)]).float()
         torch.testing.assert_close(found.vertices[found.faces], corners)
+    own, other = (
+        written(tmp_path / f"{name}.obj", mesh, frame="scene", **frame.describe())
+        for name, frame in (("own", FRAME), ("other", replace(FRAME, scale=2 * FRAME.scale)))
+    )
+    assert read_start_mesh(own, "auto", FRAME).frame == read_start_mesh(other, "scene", FRAME).frame == "scene"
+    with pytest.raises(MeshError, match=r"other\.obj"):
+        read_start_mesh(other, "auto", FRAME)
 
 
 def test_doubled_vertices_are_one_and_keep_the_colors_of_their_triangles(tmp_path: Path) -> None:

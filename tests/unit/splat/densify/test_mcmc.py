@@ -9,6 +9,7 @@ import torch
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.splat.densify import DensifyOptions, make_densifier
+from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.rasterize import Rasterization
 
 Make = Callable[..., Any]
@@ -103,3 +104,12 @@ def test_a_resumed_run_goes_the_same_way(make_world: Make) -> None:
             one.step_post_backward(step, NOTHING_SEEN, world.params, world.optimizers)
     for name in whole.params:
         assert torch.equal(part.params[name], whole.params[name])
+
+
+def test_opacities_and_sizes_are_drawn_to_zero(make_world: Make) -> None:
+    world = make_world([0.1, 0.3], [0.2, 0.6])
+    gaussians = Gaussians.from_tensors(world.params)
+    losses = make_densifier(DensifyOptions(strategy="mcmc", mcmc_scale_reg=0.5), 1.0).losses(gaussians)
+    assert losses["opacity_loss"].item() == pytest.approx(0.01 * 0.4)
+    assert losses["scale_loss"].item() == pytest.approx(0.5 * gaussians.sizes().mean().item())
+    assert make_densifier(DensifyOptions(), 1.0).losses(gaussians) == {}
