@@ -77,7 +77,7 @@ class F3rmModelConfig(OwnModelConfig):
     """Implementation of the hash grids: tcnn (tiny-cuda-nn, CUDA), triton (CUDA), numba (CPU) or torch (any device,
     slow). By default, the fastest one that works. All compute the same function of the same parameters."""
     near_plane: Positive = 0.05
-    """Distance at which rays start, > 0, in scene units (cameras lie within about ±1)."""
+    """Distance at which rays start, in training and in pictures, > 0, in scene units (cameras lie within about ±1)."""
     far_plane: Positive = 1000.0
     """Distance at which rays end, > near-plane, in scene units; space beyond contraction-radius is contracted."""
     background_color: Background | Literal["auto"] = "auto"
@@ -260,7 +260,7 @@ class F3rmModel(QueryableField):
             initial_sampler=piecewise_sampler(radius),
             update_sched=self._proposal_update_interval,
         )
-        self.collider = NearFarCollider(near_plane=config.near_plane, far_plane=config.far_plane)
+        self.collider = NearFarCollider(config.near_plane, config.far_plane, reset_near_plane=False)
         if metadata.get("masked_pixels") == "background" and background == "last_sample":
             background = "random"  # Empty space has no last sample to learn a colour from.
         self.renderer_rgb = RGBRenderer(background_color=background)

@@ -46,6 +46,13 @@ def test_density_is_that_in_the_middle_of_samples(make_model: MakeModel, make_ra
     torch.testing.assert_close(outputs["weights_list"][-1], samples.get_weights(density))
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_rays_start_at_the_near_plane(make_model: MakeModel, make_rays: MakeRays, training: bool) -> None:
+    rays = make_rays(5)
+    make_model(()).train(training)(rays)
+    assert rays.nears is not None and (rays.nears == 0.05).all(), "of what is nearer, training knows nothing"
+
+
 @pytest.mark.parametrize(("fraction", "count"), [(1.0, 10), (0.5, 5), (0.25, 3), (0.1, 1)])
 def test_training_renders_features_for_the_first_rays_only(
     make_model: MakeModel, make_rays: MakeRays, make_spec: MakeSpec, fraction: float, count: int
