@@ -25,7 +25,7 @@ class BrokenMethodConfig(TrainerConfig):
     """Why the method cannot be used."""
 
     def setup(self, **kwargs: object) -> object:
-        """Says why, instead of training.
+        """Says why, instead of training; :meth:`save_config` does, too, before a folder is made.
 
         Raises:
             ConfigError: always.
@@ -34,6 +34,9 @@ class BrokenMethodConfig(TrainerConfig):
             f"The method {self.method_name} cannot be used here, because {self.reason}: "
             "run `f3rm-ext doctor` to see what is missing."
         )
+
+    def save_config(self) -> None:
+        self.setup()
 
 
 def prepare_command() -> None:

@@ -124,7 +124,10 @@ class ImageCycle:
             return False
         self.seed = int(state["seed"])
         self._epoch, self._order, self._position = int(state["epoch"]), order, int(state["position"])
+        sizes = {self.window_size} | ({self.start[0]} if self.start is not None else set())
         same = int(state["window_size"]) == self.window_size and int(state["shards"]) == self.shards
+        # With more memory than before there may be no start window any more.
+        same = same and all(len(window) in sizes for window in state["round"])
         self._round = [[int(image) for image in window] for window in state["round"]] if same else []
         self.uses = int(state["uses"]) if same else 0
         return True

@@ -24,6 +24,9 @@ class PhotoDataset(InputDataset):
 
     def __init__(self, dataparser_outputs: DataparserOutputs, scale_factor: float = 1.0, *, draft: int = 1) -> None:
         super().__init__(dataparser_outputs, scale_factor)
+        for side in ("height", "width"):  # as nerfstudio rounds images; of cameras it rounds in float32
+            sizes = getattr(dataparser_outputs.cameras, side)
+            setattr(self.cameras, side, (sizes.double() * scale_factor).to(sizes.dtype))
         self.draft = draft
         # nerfstudio changes the list it finds, which belongs to the class.
         self.exclude_batch_keys_from_device = list(self.exclude_batch_keys_from_device)

@@ -4,9 +4,11 @@ Files are named as nerfstudio names them, ``step-000000123.ckpt``. Nerfstudio's 
 folder, so temporary files are put in its parent, the run folder.
 """
 
+import contextlib
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,7 +82,7 @@ def is_intact(path: Path, read_all: bool = True) -> bool:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             return bool(names) and (not read_all or archive.testzip() is None)
-    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError):
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError):
         return False
 
 
@@ -110,7 +112,8 @@ def write(state: dict[str, Any], path: Path) -> None:
             "make room, then resume."
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def prune(folder: Path, spares: int = SPARES) -> None:

@@ -36,6 +36,8 @@ class StoppableTrainer(ABC):
     callbacks: list[TrainingCallback]
     training_state: Literal["training", "paused", "completed"]
     _completed_step: int | None
+    _saved_step: int | None
+    _start_step: int
     ranks: Ranks | None = None
     """The other processes of the run, if there are any."""
     lifeline: Lifeline | None = None
@@ -76,13 +78,16 @@ class StoppableTrainer(ABC):
             self._leave(f"Stopped within a step, which is lost. {self._resume_sentence()}", 130)
 
     def _on_signal(self, number: int, _frame: Any) -> None:
-        if self.training_state == "completed":  # saved; only the viewer is still running
-            self._leave("Training was finished and saved.", 0)
+        is_completed = self.training_state == "completed"
+        if is_completed and self._completed_step in (None, self._saved_step, self._start_step - 1):
+            self._leave("Training was finished and saved.", 0)  # only the viewer is still running
         if self._stop_signal is not None:
             if self.ranks is None or (number == signal.SIGINT and time.monotonic() - self._stop_s > _ONE_CTRL_C_S):
                 raise KeyboardInterrupt
             return
         self._stop_signal, self._stop_s = number, time.monotonic()
+        if is_completed:
+            return  # the last checkpoint is being written
         self.training_state = "training"  # a paused run would wait before the next step, where it has to stop
         if self._speaks():
             print("\nStopping after this step ... (Ctrl-C again stops at once)", file=sys.stderr, flush=True)

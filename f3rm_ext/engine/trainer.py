@@ -102,6 +102,8 @@ class F3rmTrainerConfig(TrainerConfig):
     def check_steps(self) -> None:
         """Raises ConfigError if a number of steps cannot work."""
         check_ranges(self)
+        if self.load_step is not None and self.load_dir is None:
+            raise ConfigError(f"--load-step {self.load_step} names a step of the run in --load-dir: give both.")
         if 0 < self.schedule_steps < self.max_num_iterations:
             raise ConfigError(
                 f"--schedule-steps is {self.schedule_steps}, but --max-num-iterations is {self.max_num_iterations}: "
@@ -133,14 +135,34 @@ class F3rmTrainerConfig(TrainerConfig):
         return path
 
     def set_timestamp(self) -> None:
-        """Sets the time stamp of the run folder. Processes that torchrun has started meet here and take one stamp."""
+        """Sets the time stamp of the run folder. Processes that torchrun has started meet here and take one stamp.
+
+        Raises:
+            ConfigError: there are options beside --load-config that nerfstudio drops.
+        """
+        if find_option(sys.argv, "--load-config"):
+            self._restore_options()
         super().set_timestamp()
-        # Nerfstudio has replaced all options by those of --load-config, and the checkpoint to resume from with them.
-        if find_option(sys.argv, "--load-config") and (folder := find_option(sys.argv, "--load-dir")):
-            step = find_option(sys.argv, "--load-step")
-            self.load_dir, self.load_step = Path(folder), int(step) if step.isdigit() else None
         launch.join(self.machine)
         self.timestamp = launch.broadcast_first(self.timestamp)
+
+    def _restore_options(self) -> None:
+        """Takes from the command line what to resume from: nerfstudio has replaced all options by those of
+        --load-config. A run that does not resume gets a folder of its own."""
+        given = {word.partition("=")[0].replace("_", "-") for word in sys.argv[1:] if word.startswith("--")}
+        if others := sorted(given - {"--load-config", "--load-dir", "--load-step", "--load-checkpoint", "--timestamp"}):
+            raise ConfigError(
+                f"--load-config takes all options from a file, so {', '.join(others)} would be ignored: change the "
+                "file, or give the method and its options instead."
+            )
+        folder, file = (find_option(sys.argv, option) for option in ("--load-dir", "--load-checkpoint"))
+        step = find_option(sys.argv, "--load-step")
+        if folder:
+            self.load_dir, self.load_step = Path(folder), int(step) if step.isdigit() else None
+        if file:
+            self.load_checkpoint = Path(file)
+        if not folder:
+            self.timestamp = find_option(sys.argv, "--timestamp", "{timestamp}")
 
     def print_to_terminal(self) -> None:
         if is_first():
@@ -174,6 +196,13 @@ class F3rmTrainerConfig(TrainerConfig):
         if path and step is not None and step + 1 >= self.max_num_iterations:
             CONSOLE.print(self.nothing_left(step + 1, path), markup=False)
             raise SystemExit(0)
+        folder, resumed = self.get_base_dir() / self.relative_model_dir, -1 if step is None else step
+        for later, file in checkpoint.newest_first(folder):
+            if later > resumed and checkpoint.is_intact(file):
+                raise ConfigError(
+                    f"The run's folder {self.get_base_dir()} has a later checkpoint than this training begins with, of "
+                    f"step {later}: choose another --timestamp, or continue it with --load-dir."
+                )
         try:
             super().save_config()
         except OSError as error:

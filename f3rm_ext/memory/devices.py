@@ -1,7 +1,9 @@
 """Devices and their memory: a table of known cards, and the device of this machine."""
 
+import contextlib
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -10,13 +12,12 @@ import torch
 
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.utils.threads import own_groups
 
 GIB = 1 << 30
 CARD_SHARE = 0.95
 """Share of a card's memory that a plan may use: cards report 2 to 4 % less than their data sheets say, and what CUDA
 takes is an assumption."""
-CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Files in which a container reads its limit: those of control groups of version 2 and 1."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +186,13 @@ def total_bytes(device: torch.device) -> int:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, AttributeError):
         return 0
-    for path in CONTAINER_LIMITS:
-        try:
-            total = min(total, int(path.read_text()))
-        except (OSError, ValueError):  # "max" is no limit
-            continue
-    return total
+    return min([total, *read_limits(own_groups("memory"))])
+
+
+def read_limits(folders: Iterable[Path]) -> list[int]:
+    """Returns the limits of memory, bytes, that control groups of version 2 or 1 set."""
+    limits = []
+    for path in (folder / name for folder in folders for name in ("memory.max", "memory.limit_in_bytes")):
+        with contextlib.suppress(OSError, ValueError):  # "max" is no limit
+            limits.append(int(path.read_text()))
+    return limits

@@ -21,7 +21,7 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from pathlib import Path, PurePosixPath
 
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -46,35 +46,44 @@ def _read_quota(folder: Path) -> float | None:
     return cores if cores > 0 else None
 
 
-def cpu_quota(memberships: str, root: Path) -> float | None:
-    """The cores, not always whole, that control groups on the way to the root allow a process; None without a limit."""
-    quotas: list[float | None] = []
+def group_folders(controller: str, memberships: str, root: Path) -> Iterator[Path]:
+    """Yields the folders of the control groups around a process, the innermost first.
+
+    Args:
+        controller: ``cpu`` or ``memory``.
+        memberships: content of ``/proc/self/cgroup``.
+        root: where control groups are mounted.
+    """
     for line in memberships.splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             mounts = {root, root / "unified"}
-        elif "cpu" in controllers.split(","):
-            mounts = {root / controllers, root / "cpu"}
+        elif controller in controllers.split(","):
+            mounts = {root / controllers, root / controller}
         else:
             continue
         # A container may see the name its group has outside: then only the upper part is there.
         inner = PurePosixPath(*(part for part in PurePosixPath(path).parts if part not in ("/", "..")))
-        quotas += [_read_quota(mount / part) for mount in mounts for part in (inner, *inner.parents)]
-    return min((quota for quota in quotas if quota is not None), default=None)
+        yield from (mount / part for mount in mounts for part in (inner, *inner.parents))
 
 
-def own_quota() -> float | None:
-    """:func:`cpu_quota` of this process."""
+def own_groups(controller: str) -> list[Path]:
+    """:func:`group_folders` of this process; empty where there are no control groups."""
     try:
-        return cpu_quota(Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup"))
+        return list(group_folders(controller, Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup")))
     except (OSError, ValueError):
-        return None
+        return []
+
+
+def cpu_quota(folders: Iterable[Path]) -> float | None:
+    """Returns the cores, not always whole, that control groups allow; None without a limit."""
+    return min((quota for quota in map(_read_quota, folders) if quota is not None), default=None)
 
 
 def usable_cores() -> int:
     """Cores that this process may use: those it is bound to, and no more than its quota, rounded up."""
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = own_quota()
+    quota = cpu_quota(own_groups("cpu"))
     return bound if quota is None else min(bound, math.ceil(quota))
 
 
@@ -166,7 +175,7 @@ def prepare_environment(environment: MutableMapping[str, str] = os.environ) -> N
 
 def _limit(environment: MutableMapping[str, str], *names: str) -> None:
     """Sets variables that are not set to the cores of the quota, where there is one."""
-    if own_quota() is not None:
+    if cpu_quota(own_groups("cpu")) is not None:
         for name in names:
             environment.setdefault(name, str(usable_cores()))
 
@@ -196,7 +205,7 @@ def describe() -> str:
     import numba
     import torch
 
-    quota = own_quota()
+    quota = cpu_quota(own_groups("cpu"))
     limit = "no quota" if quota is None else f"a quota of {quota:g}"
     waiting = "sleep" if let_waiting_threads_sleep() else "spin"
     return (

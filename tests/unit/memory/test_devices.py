@@ -7,7 +7,8 @@ import torch
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory import devices
-from f3rm_ext.memory.devices import CARDS, GIB, choose_device, find_card, total_bytes
+from f3rm_ext.memory.devices import CARDS, GIB, choose_device, find_card, read_limits, total_bytes
+from f3rm_ext.utils.threads import group_folders
 
 
 @pytest.mark.parametrize(
@@ -56,14 +57,24 @@ def test_memory_that_is_not_known_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
         choose_device("mps")
 
 
-@pytest.mark.parametrize(("written", "expected"), [("1073741824\n", 1 << 30), ("max\n", None), (None, None)])
-def test_a_container_s_limit_counts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: str | None, expected: int | None
-) -> None:
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(devices, "CONTAINER_LIMITS", ())
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"memory.max": "1073741824\n"}, [1 << 30]),
+        ({"job/memory.max": "max\n", "memory.max": "99\n"}, [99]),
+        ({"memory/job/memory.limit_in_bytes": "5\n", "memory/memory.limit_in_bytes": "7\n"}, [5, 7]),
+        ({}, []),
+    ],
+)
+def test_limits_of_all_groups_around_count(tmp_path: Path, files: dict[str, str], expected: list[int]) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert sorted(read_limits(group_folders("memory", "5:memory:/job\n0::/job/step\n", tmp_path))) == expected
+
+
+def test_a_container_s_limit_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(devices, "own_groups", lambda controller: [tmp_path])
     machine = total_bytes(torch.device("cpu"))
-    monkeypatch.setattr(devices, "CONTAINER_LIMITS", (limit,))
-    if written is not None:
-        limit.write_text(written)
-    assert total_bytes(torch.device("cpu")) == (expected or machine) and machine > 1 << 30
+    (tmp_path / "memory.max").write_text("1073741824\n")
+    assert total_bytes(torch.device("cpu")) == 1 << 30 < machine

@@ -19,7 +19,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is Linux'
 @pytest.fixture
 def set_quota(monkeypatch: pytest.MonkeyPatch) -> Callable[[float | None], None]:
     """Gives this process so many cores by its control group; None sets no limit."""
-    return lambda quota: monkeypatch.setattr(threads, "own_quota", lambda: quota)
+    return lambda quota: monkeypatch.setattr(threads, "cpu_quota", lambda folders: quota)
 
 
 def version_1(folder: str, quota: int) -> dict[str, str]:
@@ -54,7 +54,7 @@ class TestQuota:
         for name, content in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(content + "\n")
-        assert threads.cpu_quota(memberships, tmp_path) == expected
+        assert threads.cpu_quota(threads.group_folders("cpu", memberships, tmp_path)) == expected
 
     @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (0.5, 1), (1.5, 2), (3.0, 3), (64.0, 4)])
     def test_usable_cores(
@@ -160,7 +160,7 @@ SETTLED = """
 import json, os, sys
 import torch
 from f3rm_ext.utils import threads
-threads.own_quota = lambda: 1.0
+threads.cpu_quota = lambda folders: 1.0
 threads.settle(numba=True)
 threads.settle(numba=True)
 try:
