@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32, UInt8
 from nerfstudio.cameras.cameras import Cameras
 from torch import Tensor
 
-from f3rm_ext.compat import default_device_type
+from f3rm_ext.compat import open_device
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.query.options import QueryInputs, parse_queries
@@ -289,7 +289,7 @@ def extract_features(
         not normalised, and where the patches lie in the upright image.
 
     Raises:
-        ConfigError: An image cannot be read.
+        ConfigError: An image cannot be read, or there is no such device.
         ExtractorError: There is no such extractor, or its weights are missing.
     """
     from f3rm_ext.features.extractors.registry import build_extractor
@@ -298,7 +298,7 @@ def extract_features(
 
     if isinstance(images, str | Path):
         images = find_photos(Path(images)) if Path(images).is_dir() else [images]
-    built = build_extractor(extractor, device=torch.device(device or default_device_type()))
+    built = build_extractor(extractor, device=open_device(str(device or "auto")))
     maps = []
     for path in map(Path, images):
         image = read_upright(path)

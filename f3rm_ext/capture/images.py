@@ -11,7 +11,7 @@ from jaxtyping import Bool
 from PIL import Image
 
 from f3rm_ext.errors import CaptureError
-from f3rm_ext.utils.pictures import UNREADABLE
+from f3rm_ext.utils.pictures import MOST_PIXELS, UNREADABLE
 
 USABLE_MODES = ("L", "RGB", "RGBA")
 _GREY_MODES = ("1", "L", "I", "I;16", "F")
@@ -21,8 +21,6 @@ _THREADS = 8
 _NAMED = 5
 COPY_FACTORS = (2, 4, 8, 16)
 """Factors of the reduced copies of photos that programs write, which the names of their folders end in."""
-MOST_PIXELS = 1_000_000_000
-"""Pixels of the largest photo that is believed."""
 
 
 def allow_large_photos() -> None:

@@ -41,7 +41,7 @@ from f3rm_ext.compat.viewer import (
     viewer_show_output,
     viewer_start_view,
 )
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import ConfigError, reason_of
 
 if TYPE_CHECKING:
     import torch
@@ -170,6 +170,22 @@ def default_device_type() -> str:
     Never Apple's ``mps``, whose kernels do not cover everything that nerfstudio uses: users have to choose it.
     """
     return "cuda" if has_cuda() else "cpu"
+
+
+def open_device(name: str = "auto") -> "torch.device":
+    """Returns a device by name, once it has shown that it computes; auto is the GPU if there is one.
+
+    Raises:
+        ConfigError: there is no such device, or it does not work.
+    """
+    import torch
+
+    try:
+        device = torch.device(default_device_type() if name == "auto" else name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"The device {name} cannot be used ({reason_of(error)}): use cpu.") from error
+    return device
 
 
 def check_device(device_type: str, num_devices: int = 1) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from f3rm_ext import compat
 from f3rm_ext.errors import ConfigError
-from f3rm_ext.utils.threads import own_groups
+from f3rm_ext.memory.control_groups import own_groups
 
 GIB = 1 << 30
 CARD_SHARE = 0.95

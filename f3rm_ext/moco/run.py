@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from nerfstudio.configs.base_config import MachineConfig
 
-from f3rm_ext.compat import default_device_type
+from f3rm_ext.compat import default_device_type, open_device
 from f3rm_ext.engine import checkpoint, launch
 from f3rm_ext.engine.lifeline import Lifeline
 from f3rm_ext.engine.ranks import is_first, rank, world_size
-from f3rm_ext.errors import CheckpointError, ConfigError, MemoryShortageError, reason_of
+from f3rm_ext.errors import CheckpointError, ConfigError, MemoryShortageError
 from f3rm_ext.memory.shortage import report_shortage, shortage_error
 from f3rm_ext.moco.options import TrainConfig, make_plan
 from f3rm_ext.moco.plan import MemoryPlan, memory_options, plan_memory, step_seconds
@@ -259,11 +259,7 @@ def _open_device(name: str) -> torch.device:
     name = _device_name(name)
     if name == "cuda" and (place := launch.place()) is not None:
         name = f"cuda:{place[0]}"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-        if device.type == "cuda":  # calls without a device, such as NCCL's barriers, use the current one
-            torch.cuda.set_device(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"--device {name} cannot be used ({reason_of(error)}): use cpu.") from error
+    device = open_device(name)
+    if device.type == "cuda":  # calls without a device, such as NCCL's barriers, use the current one
+        torch.cuda.set_device(device)
     return device

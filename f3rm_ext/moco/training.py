@@ -224,6 +224,8 @@ class Training:
         if self.predictor is not None:
             self.predictor.load_state_dict(state["predictor"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = self.plan.weight_decay
         messages = []
         batches = ("batch_size", "gradient_accumulation_steps", "processes")
         same_batches = all(before[name] == now[name] for name in (*batches, "images", "epochs"))

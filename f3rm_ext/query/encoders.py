@@ -8,7 +8,6 @@ from typing import cast
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image, ImageOps
 
 from f3rm_ext.capture.images import image_size
 from f3rm_ext.errors import ConfigError, ExtractorError, UserError
@@ -20,7 +19,7 @@ from f3rm_ext.query.exemplar import Example, take_example
 from f3rm_ext.query.options import Region
 from f3rm_ext.query.queryable import QueryHead
 from f3rm_ext.query.run import Photos
-from f3rm_ext.utils.pictures import UNREADABLE
+from f3rm_ext.utils.pictures import UNREADABLE, open_photo, turn_upright
 
 DEFAULT_NEGATIVES = ("object", "things", "stuff", "texture")
 """LERF's canonical phrases: the negatives of a text unless the user names others."""
@@ -179,11 +178,12 @@ def read_upright(path: Path) -> UInt8[np.ndarray, "h w 3"]:
     """Reads an image file, upright, and on white where it is transparent.
 
     Raises:
+        CaptureError: it is HEIC, and the package that reads it is missing.
         ConfigError: there is no such file, or it is no picture.
     """
     try:
-        with Image.open(path) as image:
-            upright = ImageOps.exif_transpose(image)
+        with open_photo(path) as image:
+            upright = turn_upright(image)
             transparent = upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info
             return blend_background(np.asarray(upright.convert("RGBA" if transparent else "RGB")))
     except FileNotFoundError as error:

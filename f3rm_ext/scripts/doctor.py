@@ -36,7 +36,6 @@ _PACKAGES = {  # distribution: (module, whether it is essential, purpose)
     "numba": ("numba", True, "training on the CPU"),
     "pycolmap": ("pycolmap", False, "poses of photos (f3rm-ext sfm process)"),
     "open_clip_torch": ("open_clip", False, "CLIP features"),
-    "transformers": ("transformers", False, "DINO features from the hub (local weights need nothing)"),
     "gsplat": ("gsplat", False, "sugar-ext on CUDA, and splatfacto"),
     "tinycudann": ("tinycudann", False, "the fastest hash grid on CUDA (without it, Triton's is used)"),
     "triton": ("triton", False, "hash grids on CUDA without tiny-cuda-nn (it comes with PyTorch on Linux)"),

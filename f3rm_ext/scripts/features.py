@@ -68,20 +68,15 @@ class Extract:
             )
 
     def main(self) -> int:
-        import torch
 
-        from f3rm_ext.compat import default_device_type
+        from f3rm_ext.compat import open_device
         from f3rm_ext.features.source import prepare_features
         from f3rm_ext.features.store.feature_store import cache_root
 
         if not self.features.extractors:
             raise ConfigError("No extractor is given: name one, e.g. --extractors clip.")
-        device = default_device_type() if self.device == "auto" else self.device
-        try:
-            target = torch.device(device)
-        except RuntimeError as error:
-            raise ConfigError(f"--device {device} is not a device: use auto, cpu, cuda or cuda:N.") from error
-        sources = prepare_features(self._datasets(), self.features, device=target, repair=True)
+        device = open_device(self.device)
+        sources = prepare_features(self._datasets(), self.features, device=device, repair=True)
         for spec in sources[0].specs:
             kind = f"{spec.dim} PCA codes" if spec.code_basis is not None else f"{spec.dim} dimensions"
             images = len({key for source in sources for key in source.keys})

@@ -1,7 +1,5 @@
 """Photos as people have them: found in a folder, turned upright, in forms that every trainer reads."""
 
-import contextlib
-import importlib
 import io
 import os
 import re
@@ -15,12 +13,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 from PIL import Image
 from PIL.ExifTags import IFD, Base
-from PIL.Image import Transpose
 
-from f3rm_ext.capture.images import COPY_FACTORS, MOST_PIXELS, name_some
+from f3rm_ext.capture.images import COPY_FACTORS, name_some
 from f3rm_ext.errors import CaptureError, reason_of
 from f3rm_ext.utils.output_folder import SUMMARY, file_names
-from f3rm_ext.utils.pictures import UNREADABLE
+from f3rm_ext.utils.pictures import TURNS, UNREADABLE, open_photo, turn_upright
 from f3rm_ext.utils.provenance import MADE_BY, read_provenance
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".avif", ".heic", ".heif"}
@@ -37,11 +34,6 @@ _MOST_EXIF_BYTES = 65_533
 """Of a JPEG file."""
 THUMBNAIL_PX = 640
 """Longest side of the grey copy on which sharpness is judged."""
-_TURNS = {
-    **{2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE},
-    **{6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90},
-}
-"""How photos are turned upright, by their EXIF orientation."""
 _UNITS_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
 """Units of the resolution of the focal plane in EXIF."""
 _SAME_ASPECT = 0.02
@@ -163,10 +155,8 @@ def read_photo(path: Path, max_size: int = 0) -> Photo:
     Raises:
         CaptureError: the file cannot be read.
     """
-    if path.suffix.lower() in (".heic", ".heif"):
-        _prepare_heif(path)
     try:
-        with Image.open(path) as image:
+        with open_photo(path) as image:
             image.load()
             return _convert(path, image, max_size)
     except UNREADABLE as error:
@@ -174,33 +164,11 @@ def read_photo(path: Path, max_size: int = 0) -> Photo:
         raise CaptureError(f"The photo {path} cannot be read ({reason}): export it again, or leave it out.") from error
 
 
-@contextlib.contextmanager
-def allow_large_images() -> Iterator[None]:
-    """Lets Pillow read pictures of up to :data:`MOST_PIXELS`, such as the 200 megapixels of some phones."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MOST_PIXELS // 2  # it refuses twice this number
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = before
-
-
-def _prepare_heif(path: Path) -> None:
-    try:
-        heif = importlib.import_module("pillow_heif")
-    except ImportError:
-        raise CaptureError(
-            f"The photo {path} is HEIC, for which a package is missing: run pip install pillow-heif, or export JPEG."
-        ) from None
-    heif.register_heif_opener()
-
-
 def _convert(path: Path, image: Image.Image, max_size: int) -> Photo:
     exif = image.getexif()
     details = exif.get_ifd(IFD.Exif)
     format_, stored_size, original_mode = image.format or "", image.size, image.mode
-    turn = _TURNS.get(exif.get(Base.Orientation, 1))
-    turned = turn is not None
-    upright = image if turn is None else image.transpose(turn)
+    turned, upright = exif.get(Base.Orientation) in TURNS, turn_upright(image)
     reduced = bool(max_size) and max(upright.size) > max_size
     pixels = _to_eight_bits(upright)
     if reduced:
@@ -345,7 +313,7 @@ def read_mask(path: Path, photo_path: Path, photo: Photo) -> Bool[np.ndarray, "h
     stored = photo.stored_size
     upright = stored[::-1] if photo.turned and orientation >= 5 else stored
     if mask.size == stored and photo.turned and (stored != upright or orientation < 5):
-        mask = mask.transpose(_TURNS[orientation])
+        mask = mask.transpose(TURNS[orientation])
     elif mask.size != upright:
         raise CaptureError(
             f"The mask {path} has {mask.width} × {mask.height} pixels, but its photo has {upright[0]} × {upright[1]}: "

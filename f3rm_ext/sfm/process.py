@@ -13,12 +13,12 @@ from f3rm_ext.sfm.database import FeatureDatabase, redirect_stderr
 from f3rm_ext.sfm.estimators import PredictedPoses, build_estimator, predict_poses
 from f3rm_ext.sfm.mapping import align_with_gps, level_positions, refine_predicted
 from f3rm_ext.sfm.pairs import choose_pairs
-from f3rm_ext.sfm.photos import allow_large_images
 from f3rm_ext.sfm.report import write_report
 from f3rm_ext.sfm.solution import SOLVING, Solution, Solver, judge
 from f3rm_ext.sfm.sources import copy_photos, find_sources, write_frames
 from f3rm_ext.sfm.work_folder import WorkFolder, file_stamp
 from f3rm_ext.utils.console import StageProgress
+from f3rm_ext.utils.pictures import allow_large_images
 
 FEATURES, MATCHING, UNDISTORTING = "Finding features", "Matching photos", "Undistorting photos"
 LOG = "log.txt"

@@ -16,11 +16,10 @@ from f3rm_ext.html.charts import WARM, svg_chart
 from f3rm_ext.html.page import render_page
 from f3rm_ext.html.tables import Table
 from f3rm_ext.sfm.mapping import photo_up
-from f3rm_ext.sfm.photos import allow_large_images
 from f3rm_ext.sfm.quality import reason_kind
 from f3rm_ext.sfm.work_folder import REPORT
 from f3rm_ext.utils.atomic_files import write_atomic
-from f3rm_ext.utils.pictures import data_uri
+from f3rm_ext.utils.pictures import data_uri, open_photo
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +94,7 @@ def write_report(
 
 def thumbnail(path: Path, side_px: int) -> UInt8[np.ndarray, "h w 3"]:
     """Returns a photo with sides of at most ``side_px``."""
-    with allow_large_images(), Image.open(path) as image:
+    with open_photo(path) as image:
         image.draft("RGB", (2 * side_px, 2 * side_px))
         small = image.convert("RGB")
     small.thumbnail((side_px, side_px), Image.Resampling.LANCZOS)

@@ -1,18 +1,68 @@
 """Pictures as arrays of bytes: reading, marks, and images inside a web page. Colours are in `colormaps`."""
 
 import base64
+import contextlib
+import importlib
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image, ImageDraw
+from PIL.ExifTags import Base
+from PIL.Image import Transpose
+
+from f3rm_ext.errors import CaptureError
 
 UNREADABLE = (OSError, ValueError, SyntaxError, RuntimeError, Image.DecompressionBombError)
 """What Pillow raises on a picture that is damaged, of another kind, or too large to be believed."""
+TURNS = {
+    **{2: Transpose.FLIP_LEFT_RIGHT, 3: Transpose.ROTATE_180, 4: Transpose.FLIP_TOP_BOTTOM, 5: Transpose.TRANSPOSE},
+    **{6: Transpose.ROTATE_270, 7: Transpose.TRANSVERSE, 8: Transpose.ROTATE_90},
+}
+"""How photos are turned upright, by their EXIF orientation."""
+MOST_PIXELS = 1_000_000_000
+"""Pixels of the largest photo that is believed."""
 JPEG_QUALITY = 86
 MAX_SIDE_PX = 960
 """Longest side of an image inside a page; larger ones are reduced."""
+
+
+@contextlib.contextmanager
+def open_photo(path: Path) -> Iterator[Image.Image]:
+    """Opens a photo, of HEIC and of up to :data:`MOST_PIXELS`, too, as of some phones' 200 megapixels, for a ``with``
+    block. Raises CaptureError where the package for HEIC is missing, and those of :data:`UNREADABLE`."""
+    if path.suffix.lower() in (".heic", ".heif"):
+        _prepare_heif(path)
+    with allow_large_images(), Image.open(path) as image:
+        yield image
+
+
+def turn_upright(image: Image.Image) -> Image.Image:
+    """Returns a photo as its EXIF orientation says; other EXIF data are not looked at."""
+    turn = TURNS.get(image.getexif().get(Base.Orientation, 1))
+    return image if turn is None else image.transpose(turn)
+
+
+@contextlib.contextmanager
+def allow_large_images() -> Iterator[None]:
+    """Lets Pillow read pictures of up to :data:`MOST_PIXELS`, such as the 200 megapixels of some phones."""
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MOST_PIXELS // 2  # it refuses twice this number
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def _prepare_heif(path: Path) -> None:
+    try:
+        heif = importlib.import_module("pillow_heif")
+    except ImportError:
+        raise CaptureError(
+            f"The photo {path} is HEIC, for which a package is missing: run pip install pillow-heif, or export JPEG."
+        ) from None
+    heif.register_heif_opener()
 
 
 def read_picture(path: Path) -> UInt8[np.ndarray, "h w 3"]:

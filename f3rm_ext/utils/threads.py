@@ -22,7 +22,9 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+
+from f3rm_ext.memory.control_groups import own_groups
 
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """Variables by which users say themselves how threads wait."""
@@ -44,35 +46,6 @@ def _read_quota(folder: Path) -> float | None:
     except (OSError, ValueError, ZeroDivisionError):  # "max", or nothing there
         return None
     return cores if cores > 0 else None
-
-
-def group_folders(controller: str, memberships: str, root: Path) -> Iterator[Path]:
-    """Yields the folders of the control groups around a process, the innermost first.
-
-    Args:
-        controller: ``cpu`` or ``memory``.
-        memberships: content of ``/proc/self/cgroup``.
-        root: where control groups are mounted.
-    """
-    for line in memberships.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            mounts = {root, root / "unified"}
-        elif controller in controllers.split(","):
-            mounts = {root / controllers, root / controller}
-        else:
-            continue
-        # A container may see the name its group has outside: then only the upper part is there.
-        inner = PurePosixPath(*(part for part in PurePosixPath(path).parts if part not in ("/", "..")))
-        yield from (mount / part for mount in mounts for part in (inner, *inner.parents))
-
-
-def own_groups(controller: str) -> list[Path]:
-    """:func:`group_folders` of this process; empty where there are no control groups."""
-    try:
-        return list(group_folders(controller, Path("/proc/self/cgroup").read_text(), Path("/sys/fs/cgroup")))
-    except (OSError, ValueError):
-        return []
 
 
 def cpu_quota(folders: Iterable[Path]) -> float | None:

@@ -46,6 +46,9 @@ class ClipConfig:
     pretrained: str = "openai"
     """open_clip's tag for the weights (openai, laion2b_s34b_b88k ...), or the path of a local weights file.
     The word random gives seeded random weights, for tests only."""
+    tag: str = ""
+    """open_clip's tag for the weights in a local file, which tells their activation and colours: openai, for instance.
+    Without it they are taken as those of OpenAI's archive, if it is one, or else of a model without QuickGELU."""
     short_side_px: int = 336
     """Length in pixels to which the short side of an image is resized, ≥ 32. Both sides are rounded to whole
     patches."""
@@ -70,6 +73,7 @@ class ClipExtractor(preprocess.PatchExtractor):
         self.config = config
         self.device = device
         self._architecture = ClipModel.from_name(config.model)
+        self._tag = config.tag or config.pretrained
         weights = self._architecture.weights(config.pretrained)
         self._path: Path | None = None if weights is None else resolve(weights)
         self._half = device.type == "cuda"
@@ -91,13 +95,13 @@ class ClipExtractor(preprocess.PatchExtractor):
     def model(self) -> Any:
         """open_clip's model on this extractor's device: float32 on the CPU, half precision on a GPU."""
         if self._model is None:
-            model = load_clip(self._architecture, self.config.pretrained, self._path)
+            model = load_clip(self._architecture, self._tag, self._path)
             self._model = model.to(device=self.device, dtype=torch.float16 if self._half else torch.float32)
         return self._model
 
     @property
     def identity(self) -> ExtractorIdentity:
-        mean, std = self._architecture.normalisation(self.config.pretrained)
+        mean, std = self._architecture.normalisation(self._tag)
         return ExtractorIdentity(
             extractor="clip",
             model=self.config.model,
@@ -133,7 +137,7 @@ class ClipExtractor(preprocess.PatchExtractor):
         return functional.normalize(embeddings, dim=-1).clone()
 
     def _forward(self, pixels: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch rows cols feat"]:
-        pixels = preprocess.normalise(pixels, *self._architecture.normalisation(self.config.pretrained))
+        pixels = preprocess.normalise(pixels, *self._architecture.normalisation(self._tag))
         return value_path(self.model.visual, pixels.half() if self._half else pixels)
 
 

@@ -87,6 +87,7 @@ class ClipModel:
         return Weights(
             model=f"{label} {pretrained}",
             option="pretrained",
+            path_options=f",tag={pretrained}",
             hub_files=tuple((repository, name) for name in names) if repository else (),
             urls=(tag["url"],) if tag.get("url") else (),
         )

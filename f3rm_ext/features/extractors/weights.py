@@ -38,6 +38,8 @@ class Weights:
     """Alternatives on the Hugging Face hub as (repository, file name), best first."""
     urls: tuple[str, ...] = ()
     """Alternatives for a plain download, best first; they are kept in torch hub's cache."""
+    path_options: str = ""
+    """Further options that go with a local path, e.g. ``,tag=openai``."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def _placement_hint(weights: Weights) -> str:
         places.append(f"torch hub's cache {_plain_download_folders()[0]}")
     return (
         f"The weights of {weights.model} ({' or '.join(names)}) are not in {' nor in '.join(places)}: "
-        f"download the file where there is a network and give its path by {weights.option}=PATH."
+        f"download the file where there is a network and give its path by {weights.option}=PATH{weights.path_options}."
     )
 
 

@@ -12,7 +12,6 @@ from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.camera import Camera
-from f3rm_ext.mesh.mesh_files import find_frame
 
 if TYPE_CHECKING:
     from f3rm_ext.data.pinhole_dataset import PinholeDataset
@@ -62,6 +61,7 @@ class PhotoSource:
             MeshError: the mesh is in the scene frame of another capture.
         """
         from f3rm_ext.data.pinhole_dataset import PinholeDataset
+        from f3rm_ext.mesh.mesh_files import find_frame
 
         outputs = self.parser.get_dataparser_outputs(split)
         if not outputs.image_filenames:

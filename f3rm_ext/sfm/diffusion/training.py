@@ -47,7 +47,10 @@ _CHECKPOINTS_KEPT = 2
 _MAX_NORM = 1.0
 _MAX_FEATURE_BYTES = 1 << 30
 _BETA1 = 0.9
-_FIXED_SETTINGS = ("training.dpt_head", "model.size", "training.batch_size")
+_FIXED_SETTINGS = (
+    *("training.dpt_head", "model.size", "training.batch_size"),
+    *("training.freeze_encoder", "training.reinit", "model.freeze_transformer"),
+)
 """Settings that a resumed run cannot change."""
 _BACKBONE_RATE = 0.1
 """Factor on the learning rate of encoder and transformer in the dense stage."""
@@ -158,7 +161,10 @@ class Training:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp and not training.bfloat)
         self._prepare()
         if saved is not None:
+            own = [{key: group[key] for key in ("lr", "betas")} for group in self.optimizer.param_groups]
             self.optimizer.load_state_dict(saved["optimizer"])
+            for group, values in zip(self.optimizer.param_groups, own, strict=True):
+                group.update(values)  # the settings may have changed
             self.scaler.load_state_dict(saved["scaler"])
 
     def _load_newest(self) -> dict[str, Any]:

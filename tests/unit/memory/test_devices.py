@@ -7,8 +7,8 @@ import torch
 
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory import devices
+from f3rm_ext.memory.control_groups import group_folders
 from f3rm_ext.memory.devices import CARDS, GIB, choose_device, find_card, read_limits, total_bytes
-from f3rm_ext.utils.threads import group_folders
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from f3rm_ext.memory.control_groups import group_folders
 from f3rm_ext.utils import threads
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is Linux's")
@@ -54,7 +55,7 @@ class TestQuota:
         for name, content in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(content + "\n")
-        assert threads.cpu_quota(threads.group_folders("cpu", memberships, tmp_path)) == expected
+        assert threads.cpu_quota(group_folders("cpu", memberships, tmp_path)) == expected
 
     @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (0.5, 1), (1.5, 2), (3.0, 3), (64.0, 4)])
     def test_usable_cores(
