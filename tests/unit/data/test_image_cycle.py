@@ -187,3 +187,10 @@ def test_a_cycle_may_begin_with_fewer_images(saved):
     assert [len(window) for window in windows] == [3] * 3 + [8] * 7 and cycle.upcoming() is None
     assert len(set(windows)) == 2 and {max(count) - min(count) for count in counts} == {1}
     assert ImageCycle(3, None, None, start=(3, 3)).start is None
+
+
+def test_a_run_that_began_with_few_images_uses_all_once_they_fit():
+    cycle, resumed = ImageCycle(8, None, None, start=(3, 9), seed=1), ImageCycle(8, None, None, seed=1)
+    cycle.step()
+    assert resumed.load_state(cycle.state())
+    assert sorted(resumed.step()) == list(range(8))

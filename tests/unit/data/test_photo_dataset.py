@@ -36,6 +36,14 @@ def test_pixels_are_those_of_nerfstudio(make_outputs, tmp_path, mode, options, f
         assert np.array_equal(found, expected) and found.dtype == np.uint8
 
 
+@pytest.mark.parametrize(("side", "scale"), [(1122, 1024 / 1122), (1361, 1024 / 1361), (720, 0.7), (800, 0.57)])
+def test_scaled_photos_have_the_size_of_their_cameras(make_outputs, side, scale):
+    outputs = make_outputs(2, sizes=[(12, side)])
+    dataset = PhotoDataset(outputs, scale)
+    height, width = dataset.get_numpy_image(0).shape[:2]
+    assert (int(dataset.cameras.height[0]), int(dataset.cameras.width[0])) == (height, width)
+
+
 def test_a_photo_that_is_cut_short_is_not_filled_with_grey(make_outputs, tmp_path):
     outputs = make_outputs(2)
     path = outputs.image_filenames[0] = tmp_path / "photo.jpg"

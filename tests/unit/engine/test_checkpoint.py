@@ -113,6 +113,15 @@ class TestChoice:
         assert checkpoint.newest_intact(folder, warnings.append) == good
         assert all(path.name in warnings[0] for path in (good, *bad))
 
+    def test_any_damage_is_noticed(self, folder: Path) -> None:
+        path = make(folder, 4)
+        data, random = path.read_bytes(), np.random.default_rng(0)
+        for place in random.integers(0, len(data), 300):
+            damaged = bytearray(data)
+            damaged[place] ^= 1 << random.integers(8)
+            path.write_bytes(damaged)
+            checkpoint.is_intact(path)  # raises nothing
+
     def test_none_intact(self, folder: Path) -> None:
         folder.mkdir(parents=True)
         with pytest.raises(CheckpointError, match="--load-dir"):

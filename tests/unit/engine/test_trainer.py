@@ -427,6 +427,18 @@ class TestSignals:
         in_each_step(lambda step: os.kill(os.getpid(), signal.SIGINT) if step == 2 else None)
         assert steps(train(3)) == [2]
 
+    def test_stop_while_the_last_checkpoint_is_written_lets_it_finish(
+        self, train: Train, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write = checkpoint.write
+
+        def interrupt(state: dict[str, Any], path: Path) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            write(state, path)
+
+        monkeypatch.setattr(checkpoint, "write", interrupt)
+        assert steps(train(3)) == [2]
+
     def test_first_signal_wakes_and_the_second_stops_at_once(self, make_config: MakeConfig) -> None:
         trainer = make_config(5, start_paused=True).setup(local_rank=0, world_size=1)
         trainer._on_signal(signal.SIGINT, None)
@@ -488,6 +500,31 @@ class TestResumeCommand:
         config = yaml.load(path.read_text(), Loader=yaml.Loader)
         config.set_timestamp()
         assert config.resume_path() == checkpoint.make_path(whole.checkpoint_dir, LAST)
+
+    def test_options_beside_those_of_another_run_are_refused(
+        self, whole: F3rmTrainer, set_command_line: Callable[..., None]
+    ) -> None:
+        path = whole.base_dir / "config.yml"
+        set_command_line("ns-train", "toy", "--load-config", str(path), "--max-num-iterations=9", "--data", "x")
+        config = yaml.load(path.read_text(), Loader=yaml.Loader)
+        with pytest.raises(ConfigError, match="--data, --max-num-iterations"):
+            config.set_timestamp()
+        set_command_line("ns-train", "toy", "--load-config", str(path))
+        config.set_timestamp()
+        assert config.get_base_dir() != whole.base_dir, "a folder of its own"
+
+    def test_the_folder_of_a_longer_run_is_refused(self, whole: F3rmTrainer, make_config: MakeConfig) -> None:
+        config = make_config(LAST + 9)
+        config.output_dir, config.timestamp = whole.config.output_dir, whole.config.timestamp
+        with pytest.raises(ConfigError, match="--timestamp"):
+            config.save_config()
+        config.load_dir, config.load_step = whole.checkpoint_dir, 4
+        with pytest.raises(ConfigError, match=f"step {LAST}"):
+            config.save_config()
+
+    def test_a_step_without_a_folder_is_refused(self, make_config: MakeConfig) -> None:
+        with pytest.raises(ConfigError, match="--load-dir"):
+            make_config(9, load_step=4).save_config()
 
     def test_puts_the_option_after_the_method(self) -> None:
         argv = ["/env/bin/ns-train", "f3rm-ext", "--data", "x", "f3rm-ext-data", "--eval-mode", "all"]

@@ -247,6 +247,12 @@ class TestWeights:
             expected = model.encode_image(pixels)
             torch.testing.assert_close(load_clip(described, "openai", path).encode_image(pixels), expected)
             assert not torch.allclose(load_clip(described, "plain", path).encode_image(pixels), expected, atol=1e-3)
+            options = {"model": "ViT-unit", "pretrained": str(path)}
+            files = [
+                ClipExtractor(ClipConfig(**options, tag=tag), device=torch.device("cpu")) for tag in ("openai", "")
+            ]
+            same = [torch.allclose(file.model.encode_image(pixels), expected, atol=1e-5) for file in files]
+            assert same == [True, False]
 
     def test_places_of_published_weights(self) -> None:
         weights = ClipModel.from_name("ViT-L-14-336").weights("openai")
