@@ -86,6 +86,12 @@ def _read(path: Path, reading: PictureOptions) -> Image.Image:
             raise ValueError(f"mode {image.mode}: values of unknown range, convert it to 8 or 16 bits")
         if image.mode.startswith("I;16"):
             return Image.fromarray(_bytes(np.asarray(image).astype(np.uint16), reading.white)).convert("RGB")
+        if reading.white is not None and image.mode in ("RGB", "RGBA"):  # of 16 bits Pillow keeps the upper eight
+            import cv2
+
+            values = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+            if values is not None and values.dtype == np.uint16:
+                return Image.fromarray(np.ascontiguousarray(_bytes(values[..., 2::-1], reading.white)))
         return image.convert("RGB")
 
 

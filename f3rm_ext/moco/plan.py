@@ -17,14 +17,13 @@ from f3rm_ext.memory.options import MemoryOption, QualityImpact
 from f3rm_ext.memory.trace import tracing
 from f3rm_ext.moco.options import Architecture, Plan, TrainConfig, make_plan
 from f3rm_ext.moco.pairs import Pair, advised_queue
-from f3rm_ext.moco.queue import KeyQueue
 from f3rm_ext.moco.tiles import Tiles
-from f3rm_ext.moco.training import DIM, Training
+from f3rm_ext.moco.training import Training
 from f3rm_ext.moco.views import load_batches, make_views
 
 BATCHES = (256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 4, 2)
 """Batches that `auto` chooses from. Those above 256 would leave few steps on small data."""
-_TRACED = (64, 128)
+_TRACED, _TRACED_QUEUES = (64, 128), (4096, 65_536)
 _LEAST_STEPS = 20
 """Least steps per pass with `auto`, so that small data is not used up in few large steps."""
 _TIMED = 2
@@ -139,14 +138,18 @@ def memory_of_pairs(pairs: Sequence[Pair], architecture: Architecture, image_siz
         output=Path(),
         architecture=architecture,
         image_size=image_size,
-        queue_size=1,
         gradient_accumulation_steps=2,
         use_amp=True,
     )
-    line, key = memory_line(config, 1, device_type), KeyQueue(1, DIM["v2"])
-    key_bytes = sum(values.numel() * values.element_size() for values in key.buffers())
-    tensors = (line.fixed_bytes + pair.batch_size * line.image_bytes + pair.queue_size * key_bytes for pair in pairs)
-    return [_add_allowance(round(each), device_type) for each in tensors]
+    # Logits grow with batch times queue.
+    short, long = _TRACED_QUEUES
+    lines = [memory_line(replace(config, queue_size=size), 2 * size, device_type) for size in _TRACED_QUEUES]
+    held = []
+    for pair in pairs:
+        low, high = (line.fixed_bytes + pair.batch_size * line.image_bytes for line in lines)
+        tensors = low + (high - low) * (pair.queue_size - short) / (long - short)
+        held.append(_add_allowance(round(tensors), device_type))
+    return held
 
 
 def plan_memory(config: TrainConfig, images: int, device: torch.device, limit_gib: float | None = None) -> MemoryPlan:

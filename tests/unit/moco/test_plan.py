@@ -1,6 +1,7 @@
 """Memory of pre-training beside what torch's profiler counts, and the batch and queue that `auto` chooses."""
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,10 @@ def test_memory_is_a_line_over_the_batch() -> None:
     assert line.fixed_bytes + 96 * line.image_bytes == pytest.approx(planned, rel=0.02)
     assert line.largest_batch(line.fixed_bytes + 33.5 * line.image_bytes) == 33 and line.largest_batch(0.0) == 0
     accumulated = config(batch_size=8, queue_size=500, use_amp=True, gradient_accumulation_steps=2)
-    (listed,) = memory_of_pairs([Pair(8, 500)], "resnet18", 64, "cpu")
-    assert listed == pytest.approx(plan_memory(accumulated, 1000, CPU, 8.0).peak_bytes, rel=0.05)
+    listed = memory_of_pairs([Pair(8, 500), Pair(256, 65_536)], "resnet18", 64, "cpu")
+    long = replace(accumulated, batch_size=256, queue_size=65_536)
+    planned = [plan_memory(accumulated, 1000, CPU, 8.0).peak_bytes, plan_memory(long, 100_000, CPU, 8.0).peak_bytes]
+    assert listed == pytest.approx(planned, rel=0.05)
 
 
 def test_auto_takes_the_largest_batch_that_fits_with_an_advised_queue() -> None:

@@ -56,6 +56,15 @@ def test_grey_and_16_bit_pictures_are_read(tmp_path: Path) -> None:
     assert np.unique(read_tiles(tmp_path / "grey.png", 32, PictureOptions())[""]).tolist() == [100]
 
 
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_deep_colour_pictures_have_a_white_level(tmp_path: Path, suffix: str) -> None:
+    cv2 = pytest.importorskip("cv2")
+    path = tmp_path / f"deep{suffix}"
+    cv2.imwrite(str(path), np.full((40, 60, 3), (900, 1500, 3000), np.uint16))  # blue first
+    tile = read_tiles(path, 32, PictureOptions(white=3000))[""]
+    assert tile[0, 0].tolist() == [255, 127, 76]
+
+
 @pytest.mark.parametrize("planar", [False, True])
 def test_three_bands_of_many_are_read(planar: bool, tmp_path: Path) -> None:
     tifffile = pytest.importorskip("tifffile")

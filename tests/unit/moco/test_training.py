@@ -73,6 +73,9 @@ def test_what_differs_on_resume_is_said() -> None:
     shorter = Training(make_plan(config(queue_size=3), 20), "a", CPU)
     assert "queue size 16 → 3" in " ".join(shorter.restore(state))
     assert shorter.queue is not None and len(shorter.queue) == 3
+    decayed = Training(make_plan(config(weight_decay=0.05), 20), "a", CPU)
+    assert "weight decay" in " ".join(decayed.restore(state))
+    assert decayed.optimizer.param_groups[0]["weight_decay"] == 0.05
     elsewhere = Training(make_plan(config(), 20), "b", CPU)
     assert elsewhere.restore(state) and elsewhere.queue is not None and len(elsewhere.queue) == 0
     for option, before in (({"algorithm": "v3"}, "--algorithm v2"), ({"optimizer": "adamw"}, "--optimizer sgd")):
