@@ -196,13 +196,6 @@ class F3rmTrainerConfig(TrainerConfig):
         if path and step is not None and step + 1 >= self.max_num_iterations:
             CONSOLE.print(self.nothing_left(step + 1, path), markup=False)
             raise SystemExit(0)
-        folder, resumed = self.get_base_dir() / self.relative_model_dir, -1 if step is None else step
-        for later, file in checkpoint.newest_first(folder):
-            if later > resumed and checkpoint.is_intact(file):
-                raise ConfigError(
-                    f"The run's folder {self.get_base_dir()} has a later checkpoint than this training begins with, of "
-                    f"step {later}: choose another --timestamp, or continue it with --load-dir."
-                )
         try:
             super().save_config()
         except OSError as error:

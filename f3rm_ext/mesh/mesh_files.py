@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -68,18 +68,23 @@ def vertex_colors(mesh: trimesh.Trimesh) -> np.ndarray | None:
     return None
 
 
-def find_frame(path: Path, frame: Literal["auto"] | Frame, capture: CaptureFrame | None = None) -> Frame:
+def find_frame(
+    path: Path, frame: Literal["auto"] | Frame, find_capture: Callable[[], CaptureFrame] | None = None
+) -> Frame:
     """Returns the frame of a mesh file: the given one, or for auto what the file says, else capture.
 
+    Args:
+        find_capture: gives the map between the frames; called where the file has one.
+
     Raises:
-        MeshError: the file says that it is in the scene frame of another capture than the given one.
+        MeshError: the file says that it is in the scene frame of another capture.
     """
     if frame != "auto":
         return frame
     record = read_provenance(path)
     if record.get("frame") != "scene":
         return "capture"
-    if capture is not None and not same_frame(record, capture):
+    if find_capture is not None and "scene_from_capture" in record and not same_frame(record, find_capture()):
         raise MeshError(
             f"{path} is in the scene frame of another capture, or of this one with other options of its dataparser: "
             "give the run that it was made of with --load-config, or a mesh in the frame of the capture."

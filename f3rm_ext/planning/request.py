@@ -70,7 +70,7 @@ class RefinementStart:
         """
         with messages_to_stderr():
             splats = read_start(model.start_from, model.start_iteration).to_scene(outputs, model.start_frame)
-            mesh = read_start_mesh(model.mesh, model.mesh_frame, CaptureFrame.from_outputs(outputs, data))
+            mesh = read_start_mesh(model.mesh, model.mesh_frame, lambda: CaptureFrame.from_outputs(outputs, data))
         centres = splats.gaussians.means.detach().float().cpu()
         cameras = outputs.cameras.camera_to_worlds[:, :3, 3].float()
         mesh, far = add_detail(mesh, centres, cameras, model.free_beyond, model.gaussians_per_triangle)

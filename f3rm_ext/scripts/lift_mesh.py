@@ -72,7 +72,7 @@ class LiftMesh(MeshPhotos):
         )
         data = Path(manager.dataparser.config.data)
         frames = CaptureFrame.from_outputs(manager.train_dataparser_outputs, data)
-        frame = find_frame(self.mesh, self.frame, frames)
+        frame = find_frame(self.mesh, self.frame, lambda: frames)
         photos = dataset_photos(manager.train_dataset, frames if frame == "capture" else None)
         source = manager.prepare_features(with_train=True)[0]
         if not source.specs:

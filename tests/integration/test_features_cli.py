@@ -107,7 +107,7 @@ def test_manifest_of_a_store_destroyed(run: Run, capture: Path, tmp_path: Path) 
         (("--extractor", "dense-daisy", "--codes", "3"), "outside 8 to 512"),
         (("--features.extractors", "dense-daisy", "--features.codes", "128"), "128 dimensions"),
         (("--features.extractors", "dense-daisy", "--camera-res-scale-factor", "0"), "outside (0, 1]"),
-        (("--features.extractors", "dense-daisy", "--device", "abacus"), "not a device"),
+        (("--features.extractors", "dense-daisy", "--device", "abacus"), "abacus"),
         (("--features.extractors",), "No extractor"),
     ],
 )

@@ -179,8 +179,10 @@ class BoundModel(GaussianModel):
         config = self.config
         assert config.mesh is not None
 
-        capture = CaptureFrame.from_outputs(manager.train_dataparser_outputs, Path(manager.dataparser.config.data))
-        start = read_start_mesh(config.mesh, config.mesh_frame, capture)
+        def find_capture() -> CaptureFrame:
+            return CaptureFrame.from_outputs(manager.train_dataparser_outputs, Path(manager.dataparser.config.data))
+
+        start = read_start_mesh(config.mesh, config.mesh_frame, find_capture)
         thickness = THICKNESS * self.extent
         per_triangle, alpha = config.gaussians_per_triangle, config.initial_opacity
         free, given = None, len(start.faces)

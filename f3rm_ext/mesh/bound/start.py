@@ -1,5 +1,6 @@
 """The mesh that a refinement starts from, in the scene frame."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,13 +35,15 @@ class StartMesh:
     """Frame of the file."""
 
 
-def read_start_mesh(path: Path, frame: Literal["auto", "capture", "scene"], capture: CaptureFrame | None) -> StartMesh:
+def read_start_mesh(
+    path: Path, frame: Literal["auto", "capture", "scene"], find_capture: Callable[[], CaptureFrame] | None
+) -> StartMesh:
     """Reads a mesh and brings it to the scene frame.
 
     Args:
         path: .ply, .obj, .glb …
         frame: of the file; auto takes what the file says of itself, else capture.
-        capture: map between the frames; None for a mesh in the scene frame.
+        find_capture: gives the map between the frames; None for a mesh in the scene frame.
 
     Raises:
         MeshError: there is no such file, it cannot be read, it has no triangles with an area, or it is in the scene
@@ -48,11 +51,11 @@ def read_start_mesh(path: Path, frame: Literal["auto", "capture", "scene"], capt
     """
     from f3rm_ext.mesh.mesh_files import find_frame, read_mesh, vertex_colors
 
-    mesh, frame = read_mesh(path), find_frame(path, frame, capture)
+    mesh, frame = read_mesh(path), find_frame(path, frame, find_capture)
     vertices, faces = np.asarray(mesh.vertices, np.float64), np.asarray(mesh.faces, np.int64)
     if frame == "capture":
-        assert capture is not None
-        vertices = capture.to_scene(vertices)
+        assert find_capture is not None
+        vertices = find_capture().to_scene(vertices)
     vertices = vertices.astype(np.float32)
     solid = _have_area(vertices[faces].astype(np.float64))
     if not solid.any():

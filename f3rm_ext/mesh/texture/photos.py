@@ -67,7 +67,7 @@ class PhotoSource:
         if not outputs.image_filenames:
             raise ConfigError(f"{self.data} has no held-out photos: add test_filenames to its transforms.json.")
         capture = CaptureFrame.from_outputs(outputs, self.data)
-        is_scene = find_frame(mesh, frame, capture) == "scene"
+        is_scene = find_frame(mesh, frame, lambda: capture) == "scene"
         return dataset_photos(PinholeDataset(outputs), None if is_scene else capture)
 
 

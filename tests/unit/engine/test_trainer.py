@@ -513,15 +513,6 @@ class TestResumeCommand:
         config.set_timestamp()
         assert config.get_base_dir() != whole.base_dir, "a folder of its own"
 
-    def test_the_folder_of_a_longer_run_is_refused(self, whole: F3rmTrainer, make_config: MakeConfig) -> None:
-        config = make_config(LAST + 9)
-        config.output_dir, config.timestamp = whole.config.output_dir, whole.config.timestamp
-        with pytest.raises(ConfigError, match="--timestamp"):
-            config.save_config()
-        config.load_dir, config.load_step = whole.checkpoint_dir, 4
-        with pytest.raises(ConfigError, match=f"step {LAST}"):
-            config.save_config()
-
     def test_a_step_without_a_folder_is_refused(self, make_config: MakeConfig) -> None:
         with pytest.raises(ConfigError, match="--load-dir"):
             make_config(9, load_step=4).save_config()

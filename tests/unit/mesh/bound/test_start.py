@@ -40,7 +40,7 @@ def test_the_frame_is_what_the_file_says_else_the_captures(tmp_path: Path) -> No
         (plain, "scene", "scene", CORNERS),
         (scene, "capture", "capture", moved),
     ):
-        found = read_start_mesh(path, frame, FRAME)  # type: ignore[arg-type]
+        found = read_start_mesh(path, frame, lambda: FRAME)  # type: ignore[arg-type]
         assert found.frame == used
         corners = torch.from_numpy(expected[np.array(FACES)]).float()
         torch.testing.assert_close(found.vertices[found.faces], corners)
@@ -48,16 +48,16 @@ def test_the_frame_is_what_the_file_says_else_the_captures(tmp_path: Path) -> No
         written(tmp_path / f"{name}.obj", mesh, frame="scene", **frame.describe())
         for name, frame in (("own", FRAME), ("other", replace(FRAME, scale=2 * FRAME.scale)))
     )
-    assert read_start_mesh(own, "auto", FRAME).frame == read_start_mesh(other, "scene", FRAME).frame == "scene"
+    assert read_start_mesh(own, "auto", FRAME).frame == read_start_mesh(other, "scene", lambda: FRAME).frame == "scene"
     with pytest.raises(MeshError, match=r"other\.obj"):
-        read_start_mesh(other, "auto", FRAME)
+        read_start_mesh(other, "auto", lambda: FRAME)
 
 
 def test_doubled_vertices_are_one_and_keep_the_colors_of_their_triangles(tmp_path: Path) -> None:
     doubled = CORNERS[np.array(FACES)].reshape(-1, 3)
     colors = np.repeat([[255, 0, 0], [0, 0, 255]], 3, axis=0).astype(np.uint8)
     mesh = trimesh.Trimesh(doubled, np.arange(6).reshape(2, 3), vertex_colors=colors, process=False)
-    found = read_start_mesh(written(tmp_path / "m.ply", mesh), "scene", FRAME)
+    found = read_start_mesh(written(tmp_path / "m.ply", mesh), "scene", lambda: FRAME)
     assert len(found.vertices) == 4 and found.corner_colors is not None
     assert found.corner_colors[:, 0].tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
 
@@ -65,20 +65,20 @@ def test_doubled_vertices_are_one_and_keep_the_colors_of_their_triangles(tmp_pat
 def test_triangles_without_area_and_unused_vertices_are_left_out(tmp_path: Path) -> None:
     vertices = np.concatenate([CORNERS, [[2.0, 0, 0], [9, 9, 9]]])
     mesh = trimesh.Trimesh(vertices, [*FACES, [0, 1, 4], [0, 0, 1]], process=False)
-    found = read_start_mesh(written(tmp_path / "m.ply", mesh), "scene", FRAME)
+    found = read_start_mesh(written(tmp_path / "m.ply", mesh), "scene", lambda: FRAME)
     assert len(found.faces) == 2 and len(found.vertices) == 4 and found.corner_colors is None
 
 
 def test_a_mesh_without_any_area(tmp_path: Path) -> None:
     flat = trimesh.Trimesh(CORNERS * [1, 0, 0], FACES, process=False)
     with pytest.raises(MeshError, match=r"2 .*m\.ply.*area"):
-        read_start_mesh(written(tmp_path / "m.ply", flat), "scene", FRAME)
+        read_start_mesh(written(tmp_path / "m.ply", flat), "scene", lambda: FRAME)
 
 
 def test_points_are_no_mesh(tmp_path: Path) -> None:
     trimesh.PointCloud(CORNERS).export(tmp_path / "points.ply")
     with pytest.raises(MeshError, match="no faces"):
-        read_start_mesh(tmp_path / "points.ply", "scene", FRAME)
+        read_start_mesh(tmp_path / "points.ply", "scene", lambda: FRAME)
 
 
 def test_far_is_relative_to_the_nearest_camera() -> None:
