@@ -48,7 +48,11 @@ def test_the_frame_is_what_the_file_says_else_the_captures(tmp_path: Path) -> No
         written(tmp_path / f"{name}.obj", mesh, frame="scene", **frame.describe())
         for name, frame in (("own", FRAME), ("other", replace(FRAME, scale=2 * FRAME.scale)))
     )
-    assert read_start_mesh(own, "auto", FRAME).frame == read_start_mesh(other, "scene", lambda: FRAME).frame == "scene"
+    assert (
+        read_start_mesh(own, "auto", lambda: FRAME).frame
+        == read_start_mesh(other, "scene", lambda: FRAME).frame
+        == "scene"
+    )
     with pytest.raises(MeshError, match=r"other\.obj"):
         read_start_mesh(other, "auto", lambda: FRAME)
 
