@@ -74,14 +74,15 @@ class F3rmDataManagerConfig(CyclingConfig, VanillaDataManagerConfig):
         VanillaDataManagerConfig.__post_init__(self)
         super().__post_init__()
 
-    def rays_of_process(self, option: str, world_size: int, rank: int) -> int:
-        """Returns the rays per batch of one process. Raises ConfigError if there are fewer rays than processes."""
-        rays = getattr(self, option)
+    def rays_of_process(self, world_size: int, rank: int) -> int:
+        """Returns the rays per training batch of one process. Raises ConfigError if there are fewer rays than
+        processes."""
+        rays = self.train_num_rays_per_batch
         if self.ray_batch_scope == "per-device":
             return rays
         if rays < world_size:
             raise ConfigError(
-                f"--{flag(option)} is {rays}, too few to be divided over {world_size} GPUs: "
+                f"--{flag('train_num_rays_per_batch')} is {rays}, too few to be divided over {world_size} GPUs: "
                 f"give at least {world_size}, or use --{flag('ray_batch_scope')} per-device."
             )
         return rays // world_size + (1 if rank < rays % world_size else 0)
@@ -182,7 +183,7 @@ class F3rmDataManager(CyclingDataManager, VanillaDataManager[PhotoDataset]):
     def setup_train(self) -> None:
         """Prepares the image cycle and, in training, the features. Loads no image."""
         config = self.config
-        rays = config.rays_of_process("train_num_rays_per_batch", self.world_size, self.rank)
+        rays = config.rays_of_process(self.world_size, self.rank)
         if self.test_mode == "val":
             features = self.train_feature_source()
             self.train_dataset.metadata["feature_specs"] = () if features is None else tuple(features.specs)

@@ -157,10 +157,9 @@ class F3rmTrainerConfig(TrainerConfig):
             )
         folder, file = (find_option(sys.argv, option) for option in ("--load-dir", "--load-checkpoint"))
         step = find_option(sys.argv, "--load-step")
-        if folder:
-            self.load_dir, self.load_step = Path(folder), int(step) if step.isdigit() else None
-        if file:
-            self.load_checkpoint = Path(file)
+        if folder or file:
+            self.load_dir, self.load_checkpoint = (Path(path) if path else None for path in (folder, file))
+            self.load_step = int(step) if step.isdigit() else None
         if not folder:
             self.timestamp = find_option(sys.argv, "--timestamp", "{timestamp}")
 

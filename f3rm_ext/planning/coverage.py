@@ -92,7 +92,7 @@ def plan_coverage(config: F3rmTrainerConfig, sizes: ImageSizes, processes: int =
     if isinstance(manager, ImageDataManagerConfig):
         coverage, windows = _image_coverage(manager, cycle, sizes, steps)
     else:
-        rays = manager.rays_of_process("train_num_rays_per_batch", processes, 0)
+        rays = manager.rays_of_process(processes, 0)
         coverage, windows = _ray_coverage(rays, cycle, sizes, steps)
     summary = coverage.summary()
     total = float(coverage.rays.sum())

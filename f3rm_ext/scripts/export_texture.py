@@ -58,11 +58,7 @@ class Texture(MeshPhotos, MeshOutput):
                 "colours of the nearest ones that are seen."
             )
         what = "vertex colours" if size is None else f"a texture of {size} × {size} in {made.facts['charts']} charts"
-        self.write(
-            made.mesh,
-            f"{len(made.mesh.faces)} triangles with {what}",
-            self._record(made) | cost,
-        )
+        self.write(made.mesh, f"{len(made.mesh.faces)} triangles with {what}", self._record(made) | cost)
         return 0
 
     def _record(self, made: "BakedMesh") -> dict[str, object]:

@@ -31,7 +31,7 @@ _OUTPUTS = {"manifest.json", "sfm.json", SUMMARY}
 LOSSY = {"JPEG", "MPO", "WEBP", "AVIF", "HEIF"}
 _JPEG_QUALITY = 95
 _MOST_EXIF_BYTES = 65_533
-"""Of a JPEG file."""
+"""Largest size of the EXIF data in a JPEG file, bytes."""
 THUMBNAIL_PX = 640
 """Longest side of the grey copy on which sharpness is judged."""
 _UNITS_MM = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}

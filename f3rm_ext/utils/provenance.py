@@ -33,7 +33,7 @@ _MOST_LINES = 1000
 _COMMENT = re.compile(rb"<!-- made_by: ([\w -]+) -->\n$")
 _GZIP_NAME = re.compile(rb"\x1f\x8b\x08\x08.{6}([\w -]+)\0", re.DOTALL)
 _LONGEST_LINE = 1000
-"""Of a comment of PLY; some readers have buffers of 1024 characters."""
+"""Longest comment, characters: some readers of PLY have buffers of 1024."""
 _LONGEST_COMMENT = 200
 _AFTER_IHDR = 33
 """Bytes of a PNG's signature (8) and of its first chunk, IHDR (25), which has to stay the first."""

@@ -24,9 +24,12 @@ class MCMCDensifier(Densifier):
     """
 
     def losses(self, gaussians: Gaussians) -> dict[str, Tensor]:
-        weights = {"opacity_loss": self.options.mcmc_opacity_reg, "scale_loss": self.options.mcmc_scale_reg}
-        means = {"opacity_loss": gaussians.alphas, "scale_loss": gaussians.sizes}
-        return {name: weight * means[name]().mean() for name, weight in weights.items() if weight}
+        losses = {}
+        if self.options.mcmc_opacity_reg:
+            losses["opacity_loss"] = self.options.mcmc_opacity_reg * gaussians.alphas().mean()
+        if self.options.mcmc_scale_reg:
+            losses["scale_loss"] = self.options.mcmc_scale_reg * gaussians.sizes().mean()
+        return losses
 
     def step_post_backward(
         self, step: int, rasterization: Rasterization, params: Parameters, optimizers: RunOptimizers

@@ -225,6 +225,18 @@ def test_camera_models_of_frames(capture):
     refused(capture.save(), "PINHOLEY .*OPENCV")
 
 
+def test_copies_of_photos_without_copies_of_masks_are_not_used(make_capture):
+    capture = make_capture(4, size=(1700, 6))
+    for frame in capture.frames:
+        name = frame["file_path"]
+        frame["mask_path"] = name.replace("images/", "masks/")
+        capture.write_image(frame["mask_path"], (1700, 6), "L")
+        capture.write_image(name.replace("images/", "images_2/"), (850, 3))
+    outputs = parse(capture.save(), train_split_fraction=1.0)
+    assert outputs.cameras.width[:, 0].tolist() == [1700] * 4
+    assert all(path.is_file() for path in outputs.mask_filenames)
+
+
 def test_downscaled_images(make_capture):
     capture = make_capture(4, size=(17, 13))
     capture.meta |= {"cx": 8.5, "cy": 6.5}

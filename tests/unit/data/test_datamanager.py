@@ -68,9 +68,9 @@ def test_surfaces_are_measured_in_training(build):
 @pytest.mark.parametrize(("rays", "world", "expected"), [(48, 4, [12] * 4), (10, 4, [3, 3, 2, 2]), (5, 5, [1] * 5)])
 def test_a_global_batch_is_divided(rays, world, expected):
     config = F3rmDataManagerConfig(train_num_rays_per_batch=rays)
-    assert [config.rays_of_process("train_num_rays_per_batch", world, rank) for rank in range(world)] == expected
+    assert [config.rays_of_process(world, rank) for rank in range(world)] == expected
     with pytest.raises(ConfigError, match=f"{rays + 1} GPUs"):
-        config.rays_of_process("train_num_rays_per_batch", rays + 1, 0)
+        config.rays_of_process(rays + 1, 0)
 
 
 @pytest.mark.parametrize("world", [2, 3])

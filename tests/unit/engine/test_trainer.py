@@ -512,6 +512,11 @@ class TestResumeCommand:
         set_command_line("ns-train", "toy", "--load-config", str(path))
         config.set_timestamp()
         assert config.get_base_dir() != whole.base_dir, "a folder of its own"
+        start = checkpoint.make_path(whole.checkpoint_dir, LAST)
+        config.load_dir, config.load_step = Path("elsewhere"), 4  # the run has been resumed itself
+        set_command_line("ns-train", "toy", "--load-config", str(path), f"--load-checkpoint={start}")
+        config.set_timestamp()
+        assert config.resume_path() == start
 
     def test_a_step_without_a_folder_is_refused(self, make_config: MakeConfig) -> None:
         with pytest.raises(ConfigError, match="--load-dir"):
