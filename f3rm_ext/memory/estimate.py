@@ -22,8 +22,8 @@ Category = Literal[
 the tensors that autograd keeps; context is what CUDA itself takes, or on the CPU the process without tensors;
 fragmentation is an allowance."""
 
-Phase = Literal["train", "evaluation", "query"]
-"""A training step, an evaluation picture, or a viewer query."""
+Phase = Literal["train", "evaluation", "lifting", "query"]
+"""A training step, an evaluation picture, the lifting of features after the last step, or a viewer query."""
 
 CONTEXT_BYTES = 500 << 20
 """What CUDA itself takes on a device: context, modules and cuBLAS's workspace. 300 to 600 MiB are usual (PyTorch's

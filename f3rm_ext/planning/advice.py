@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from f3rm_ext.memory.estimate import MemoryEstimate
+from f3rm_ext.memory.estimate import MemoryEstimate, Phase
 from f3rm_ext.memory.options import HasMemoryOptions, MemoryOption, QualityImpact, RunState
 from f3rm_ext.planning.estimator import Estimator
 from f3rm_ext.planning.gaussians import plan_growth
@@ -28,9 +28,8 @@ MAX_OPTIONS = 24
 
 def sum_peak(estimate: MemoryEstimate, peak: Peak) -> int:
     """Returns the bytes at the peak of training steps, or of pictures."""
-    return max(
-        (estimate.peak(phase) for phase in estimate.device if (phase == "train") == (peak == "training")), default=0
-    )
+    phases: tuple[Phase, ...] = ("train",) if peak == "training" else ("evaluation", "query")
+    return max((estimate.peak(phase) for phase in phases if phase in estimate.device), default=0)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from nerfstudio.engine.callbacks import TrainingCallbackAttributes
 from torch import Tensor, nn
 
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.data.pixel_sampler import to_colors
 from f3rm_ext.data.ray_generators import TableRayGenerator
 from f3rm_ext.errors import ConfigError
@@ -39,6 +40,7 @@ from f3rm_ext.planning.traced_run import (
     tracing_run,
 )
 from f3rm_ext.splat.features.heads import LiftedHead
+from f3rm_ext.splat.features.lifting import CHANNELS, accumulate_pixels, channels_at_once, lifts_patches
 from f3rm_ext.splat.gaussian_model import GaussianModel
 from f3rm_ext.splat.model import SplatModel, SplatModelConfig
 from f3rm_ext.utils.console import silence
@@ -233,7 +235,8 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
         device["train"] = run.train(splats.make_batch, splats.end_step)
         if request.pictures:
             device["evaluation"] = run.draw(splats.evaluate)
-            splats.lift_features()
+            if splats.specs:
+                device["lifting"] = run.draw(splats.lift_features)
             device["query"] = run.draw(lambda: draw_query(splats.model, splats.queried))
         del cached
     return MemoryEstimate(device, {} if kind == "cpu" else {"images": train.images * (1 + train.changes)})
@@ -327,10 +330,15 @@ class _TracedSplats:
         return self.model.get_image_metrics_and_images(outputs, {"image": self._picture()})
 
     def lift_features(self) -> None:
-        """Gives the Gaussians the features that a query asks."""
-        with self.run.tracker.allocating("features"):
-            for spec in self.specs:
-                self.model.lifted.add(LiftedHead(spec, torch.empty(self.count, spec.dim, dtype=torch.float16)))
+        """Lifts features of a view to the Gaussians, as after the last step; a query asks them."""
+        scene, view = self.model._scene(), PinholeCameras.of(self.view)
+        for spec in self.specs:
+            with self.run.tracker.allocating("features"):
+                head = LiftedHead(spec, torch.empty(self.count, spec.dim, dtype=torch.float16))
+            sums = torch.empty(self.count, min(spec.dim, channels_at_once(scene)))
+            if not lifts_patches(scene):
+                sums += accumulate_pixels(scene, view, torch.empty(*self._picture().shape[:2], CHANNELS + 1))[:, :-1]
+            self.model.lifted.add(head)
 
     def _picture(self) -> Tensor:
         return torch.empty(self.request.capture.height_px, self.request.capture.width_px, 3)

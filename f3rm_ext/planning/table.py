@@ -60,7 +60,12 @@ def heading(plan: Plan) -> str:
 def memory_table(estimate: MemoryEstimate) -> Table:
     """Returns memory by category and phase, MiB."""
     phases = [phase for phase in get_args(Phase) if phase in estimate.device]
-    titles = {"train": "training step", "evaluation": "evaluation picture", "query": "viewer query"}
+    titles = {
+        "train": "training step",
+        "evaluation": "evaluation picture",
+        "lifting": "lifting of features",
+        "query": "viewer query",
+    }
     table = Table(title="Memory, MiB", title_justify="left")
     columns = [estimate.device[phase] for phase in phases]
     has_host = any(estimate.host.values())
@@ -228,6 +233,11 @@ def verdict(plan: Plan) -> Iterator[str]:
         yield (
             f"Pictures of evaluation and of the viewer take {picture / GIB:.2f} of {memory}, and no option lowers this "
             "enough: train without pictures (--vis tensorboard --steps-per-eval-image 0)."
+        )
+    if "lifting" in advice.estimate.device and (lifting := advice.estimate.peak("lifting")) > usable:
+        yield (
+            f"Lifting features after the last step takes {lifting / GIB:.2f} of {memory}: they are left out, and "
+            "`f3rm-ext features lift` lifts them afterwards, without the optimisers' moments."
         )
     if plan.most is not None:
         name, value = plan.most

@@ -21,6 +21,7 @@ from f3rm_ext.data.pinhole_dataset import PinholeDataset
 from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.features.sampling import PackedMaps
 from f3rm_ext.features.source import FeatureSource
+from f3rm_ext.memory.shapes import kernel_device
 from f3rm_ext.query.groups import Seen, average_groups
 from f3rm_ext.splat.features.heads import LiftedHead
 from f3rm_ext.splat.rasterize import resolve_backend
@@ -164,7 +165,8 @@ def add_view(
 
 def lifts_patches(scene: SplatScene) -> bool:
     """Returns whether features are lifted patch by patch."""
-    return resolve_backend(scene.backend, scene.gaussians.means.device) == "numba" and not scene.sharded
+    device = torch.device(kernel_device(scene.gaussians.means))
+    return resolve_backend(scene.backend, device) == "numba" and not scene.sharded
 
 
 def channels_at_once(scene: SplatScene) -> int:

@@ -19,6 +19,7 @@ from f3rm_ext.engine.cost import reset_peak
 from f3rm_ext.errors import UserError
 from f3rm_ext.features.source import FeatureSource
 from f3rm_ext.features.space import ExtraOutput
+from f3rm_ext.memory.shortage import is_out_of_memory
 from f3rm_ext.model_components import masks
 from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.query.queryable import GroupedPoints
@@ -204,9 +205,9 @@ class QueryableSplats(Model):
                     if head.groups is not None:  # the scene is whole
                         clusters = view_clusters(self, head, dataset.cameras)
                         head.clusters = torch.from_numpy(clusters).to(self.device)
-        except (UserError, OSError) as error:
+        except (UserError, OSError, RuntimeError, MemoryError) as error:
             self.lifted.clear()
-            if required:
+            if required or not (isinstance(error, UserError | OSError) or is_out_of_memory(error)):
                 raise
             CONSOLE.log(f"No features were lifted: {error} Then run `f3rm-ext features lift`.", markup=False)
         if self.queries.ask_02_status.is_installed:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from f3rm_ext.errors import ConfigError
+from f3rm_ext.features.extractors.registry import feature_size
 from f3rm_ext.memory.devices import Device
 from f3rm_ext.memory.estimate import CONTEXT_BYTES, LIBRARIES_BYTES, MemoryEstimate, mapped_bytes, process_bytes
 from f3rm_ext.mesh.bound.layout import barycentric_weights
@@ -52,6 +53,16 @@ def test_categories(method: str, device: str, plans: dict[tuple[str, str], Memor
     assert (found.host == {}) == (device == "cpu")
     assert found.device["train"]["images"] >= 20 * 160 * 90 * 3
     assert found.device["train"]["context"] == (CONTEXT_BYTES if device == "cuda" else process_bytes())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_features_are_lifted_while_the_optimisers_hold_their_moments(device: str) -> None:
+    request = request_of("sugar-ext", device, gaussians=COUNT)
+    request.config.pipeline.datamanager.features.extractors = ("dense-daisy",)  # type: ignore[attr-defined]
+    held = estimate_memory(request).device["lifting"]
+    dim = feature_size("dense-daisy", CAPTURE.height_px, CAPTURE.width_px).dim
+    assert held["features"] >= COUNT * dim * 2 and held["optimizer"] >= 1.9 * held["parameters"]
+    assert held["workspace"] >= COUNT * min(dim, 64) * 4 * (2 if device == "cuda" else 1)
 
 
 def test_a_process_on_the_cpu_has_libraries() -> None:

@@ -248,11 +248,11 @@ def test_metrics_of_features(model: SplatModel, camera: Any, monkeypatch: pytest
 class Broken(queryable.FeatureSource):
     """2D features in a damaged store."""
 
-    def __init__(self, spec: Any) -> None:
-        self.specs = (spec,)
+    def __init__(self, spec: Any, error: Exception | None = None) -> None:
+        self.specs, self.error = (spec,), error
 
     def load(self, index: int) -> Any:
-        raise FeatureStoreError("The shard x is damaged: run y.")
+        raise self.error or FeatureStoreError("The shard x is damaged: run y.")
 
 
 def test_a_failure_at_the_end_does_not_cost_the_training(
@@ -265,6 +265,11 @@ def test_a_failure_at_the_end_does_not_cost_the_training(
     assert "The shard x is damaged: run y." in log and "features lift" in log and model.query_heads() == {}
     with pytest.raises(FeatureStoreError):
         model.lift_features(dataset, source, required=True)
+    full = Broken(make_spec("first", DIM), torch.cuda.OutOfMemoryError("CUDA out of memory."))
+    model.lift_features(dataset, full)
+    assert "out of memory" in capsys.readouterr().out and model.query_heads() == {}
+    with pytest.raises(RuntimeError, match="other"):
+        model.lift_features(dataset, Broken(make_spec("first", DIM), RuntimeError("other")))
 
 
 def test_the_viewers_panel(model: SplatModel, camera: Any) -> None:
