@@ -88,7 +88,7 @@ class CaptureDataParser(Nerfstudio):
         if radius_px is not None:  # nerfstudio scales cameras to reduced copies of the photos, but not this
             outputs.cameras.metadata["fisheye_crop_radius"] = radius_px / self.downscale_factor  # type: ignore[index]
         if self._opens_images:
-            self._fit_cameras(outputs)
+            self._fit_cameras(outputs, meta)
         if self.config.load_3D_points and split == "train":
             outputs.metadata.update(read_capture_points(meta, self._folder, outputs))
         return outputs
@@ -157,7 +157,7 @@ class CaptureDataParser(Nerfstudio):
         CONSOLE.log(f"Going on without missing frames: {sentence}.", markup=False)
         return {**meta, "frames": kept}
 
-    def _fit_cameras(self, outputs: DataparserOutputs) -> None:
+    def _fit_cameras(self, outputs: DataparserOutputs, meta: checks.Meta) -> None:
         """Checks image sizes against cameras; adopts the files' size where rounding makes a difference of one pixel."""
         sizes = image_sizes(outputs.image_filenames)
         cameras = outputs.cameras
@@ -170,9 +170,18 @@ class CaptureDataParser(Nerfstudio):
                     f"The image {path} has {width} x {height} pixels, but its camera has {stated[0]} x {stated[1]}"
                     f"{halved}: give this frame its own w, h, fl_x, fl_y, cx and cy, or resize the image."
                 )
-        if sizes:
-            cameras.width = torch.tensor([[size[0]] for size in sizes], dtype=cameras.width.dtype)
-            cameras.height = torch.tensor([[size[1]] for size in sizes], dtype=cameras.height.dtype)
+        if self.downscale_factor != 1:
+            whole = {Path(frame["file_path"]).name: {**meta, **frame} for frame in meta["frames"]}
+            frames = [whole[path.name] for path in outputs.image_filenames]
+            # A copy shows the whole photo, so the sides of one whose size was rounded have factors of their own.
+            for axis, side, names in ((0, "w", ("fx", "cx")), (1, "h", ("fy", "cy"))):
+                factors = [size[axis] / frame[side] for size, frame in zip(sizes, frames, strict=True)]
+                for name in names:
+                    value = getattr(cameras, name) * self.downscale_factor
+                    setattr(cameras, name, value * torch.tensor(factors, dtype=value.dtype)[:, None])
+        for side, axis in (("width", 0), ("height", 1)):
+            dtype = getattr(cameras, side).dtype
+            setattr(cameras, side, torch.tensor([size[axis] for size in sizes], dtype=dtype)[:, None])
         if outputs.mask_filenames:
             self._check_masks(outputs.mask_filenames, outputs.image_filenames, sizes)
 

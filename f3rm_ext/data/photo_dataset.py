@@ -24,9 +24,13 @@ class PhotoDataset(InputDataset):
 
     def __init__(self, dataparser_outputs: DataparserOutputs, scale_factor: float = 1.0, *, draft: int = 1) -> None:
         super().__init__(dataparser_outputs, scale_factor)
-        for side in ("height", "width"):  # as nerfstudio rounds images; of cameras it rounds in float32
+        for side, names in (("height", ("fy", "cy")), ("width", ("fx", "cx"))):
             sizes = getattr(dataparser_outputs.cameras, side)
-            setattr(self.cameras, side, (sizes.double() * scale_factor).to(sizes.dtype))
+            scaled = (sizes.double() * scale_factor).to(sizes.dtype)  # as images; nerfstudio rounds cameras in float32
+            setattr(self.cameras, side, scaled)
+            if draft == 1:  # a draft is cut off at the last whole block, but a scaled image shows the whole photo
+                for name in names:
+                    setattr(self.cameras, name, getattr(dataparser_outputs.cameras, name) * scaled / sizes)
         self.draft = draft
         # nerfstudio changes the list it finds, which belongs to the class.
         self.exclude_batch_keys_from_device = list(self.exclude_batch_keys_from_device)

@@ -5,6 +5,7 @@ folder, so temporary files are put in its parent, the run folder.
 """
 
 import contextlib
+import itertools
 import os
 import re
 import zipfile
@@ -124,6 +125,28 @@ def prune(folder: Path, spares: int = SPARES) -> None:
             kept += 1
         else:
             path.unlink(missing_ok=True)
+
+
+def set_aside(folder: Path, start_step: int) -> Path | None:
+    """Moves the checkpoints of an earlier training out of the way of one that began at a step, so that neither loses
+    its own and `ns-eval`, which takes the newest, does not take the other's.
+
+    Returns:
+        The folder beside this one in which they are now; None if there were none from that step on.
+    """
+    others = [path for step, path in newest_first(folder) if step >= start_step]
+    if not others:
+        return None
+    number = next(number for number in itertools.count(1) if not _earlier(folder, number).exists())
+    target = _earlier(folder, number)
+    target.mkdir()
+    for path in others:
+        path.rename(target / path.name)
+    return target
+
+
+def _earlier(folder: Path, number: int) -> Path:
+    return folder.with_name(f"{folder.name}-earlier-{number}")
 
 
 def newest_intact(folder: Path, warn: Callable[[str], None]) -> Path:

@@ -122,12 +122,22 @@ class ResumableTrainer(StoppableTrainer, Trainer):
                 self.pipeline.model.collect(state, self.ranks)  # type: ignore[operator]
             with nullcontext() if self.lifeline is None else self.lifeline.busy:
                 if comms.is_main_process():
+                    if self._saved_step is None:
+                        self._set_aside()
                     checkpoint.write(state, checkpoint.make_path(self.checkpoint_dir, step))
                     if self.config.save_only_latest_checkpoint:
                         checkpoint.prune(self.checkpoint_dir)
             self._saved_step = step
             if in_main_thread:
                 random_state.restore(random, torch.device(self.device))
+
+    def _set_aside(self) -> None:
+        """Keeps the checkpoints of another training in this folder, which may have gone further."""
+        if target := checkpoint.set_aside(self.checkpoint_dir, self._start_step):
+            CONSOLE.print(
+                f"{self.checkpoint_dir} held later checkpoints of another training; they are in {target} now.",
+                markup=False,
+            )
 
     def _gather(self, ranks: Ranks, step: int, own: dict[str, Any]) -> list[dict[str, Any]] | None:
         """Returns on rank 0 what differs between ranks, after they have added up what each holds a part of."""

@@ -244,7 +244,10 @@ def test_downscaled_images(make_capture):
         capture.write_image(name.replace("images/", "images_2/"), (9, 6))  # ffmpeg may round up
     cameras = parse(capture.save(), downscale_factor=2, train_split_fraction=1.0).cameras
     assert cameras.width[:, 0].tolist() == [9] * 4 and cameras.height[:, 0].tolist() == [6] * 4
-    assert float(cameras.fx[0, 0]) == 9.0
+    # The copies show the whole photos.
+    assert cameras.cx[:, 0].tolist() == [4.5] * 4 and cameras.cy[:, 0].tolist() == [3.0] * 4
+    assert cameras.fx[:, 0].tolist() == pytest.approx([18 * 9 / 17] * 4)
+    assert cameras.fy[:, 0].tolist() == pytest.approx([18 * 6 / 13] * 4)
     (capture.folder / "images_2" / "01.png").unlink()
     assert "images_2/01.png" in refused(capture, "1 of 4 images", downscale_factor=2)
     refused(capture, "camera-res-scale-factor 0.25", downscale_factor=4)

@@ -42,6 +42,9 @@ def test_scaled_photos_have_the_size_of_their_cameras(make_outputs, side, scale)
     dataset = PhotoDataset(outputs, scale)
     height, width = dataset.get_numpy_image(0).shape[:2]
     assert (int(dataset.cameras.height[0]), int(dataset.cameras.width[0])) == (height, width)
+    for name, factor in (("fx", width / side), ("cx", width / side), ("fy", height / 12), ("cy", height / 12)):
+        whole = float(getattr(outputs.cameras, name)[0])
+        assert float(getattr(dataset.cameras, name)[0]) == pytest.approx(factor * whole), name
 
 
 def test_a_photo_that_is_cut_short_is_not_filled_with_grey(make_outputs, tmp_path):

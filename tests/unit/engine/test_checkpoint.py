@@ -137,6 +137,18 @@ class TestChoice:
         checkpoint.prune(folder)
         assert [step for step, _ in checkpoint.newest_first(folder)] == [4, 2]
 
+    def test_set_aside_moves_what_another_training_left_after_a_step(self, folder: Path) -> None:
+        assert checkpoint.set_aside(folder, 0) is None, "no folder yet"
+        for step in (1, 2, 4):
+            make(folder, step)
+        assert checkpoint.set_aside(folder, 5) is None
+        first = checkpoint.set_aside(folder, 2)
+        assert first is not None and first.parent == folder.parent
+        assert [step for step, _ in checkpoint.newest_first(first)] == [4, 2]
+        assert [step for step, _ in checkpoint.newest_first(folder)] == [1]
+        second = checkpoint.set_aside(folder, 0)
+        assert second is not None and second != first and [step for step, _ in checkpoint.newest_first(second)] == [1]
+
 
 class TestFindFolder:
     def test_run_folder_and_checkpoint_folder_mean_the_same(self, folder: Path) -> None:

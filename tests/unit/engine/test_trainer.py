@@ -72,6 +72,21 @@ class TestResume:
         assert second.keys() == {5, 6, 7, 8, 9, 10}
         assert all(loss != whole.pipeline.losses[step] for step, loss in second.items())
 
+    def test_a_training_that_begins_again_in_the_folder_of_a_longer_one_keeps_both(
+        self, toy: ModuleType, make_config: MakeConfig, whole: F3rmTrainer, capsys: pytest.CaptureFixture
+    ) -> None:
+        def train(steps: int, **options: Any) -> F3rmTrainer:
+            config = make_config(steps, **options)
+            config.timestamp = whole.config.timestamp
+            return toy.run(config)
+
+        again = train(6)
+        assert again.checkpoint_dir == whole.checkpoint_dir and steps(again) == [5, 4]
+        earlier = again.checkpoint_dir.with_name(f"{again.checkpoint_dir.name}-earlier-1")
+        assert [step for step, _ in checkpoint.newest_first(earlier)] == [10, 8, 4]
+        assert earlier.name in "".join(capsys.readouterr().out.split())
+        assert steps(train(8, load_dir=again.checkpoint_dir, load_step=4)) == [7, 4]
+
     def test_learning_rates_are_in_units_of_the_scene(
         self, toy: ModuleType, train: Train, whole: F3rmTrainer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
