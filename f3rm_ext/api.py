@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ from f3rm_ext.utils.console import StageProgress
 
 if TYPE_CHECKING:
     import trimesh
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class Scene:
             raise ConfigError(f"There is no frame {frame!r}: give capture or scene.")
         if isinstance(self.photos, Run):
             surface = run_scene(self.photos, resolution_scale)
-            mesh = extract_mesh(surface, ExtractionOptions(**options), on_progress).mesh
+            mesh = extract_mesh(surface, _make_options(ExtractionOptions, **options), on_progress).mesh
         elif options:
             raise ConfigError(f"This scene is a mesh already: leave out {', '.join(options)}.")
         else:
@@ -202,6 +204,21 @@ class Scene:
         if frame == "capture":
             mesh.vertices = self.frame.to_capture(np.asarray(mesh.vertices))
         return mesh
+
+
+def _make_options(kind: type[T], **options: Any) -> T:
+    """Makes the options of a part from those given in Python, where paths may be words.
+
+    Raises:
+        ConfigError: there is no option of some name.
+    """
+    hints = get_type_hints(kind)
+    for name, value in options.items():
+        if name not in hints:
+            raise ConfigError(f"There is no option {name!r}: choose from {', '.join(hints)}.")
+        if isinstance(value, str) and Path in (hints[name], *get_args(hints[name])):
+            options[name] = Path(value)
+    return kind(**options)
 
 
 def load(path: Path | str, data: Path | str | None = None) -> Scene:
@@ -267,7 +284,7 @@ def estimate_poses(
     from f3rm_ext.sfm.process import Processing
     from f3rm_ext.sfm.work_folder import TRANSFORMS
 
-    config = ProcessConfig(output=Path(output), images=Path(images), **options)
+    config = _make_options(ProcessConfig, output=output, images=images, **options)
     result = Processing(config, on_progress, lambda sentence: None).run()
     frames = json.loads((config.output / TRANSFORMS).read_text(encoding="utf-8"))["frames"]
     poses = {frame["file_path"]: np.asarray(frame["transform_matrix"], dtype=np.float64) for frame in frames}

@@ -47,43 +47,6 @@ if TYPE_CHECKING:
     import torch
     from nerfstudio.engine.trainer import TrainerConfig
 
-__all__ = [
-    "LOCAL_HOST",
-    "autocast_dtype",
-    "check_device",
-    "check_gsplat_kernels",
-    "default_device_type",
-    "describe_gsplat",
-    "end_viewer_threads_at_exit",
-    "has_bfloat16_matrix_units",
-    "has_cuda",
-    "has_gsplat_kernels",
-    "interrupt_at_calls",
-    "is_new_page",
-    "is_viewer_thread",
-    "join_help_lines",
-    "local_viewer_host",
-    "method_packages",
-    "open_server",
-    "place_page",
-    "quiet_known_warnings",
-    "register_safe_globals",
-    "registered_methods",
-    "release_viewer_locks",
-    "render_in_passes",
-    "set_cuda_allocator",
-    "shorten_imports",
-    "show_splats",
-    "tolerate_missing_gsplat",
-    "viewer_cameras",
-    "viewer_datamanager",
-    "viewer_interrupts",
-    "viewer_lock",
-    "viewer_redraw",
-    "viewer_show_output",
-    "viewer_start_view",
-]
-
 _LIST_ITEM = r"(?:[-*] |\d+\. )"
 """Beginning of a list item in a docstring, as a regular expression."""
 
@@ -134,7 +97,7 @@ def method_packages() -> frozenset[str]:
 
     Imports all registered methods and dataparsers.
     """
-    from nerfstudio.configs import dataparser_configs  # noqa: F401
+    from nerfstudio.configs import dataparser_configs
 
     registered_methods()
     groups = ("nerfstudio.method_configs", "nerfstudio.dataparser_configs", "f3rm_ext.extractors")

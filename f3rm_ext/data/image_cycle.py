@@ -195,7 +195,8 @@ class ImageTurns:
         together = self.cycle.shards > 1 and self.cycle.window_size == self.cycle.num_images
         drawn: list[int] = []
         for _ in range(self.cycle.shards if together else 1):
-            if not self._turn:
+            # A checkpoint that one process saved by itself has its turn only; others have other images.
+            if not self._turn or self._turn[0] not in images:
                 turn = self._shuffle(images, 0 if together else self.cycle.shard)
                 # Where a step crosses the end of a turn, its images come last in the next one.
                 self._turn = [image for image in turn if image not in drawn] + [i for i in turn if i in drawn]

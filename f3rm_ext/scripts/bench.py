@@ -254,11 +254,4 @@ class Note(_LedgerOptions):
         return 0
 
 
-BenchCommand = (
-    Annotated[Run, tyro.conf.subcommand("run")]
-    | Annotated[Add, tyro.conf.subcommand("add")]
-    | Annotated[Compare, tyro.conf.subcommand("compare")]
-    | Annotated[Report, tyro.conf.subcommand("report")]
-    | Annotated[List, tyro.conf.subcommand("list")]
-    | Annotated[Note, tyro.conf.subcommand("note")]
-)
+BenchCommand = Run | Add | Compare | Report | List | Note

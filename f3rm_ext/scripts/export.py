@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -350,13 +350,4 @@ def _tell_choice(choice: "Choice") -> str:
     )
 
 
-ExportCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's members
-    Annotated[Features, tyro.conf.subcommand("features")],
-    Annotated[Splats, tyro.conf.subcommand("splats")],
-    Annotated[Convert, tyro.conf.subcommand("convert")],
-    Annotated[Page, tyro.conf.subcommand("page")],
-    Annotated[Mesh, tyro.conf.subcommand("mesh")],
-    Annotated[Texture, tyro.conf.subcommand("texture")],
-    Annotated[RefinedMesh, tyro.conf.subcommand("refined-mesh")],
-    Annotated[Part, tyro.conf.subcommand("part")],
-]
+ExportCommand = Features | Splats | Convert | Page | Mesh | Texture | RefinedMesh | Part

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -255,13 +255,7 @@ class Verify(_Store):
         return 0
 
 
-FeaturesCommand = Union[  # noqa: UP007 - tyro reads the annotations of a Union's members
-    Annotated[Extract, tyro.conf.subcommand("extract")],
-    Annotated[Lift, tyro.conf.subcommand("lift")],
-    Annotated[LiftMesh, tyro.conf.subcommand("lift-mesh")],
-    Annotated[Info, tyro.conf.subcommand("info")],
-    Annotated[Verify, tyro.conf.subcommand("verify")],
-]
+FeaturesCommand = Extract | Lift | LiftMesh | Info | Verify
 
 
 def _store_roots(cache: Path) -> Iterator[Path]:

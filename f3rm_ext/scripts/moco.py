@@ -294,8 +294,4 @@ class Eval:
 
 Results = tuple[str, dict[str, Any], dict[str, dict[str, list[float]]], dict[str, str]]
 """Title, facts about the data, scores, and the headers of their columns."""
-MocoCommand = (
-    Annotated[Train, tyro.conf.subcommand("train")]
-    | Annotated[Pairs, tyro.conf.subcommand("pairs")]
-    | Annotated[Eval, tyro.conf.subcommand("eval")]
-)
+MocoCommand = Train | Pairs | Eval

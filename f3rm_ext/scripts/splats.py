@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import tyro
-
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.query.options import QueryInputs, parse_queries
 from f3rm_ext.scripts.common import OutArg
@@ -175,8 +173,4 @@ def _open_run(load_config: Path, out: Path | None, command: str) -> "SplatRun":
     return run
 
 
-SplatsCommand = (
-    Annotated[Clean, tyro.conf.subcommand("clean")]
-    | Annotated[Select, tyro.conf.subcommand("select")]
-    | Annotated[Confidence, tyro.conf.subcommand("confidence")]
-)
+SplatsCommand = Clean | Select | Confidence

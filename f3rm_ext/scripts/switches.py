@@ -1,6 +1,7 @@
 """Switches of all commands, in two forms: ``--json`` and ``--no-json``, or ``--json True`` and ``--json False``."""
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -60,7 +61,9 @@ def _chosen(kind: Any, arguments: Sequence[str]) -> Any:
         return kind
     for member in typing.get_args(kind):
         command, *settings = typing.get_args(member) or (member,)
-        if any(getattr(setting, "name", None) == next(iter(arguments), None) for setting in settings):
+        names = [getattr(setting, "name", None) for setting in settings]
+        names = names or [re.sub("(?<!^)(?=[A-Z])", "-", command.__name__).lower()]  # as tyro names a class
+        if next(iter(arguments), "") in names:
             return command
     return None
 

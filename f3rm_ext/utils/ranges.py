@@ -1,9 +1,10 @@
-"""Ranges of options, stated beside their types and checked in one place."""
+"""Ranges and words of options, stated by their types and checked in one place."""
 
 import dataclasses
 import math
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from f3rm_ext.errors import ConfigError
@@ -49,23 +50,39 @@ Count = Annotated[int, Range(1)]
 
 
 def check_ranges(options: Any, prefix: str = "") -> None:
-    """Checks the fields of a dataclass that state a :class:`Range`; None and words are always in range.
+    """Checks the fields of a dataclass that state a :class:`Range` or, from Python, the words that they may be.
 
     Args:
         options: the dataclass. Of tuples every element is checked.
         prefix: of the options on the command line, such as ``pipeline.model.``.
 
     Raises:
-        ConfigError: a value is out of its range.
+        ConfigError: a value is out of its range, or a word is none of the field's.
     """
     hints = typing.get_type_hints(type(options), include_extras=True)
     for field in dataclasses.fields(options):
         limits, value = next(_ranges(hints[field.name]), None), getattr(options, field.name)
+        types, option = list(_leaves(hints[field.name])), field.name.replace("_", "-")
+        words = [word for word in types if isinstance(word, str)]
+        is_free = any(kind in types for kind in (str, Path, Any)) or not (words or limits)
         for number in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(number, str) and not is_free and number not in words:
+                known = f"one of {', '.join(words)}" if words else "a number"
+                raise ConfigError(f"--{prefix}{option} is {number[:30]!r}: give {known}.")
             if limits is not None and isinstance(number, int | float) and number not in limits:
-                option = field.name.replace("_", "-")
                 limits = f"up to {HUGE:g}" if number > HUGE == limits.most else limits
                 raise ConfigError(f"--{prefix}{option} is {str(number)[:30]}: give a number {limits}.")
+
+
+def _leaves(hint: Any) -> typing.Iterator[Any]:
+    """Yields the types in a type that have no parts, and the words of literals."""
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Annotated:
+        parts = parts[:1]
+    if not parts:
+        yield hint
+    for part in parts:
+        yield from _leaves(part)
 
 
 def _ranges(hint: Any) -> typing.Iterator[Range]:

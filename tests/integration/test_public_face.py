@@ -12,7 +12,7 @@ import trimesh
 from scipy.spatial import KDTree
 
 import f3rm_ext
-from f3rm_ext.errors import ConfigError
+from f3rm_ext.errors import ConfigError, UserError
 
 README = Path(__file__).parents[2] / "README.md"
 RUN = Path("outputs/capture/f3rm-ext/2026-01-01_120000")
@@ -142,6 +142,19 @@ def test_a_mesh_with_features(run_command: Callable[..., Any], tiny_capture: Pat
     np.testing.assert_allclose([there.min(0), there.max(0)], scene.mesh(frame="scene").bounds, atol=1e-5)
     with pytest.raises(ConfigError, match="vertices"):
         scene.mesh(vertices=100)
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"mappr": "global"}, "'mappr'.*mapper"),
+        ({"mapper": "glomap"}, "--mapper .*global"),
+        ({"masks": "no such folder"}, "no such folder"),
+    ],
+)
+def test_mistakes_are_sentences(photos: Path, tmp_path: Path, options: dict[str, Any], part: str) -> None:
+    with pytest.raises(UserError, match=part):
+        f3rm_ext.estimate_poses(str(photos), str(tmp_path / "capture"), **options)
 
 
 def test_all_public_names_are_there() -> None:

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from f3rm_ext.data.cycling_config import parse_count
-from f3rm_ext.data.image_cycle import ImageCycle
+from f3rm_ext.data.image_cycle import ImageCycle, ImageTurns
 from f3rm_ext.errors import ConfigError
 
 
@@ -141,6 +141,13 @@ def test_resume_with_another_window_size_keeps_appearances_exact():
             counts[image] += 1
         assert spread(counts) <= 1
     assert resumed.appearances() == counts
+
+
+def test_the_turn_of_a_process_with_other_images_is_not_used():
+    first, second = (ImageTurns(ImageCycle(4, 2, 1, shards=2, shard=shard), "train") for shard in (0, 1))
+    first.draw((0, 1))
+    second.load_state(first.state())
+    assert {second.draw((2, 3)) for _ in range(2)} == {2, 3}
 
 
 def test_state_of_other_images_is_not_used():

@@ -75,7 +75,7 @@ def test_commands_that_pass_options_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", cli.GROUPS)
 def test_help_shows_one_form(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     kind = cli.GROUPS[name].load(name)
-    kinds = [kind] if isinstance(kind, type) else [member.__origin__ for member in kind.__args__]
+    kinds = [kind] if isinstance(kind, type) else [getattr(member, "__origin__", member) for member in kind.__args__]
     for command in kinds:
         with pytest.raises(SystemExit):
             parse_command(command, name, ["--help"])

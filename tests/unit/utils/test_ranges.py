@@ -2,7 +2,8 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
 
@@ -18,9 +19,15 @@ class Options:
     thresholds: tuple[Positive, ...] = ()
     corner: tuple[Count, Count] | None = None
     name: str = "-1"
+    mapper: Literal["auto", "global"] | Count = "auto"
+    parts: tuple[Literal["faces", "edges"], ...] = ()
+    weights: Path | Literal["none"] = "none"
 
 
-@pytest.mark.parametrize("options", [{}, {"rate": 1e-30}, {"momentum": 0.999}, {"thresholds": (0.1, 2.0)}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"rate": 1e-30}, {"momentum": 0.999}, {"thresholds": (0.1, 2.0)}, {"mapper": 3}, {"weights": "file"}],
+)
 def test_values_in_range(options: dict) -> None:
     check_ranges(Options(**options))
 
@@ -38,6 +45,10 @@ def test_values_in_range(options: dict) -> None:
         ({"momentum": -0.1}, "from 0 to below 1"),
         ({"thresholds": (0.1, -1.0)}, "above 0"),
         ({"corner": (1, 0)}, "of 1 or more"),
+        ({"mapper": "glomap"}, "auto, global"),
+        ({"mapper": 0}, "of 1 or more"),
+        ({"parts": ("faces", "corners")}, "faces, edges"),
+        ({"rate": "fast"}, "a number"),
     ],
 )
 def test_values_out_of_range_are_named(options: dict, limits: str) -> None:
