@@ -10,6 +10,9 @@ from torch import Tensor
 from f3rm_ext.data.uploads import upload
 
 _SAMPLE_POINTS, _SAMPLE_CAMERAS = 10_000, 100
+_MEETS = (0.1, 4.0)
+"""Depths at which optical axes may meet in what they look at, in median depths of the scene: an object may stand far
+before its background."""
 
 
 class PinholeCameras(NamedTuple):
@@ -88,6 +91,20 @@ class PinholeCameras(NamedTuple):
     def radius(self) -> float:
         """Returns the distance of the farthest camera from :meth:`focus`, scene units, at least 1e-3."""
         return float((self.positions - self.focus()).norm(dim=1).max().clamp_min(1e-3))
+
+    def orbit(self, points: Float[Tensor, "points 3"]) -> tuple[Float[Tensor, " cams"], float]:
+        """Returns how deep before each camera the point lies that a view turns about, and the scene's radius; scene
+        units.
+
+        That is as deep as :meth:`focus`, except where this is far from the depth of the points: axes that are parallel
+        or point outwards (a slider, a drone that looks down, a panorama) meet at the cameras, or nowhere.
+        """
+        depth = self.median_depth(points) or self.radius()
+        to_focus = ((self.focus() - self.positions) * self.forward).sum(dim=1)
+        near, far = (factor * depth for factor in _MEETS)
+        has_focus = bool(near < to_focus.median() < far)
+        reach = torch.where((near < to_focus) & (to_focus < far), to_focus, torch.full_like(to_focus, depth))
+        return reach, self.radius() if has_focus else depth
 
     def extent(self, depth: float = 0.0) -> float:
         """Returns the extent of the scene, scene units: 1.1 times the largest distance of a camera from their mean.

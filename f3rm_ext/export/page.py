@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float32, Int, UInt8
+from jaxtyping import Float, Float32, Int, UInt8
 from torch import Tensor
 
 from f3rm_ext import __version__
@@ -183,6 +183,7 @@ def _draw(content: PageContent, name: str, places: Sequence[Sequence[Place]]) ->
     """The page. Neighbours are stored side by side, which gzip compresses better."""
     content = content.take(morton_order(content.gaussians), content.gaussians.sh_degree)
     packed = io.BytesIO()
+    reach, radius = content.cameras.orbit(content.gaussians.means)
     write_spz(packed, content.gaussians, SplatInfo(render_mode="mip" if content.antialiased else "default"))
     text = render_page(
         "splats.html",
@@ -190,12 +191,12 @@ def _draw(content: PageContent, name: str, places: Sequence[Sequence[Place]]) ->
         content={
             "name": name,
             "up": (np.array([0.0, 0.0, 1.0]) * TO_RUB).tolist(),
-            "radius": content.cameras.radius(),
+            "radius": radius,
             "blur": content.blur_px2,
             "background": content.background,
             "heat": heat_table(9).tolist(),
             "palette": label_table(MAX_QUESTIONS)[:MAX_QUESTIONS].tolist(),
-            "cameras": _describe_cameras(content.cameras, content.names),
+            "cameras": _describe_cameras(content.cameras, content.names, reach),
             "notes": _pin_notes(content, places),
             "capture": _capture_from_page(content.frame),
             "questions": [
@@ -256,10 +257,11 @@ def _cameras(run: SplatRun) -> tuple[PinholeCameras, list[str]]:
     return joined.take(torch.from_numpy(chosen)), [names[i] for i in chosen]
 
 
-def _describe_cameras(cameras: PinholeCameras, names: Sequence[str]) -> list[dict[str, object]]:
+def _describe_cameras(
+    cameras: PinholeCameras, names: Sequence[str], reach: Float[Tensor, " cams"]
+) -> list[dict[str, object]]:
     """The cameras as the page's script takes them: rows of ``turn`` are right, down and forward."""
-    flip, focus = torch.from_numpy(TO_RUB).float(), cameras.focus()
-    reach = ((focus - cameras.positions) * cameras.forward).sum(dim=1).clamp_min(0.1 * cameras.radius())
+    flip = torch.from_numpy(TO_RUB).float()
     described = []
     for i, name in enumerate(names):
         K = cameras.Ks[i]

@@ -8,8 +8,11 @@ import numpy as np
 from jaxtyping import Float
 from nerfstudio.cameras.cameras import Cameras
 from nerfstudio.viewer.viewer_elements import ViewerControl
+from torch import Tensor
 
 from f3rm_ext import compat
+from f3rm_ext.data.pinhole_cameras import PinholeCameras
+from f3rm_ext.query.queryable import Editable
 
 if TYPE_CHECKING:
     from nerfstudio.viewer.viewer import Viewer
@@ -36,15 +39,17 @@ class FirstView:
     """Distance from the camera to the point that the view turns about, scene units, above 0."""
 
 
-def first_view(cameras: Cameras) -> FirstView:
+def first_view(cameras: Cameras, points: Float[Tensor, "points 3"] | None = None) -> FirstView:
     """Chooses the camera that looks most centrally at the point where the optical axes meet, from a typical distance.
 
     If the axes do not meet in front of most cameras (cameras look outwards, or all in one direction), the first camera
-    is chosen.
+    is chosen, which turns about a place as deep as the points of the scene are, where these are known.
     """
     c2w = cameras.camera_to_worlds.detach().cpu().double().numpy()
     centers, axes = c2w[:, :3, 3], -c2w[:, :3, 2]
     index, distance = 0, float(np.median(np.linalg.norm(centers - centers.mean(axis=0), axis=1)))
+    if points is not None:
+        distance = PinholeCameras.of(cameras).median_depth(points.detach()) or distance
     focus = _meeting_point(centers, axes)
     if focus is not None:
         to_focus = focus - centers
@@ -105,5 +110,6 @@ class FirstViewControl(ViewerControl):
         compat.end_viewer_threads_at_exit(viewer)
         cameras = compat.viewer_cameras(viewer)
         if cameras is not None:
-            view = first_view(cameras)
+            model = viewer.pipeline.model
+            view = first_view(cameras, model.points() if isinstance(model, Editable) else None)
             compat.viewer_start_view(viewer, view.index, view.c2w, view.fov_rad, view.distance)

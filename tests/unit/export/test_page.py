@@ -120,6 +120,46 @@ def test_notes_are_pinned_and_can_be_read_back(tmp_path: Path, content: PageCont
     np.testing.assert_allclose(capture[:, :3] @ here["at"] + capture[:, 3], [3, 4, 5.5])
 
 
+def look(positions: np.ndarray, directions: np.ndarray) -> PinholeCameras:
+    """Cameras with these positions and directions of view; no direction is along x."""
+    views = torch.eye(4).repeat(len(positions), 1, 1)
+    forward = torch.nn.functional.normalize(torch.from_numpy(directions).float(), dim=1)
+    right = torch.nn.functional.normalize(torch.linalg.cross(forward, torch.tensor([[1.0, 0, 0]])), dim=1)
+    views[:, :3, :3] = torch.stack([right, torch.linalg.cross(forward, right), forward], dim=1)
+    views[:, :3, 3:] = -views[:, :3, :3] @ torch.from_numpy(positions).float()[..., None]
+    sides = torch.full((len(views),), 64)
+    return PinholeCameras(views, torch.diag(torch.tensor([50.0, 50, 1])).expand(len(views), 3, 3), sides, sides)
+
+
+@pytest.mark.parametrize("kind", ["slider", "drone", "panorama", "object"])
+def test_views_turn_about_what_is_looked_at(tmp_path: Path, content: PageContent, kind: str) -> None:
+    places, random = np.linspace(-0.5, 0.5, 8), np.random.default_rng(0)
+    zero, one, angles = 0 * places, 0 * places + 1, np.linspace(0, 6, 8)
+    ring = np.stack([zero, np.cos(angles), np.sin(angles)], axis=1)
+    positions, directions, depth = {
+        "slider": (np.stack([places, zero, -3 * one], axis=1), np.stack([zero, zero, one], axis=1), 3.0),
+        "drone": (
+            np.stack([places, zero, 2 * one], axis=1),
+            np.stack([0.01 * random.normal(size=8), 0.01 * random.normal(size=8), -one], axis=1),
+            2.0,
+        ),
+        "panorama": (0.05 * ring, ring, 4.0),
+        "object": (3 * ring, -ring, 3.0),
+    }[kind]
+    around = clusters(*map(tuple, 4 * ring)) if kind == "panorama" else content.gaussians
+    if kind == "object":  # in front of a background, where most Gaussians are
+        around = clusters((0.0, 0.0, 0.0), (0.0, 9.0, 9.0), (0.0, -9.0, 9.0), (0.0, 9.0, -9.0), (0.0, -9.0, -9.0))
+    cameras = look(positions, directions)
+    shown = replace(content, gaussians=around, cameras=cameras, names=[str(i) for i in range(8)])
+    write_page(tmp_path / "a.html", shown)
+    page = content_of(tmp_path / "a.html")
+    reach = [camera["reach"] for camera in page["cameras"]]
+    if kind == "panorama":  # Gaussians at either side are less deep
+        assert 1 < page["radius"] < 4 and min(reach) > 1
+    else:
+        np.testing.assert_allclose([page["radius"], *reach], depth, rtol=0.1)
+
+
 @pytest.mark.parametrize(
     "text",
     [

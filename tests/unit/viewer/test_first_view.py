@@ -83,6 +83,13 @@ def test_where_axes_meet_nowhere_in_front_it_is_the_first(poses: list[np.ndarray
     np.testing.assert_allclose(view.c2w, poses[0], atol=1e-6)
 
 
+def test_parallel_cameras_turn_about_a_place_as_deep_as_the_scene() -> None:
+    cameras = cameras_of(*([looking([0, y, 0], [1, y, 0]) for y in np.linspace(-0.1, 0.1, 5)]))
+    points = torch.tensor([[6.0, 0, 0], [7, 1, 0], [9, 0, 1], [-5, 0, 0]])
+    assert first_view(cameras, points).distance == pytest.approx(7.0)
+    assert first_view(cameras_of(*ring(8, off=0.0)), points).distance == pytest.approx(2.0, rel=0.05)
+
+
 def test_the_photo_is_as_high_as_the_page() -> None:
     assert first_view(cameras_of(*ring(5, 0.0))).fov_rad == pytest.approx(2 * np.arctan(20 / 30))
     for fy, limit in ((0.1, 100.0), (1e5, 20.0)):
@@ -97,7 +104,7 @@ class Viewer:
 
     def __init__(self, cameras: Cameras | None, shown: int = 100) -> None:
         dataset = None if cameras is None else SimpleNamespace(cameras=cameras)
-        self.pipeline = SimpleNamespace(datamanager=SimpleNamespace(train_dataset=dataset))
+        self.pipeline = SimpleNamespace(datamanager=SimpleNamespace(train_dataset=dataset), model=None)
         self.callbacks: list[Callable[[Any], None]] = []
         self.viser_server = SimpleNamespace(on_client_connect=self.callbacks.append)
         self.camera_handles: dict[int, SimpleNamespace] = {}
