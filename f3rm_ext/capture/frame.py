@@ -63,7 +63,7 @@ class CaptureFrame:
         """Maps directions of the scene frame to the frame of transforms.json; lengths stay."""
         return directions @ self.rotation
 
-    def describe(self) -> dict[str, object]:
-        """Returns the map as JSON."""
-        matrix = np.column_stack([self.rotation, self.translation])
+    def describe(self, decimals: int = 15) -> dict[str, object]:
+        """Returns the map as JSON, its matrix with as many decimals."""
+        matrix = np.column_stack([self.rotation, self.translation]).round(decimals)
         return {"scene_from_capture": matrix.tolist(), "scene_units_per_capture_unit": self.scale}

@@ -23,6 +23,8 @@ STEREO_POINTS = "stereo_points.ply"
 """File of the points that `f3rm-ext sfm points` finds, in its copy of a capture."""
 GREY = 128
 """Level of all channels for points without colour."""
+_MAX_SHARE = 2.0
+"""Colours with a fraction are shares of 1 up to here, as they may exceed 1 a little, and else those of bytes."""
 _COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"), ("r", "g", "b"))
 
 
@@ -65,9 +67,15 @@ def read_capture_points(meta: Mapping[str, Any], folder: Path, outputs: Datapars
     return {XYZ: torch.from_numpy(placed).float(), RGB: torch.from_numpy(rgb), SOURCE: str(path)}
 
 
-def read_point_cloud(path: Path) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
-    """Reads positions and colours of a PLY file, ASCII or binary; grey if there are no colours. Raises UserError if the
-    file does not exist, is damaged, or has no points, and OSError if it cannot be read."""
+def read_point_cloud(
+    path: Path, grey: int = GREY
+) -> tuple[Float64[np.ndarray, "points 3"], UInt8[np.ndarray, "points 3"]]:
+    """Reads positions and colours of a PLY file, ASCII or binary.
+
+    Colours may be bytes, numbers of 16 bits, or fractions from 0 to 1 or 0 to 255. Without any, all channels are
+    ``grey``. Raises UserError if the file does not exist, is damaged, or has no points, and OSError if it cannot be
+    read.
+    """
     from f3rm_ext.utils.ply import PlyTables
 
     if not path.is_file():
@@ -80,14 +88,17 @@ def read_point_cloud(path: Path) -> tuple[Float64[np.ndarray, "points 3"], UInt8
         raise CaptureError(f"The file {path} has no points (vertices with x, y and z): write it again.")
     names = next((names for names in _COLORS if set(names) <= table.kinds.keys()), ())
     xyz = np.empty((table.count, 3))
-    rgb = np.full((table.count, 3), GREY, dtype=np.uint8)
+    colors = np.full((table.count, 3), grey, dtype=np.float32)
     for where, rows in tables.rows("vertex", ["x", "y", "z", *names]):
         xyz[where] = np.stack([rows[name] for name in "xyz"], axis=1)
         if names:
-            unit = 255 if table.kinds[names[0]] in ("f4", "f8") else 1
-            colors = unit * np.nan_to_num(np.stack([rows[name] for name in names], axis=1).astype(np.float64))
-            rgb[where] = colors.clip(0, 255).round()
-    return xyz, rgb
+            values = np.stack([rows[name] for name in names], axis=1).astype(np.float32)
+            colors[where] = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+    if names:
+        largest = float(colors.max(initial=0.0))
+        is_share = table.kinds[names[0]].startswith("f") and largest <= _MAX_SHARE
+        colors *= 255.0 if is_share else 1 / 257 if largest > 255 else 1.0
+    return xyz, colors.clip(0, 255).round().astype(np.uint8)
 
 
 def point_columns(xyz: Float[np.ndarray, "points 3"], rgb: UInt8[np.ndarray, "points 3"]) -> dict[str, np.ndarray]:

@@ -151,6 +151,7 @@ class SplatBudget:
             if model.exposures is not None:
                 photo = model.true_colors(batch, model.background)
                 outputs["rgb"] = fit_halves(outputs["rgb"], photo, batch.get("mask"))
+            outputs["rgb"] = outputs["rgb"].clamp(0, 1)  # as it is shown
             metrics = model.get_metrics_dict(outputs, batch)
             psnrs += [float(metrics["psnr"])] if "psnr" in metrics else []
         if not psnrs:

@@ -223,10 +223,10 @@ def _strips(run: SplatRun, measured: Measurement) -> list[Strip]:
     def strip(view: PinholeCameras, photo: int, photo_label: str, label: str) -> Strip:
         one = PinholeCameras(view.viewmats.to(device), view.Ks.to(device), view.widths, view.heights)
         sure = composite(scene, one, values)[..., 0].cpu().numpy()
-        taken = dataset.picture(photo).pixels[..., :3].float().cpu().numpy() / 255
+        taken = run.photo("train", photo, rendered=True)
         drawn = render(scene, one).rasterization.colors.cpu().numpy()
         return [
-            (photo_label, Picture.from_array(to_bytes(taken))),
+            (photo_label, Picture.from_array(taken)),
             (label, Picture.from_array(to_bytes(drawn))),
             ("confidence", Picture.from_array(depth_colors_bytes(sure, 0.0, 1.0))),
         ]

@@ -18,7 +18,7 @@ from f3rm_ext.capture.images import tell_apart
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.export.notes import Note
-from f3rm_ext.export.questions import Place, Question, best_camera, find_places, score_gaussians
+from f3rm_ext.export.questions import MAX_PLACES, Place, Question, best_camera, find_places, score_gaussians
 from f3rm_ext.export.splats import SplatRun
 from f3rm_ext.html.page import MAX_CAMERAS, Picture, render_page
 from f3rm_ext.query.embeddings import Query
@@ -39,6 +39,10 @@ from f3rm_ext.utils.provenance import sign_text
 COMMAND = "f3rm-ext export page"
 MAX_QUESTIONS = 16
 """The page's shader has as many colours."""
+
+_LONG = -1 / 3e5
+"""As JSON it has 23 characters, the most."""
+_LONGEST_PLACE = Place((_LONG, _LONG, _LONG), _LONG, MAX_CAMERAS, "0.00012 wide, 100% of the matches")
 
 
 @dataclass(frozen=True)
@@ -155,9 +159,11 @@ class PageContent:
         return b"".join([*(question.to_bytes().tobytes() for question in self.questions), weights.tobytes()])
 
 
-def page_size(content: PageContent) -> int:
-    """Returns the size of the page in bytes, but for the list of places."""
-    return len(_draw(replace(content, notes=()), "page", [[] for _ in content.questions]))
+def page_size(content: PageContent, name: str) -> int:
+    """Returns the size in bytes of the page of this name, or a little more: its places are found at last, and are
+    counted as long as any."""
+    places = [[_LONGEST_PLACE] * MAX_PLACES for _ in content.questions]
+    return len(_draw(content, name, places))
 
 
 def write_page(out: Path, content: PageContent) -> PageInfo:

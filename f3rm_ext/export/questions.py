@@ -21,7 +21,7 @@ SCORE_LEVELS = 85
 """Steps of a stored score. 255 is a multiple, so a step is a whole number of the bytes that the shader reads."""
 _MAX_LOGIT = 8.0
 """Relevancies nearer to 0 and 1 than its sigmoid are stored as that."""
-_MAX_PLACES = 5
+MAX_PLACES = 5
 _MIN_SHARE = 0.04
 """Smallest share of a question's matches that makes a place."""
 _LINKS = 8
@@ -131,7 +131,7 @@ def find_places(
     _, component = connected_components(graph, directed=False)
     totals = np.bincount(component, weights)
     places = []
-    for number in np.argsort(-totals)[:_MAX_PLACES]:
+    for number in np.argsort(-totals)[:MAX_PLACES]:
         share = totals[number] / totals.sum()
         if share < _MIN_SHARE:
             break

@@ -21,6 +21,9 @@ from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import fuse, smoothing_filter
 from f3rm_ext.splat.rendering import SplatScene
 
+_DECIMALS = 6
+"""Of the map to the capture: longer comments would take several lines of PLY files."""
+
 
 @dataclass
 class SplatRun(Run):
@@ -119,6 +122,7 @@ def export_run(
     info = SplatInfo(
         render_mode="mip" if mip.filter_2d else "default", filters_fused=mip.filter_3d and fused, scores=scores
     )
-    record = {**run.describe(), "frame": "scene", "dilation_px2": mip.eps2d}
+    frame = run.frame.describe(_DECIMALS)
+    record = {**run.describe(), "frame": "scene", **frame, "dilation_px2": mip.eps2d}
     splats = run.splats(fused) if splats is None else splats
     return export_splats(splats, out, info, record, bad_values, spz_axes, spz_version)

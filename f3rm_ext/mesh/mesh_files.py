@@ -84,12 +84,18 @@ def find_frame(
     record = read_provenance(path)
     if record.get("frame") != "scene":
         return "capture"
-    if find_capture is not None and "scene_from_capture" in record and not same_frame(record, find_capture()):
+    if find_capture is not None and "scene_from_capture" in record:
+        require_same_frame(path, record, find_capture())
+    return "scene"
+
+
+def require_same_frame(path: Path, record: Mapping[str, Any], capture: CaptureFrame) -> None:
+    """Raises MeshError where the provenance of a file has another map between frames."""
+    if not same_frame(record, capture):
         raise MeshError(
             f"{path} is in the scene frame of another capture, or of this one with other options of its dataparser: "
-            "give the run that it was made of with --load-config, or a mesh in the frame of the capture."
+            "give the run that it was made of with --load-config, or a file in the frame of the capture."
         )
-    return "scene"
 
 
 def same_frame(record: Mapping[str, Any], capture: CaptureFrame) -> bool:

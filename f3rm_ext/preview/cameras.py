@@ -14,7 +14,9 @@ from f3rm_ext.capture.images import tell_apart
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.mesh.camera import Camera
+from f3rm_ext.mesh.mesh_files import require_same_frame
 from f3rm_ext.mesh.texture.photos import PhotoSource
+from f3rm_ext.preview.content import Content
 from f3rm_ext.utils.json_shape import parse_json
 
 CAMERAS_FILE = "cameras.json"
@@ -55,17 +57,26 @@ class NamedCamera(NamedTuple):
         return self._replace(camera=moved)
 
 
-def source_cameras(source: PhotoSource, frame: Literal["capture", "scene"]) -> list[NamedCamera]:
-    """Returns the cameras of all photos of a capture, in the order of their paths.
+def source_cameras(
+    source: PhotoSource, content: Content, frame: Literal["auto", "capture", "scene"] = "auto"
+) -> list[NamedCamera]:
+    """Returns the cameras of all photos of a capture, in the order of their paths and in the frame of a content.
+
+    Args:
+        frame: that of the content; for auto what its file says, else capture.
 
     Raises:
         CaptureError: the capture cannot be used.
+        MeshError: the content's file says that it is in the scene frame of another capture.
     """
+    is_scene = (content.frame if frame == "auto" else frame) == "scene"
     cameras: dict[Path, Camera] = {}
     for split in ("train", "test"):
         outputs = source.parser.get_dataparser_outputs(split)
-        frames = CaptureFrame.from_outputs(outputs, source.data) if frame == "capture" else None
-        views = PinholeCameras.of(outputs.cameras)
+        capture = CaptureFrame.from_outputs(outputs, source.data)
+        if frame == "auto" and is_scene:
+            require_same_frame(content.path, content.record, capture)
+        views, frames = PinholeCameras.of(outputs.cameras), None if is_scene else capture
         cameras |= {name: Camera.of(views, i, frames) for i, name in enumerate(outputs.image_filenames)}
     paths = sorted(cameras)
     return [NamedCamera(name, cameras[path]) for name, path in zip(tell_apart(paths), paths, strict=True)]

@@ -1,8 +1,9 @@
 """What a file of any program holds: splats, a mesh or points, and which of its axes points up."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,14 +12,15 @@ from jaxtyping import Float, UInt8
 
 from f3rm_ext.capture.checks import FARTHEST
 from f3rm_ext.capture.frame import Y_UP
+from f3rm_ext.capture.points import read_point_cloud
 from f3rm_ext.errors import ConfigError, MeshError, SplatFileError
 from f3rm_ext.html.page import plural
 from f3rm_ext.mesh.glb_file import encode_glb
-from f3rm_ext.mesh.mesh_files import find_frame, find_up, read_mesh
+from f3rm_ext.mesh.mesh_files import find_up, read_mesh
 from f3rm_ext.splat.files.checks import BadValues
 from f3rm_ext.splat.files.formats import READABLE, read_splats
 from f3rm_ext.splat.files.packing import importance_order
-from f3rm_ext.splat.files.ply import DC, POSITION, RGB
+from f3rm_ext.splat.files.ply import DC, POSITION
 from f3rm_ext.splat.files.spz import Axes
 from f3rm_ext.splat.gaussians import Gaussians, sh_to_rgb
 from f3rm_ext.utils.pictures import to_bytes
@@ -52,10 +54,16 @@ class Content:
     """Axis of the file that points up, as far as the file tells."""
     turned: Up = "z"
     """Axis of the file that its reader has turned into z already."""
-    frame: Frame = "capture"
-    """Whether it lies in the frame of the capture or in that of the scene, as far as the file tells."""
+    path: Path = Path()
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """What the file says of its origin."""
     remarks: tuple[str, ...] = ()
     """Sentences on what is not shown as the file has it."""
+
+    @property
+    def frame(self) -> Frame:
+        """Whether it lies in the frame of the capture or in that of the scene, as far as the file tells."""
+        return "scene" if self.record.get("frame") == "scene" else "capture"
 
     def turn_up(self, up: Up | None = None) -> Float[np.ndarray, "3 3"]:
         """Returns the rotation of the content that makes an axis of the file, :attr:`up` by default, point along z."""
@@ -74,7 +82,6 @@ class SplatContent(Content):
 class MeshContent(Content):
     """A mesh."""
 
-    path: Path = field(kw_only=True)
     mesh: trimesh.Trimesh = field(kw_only=True)
     is_other_glb: bool = field(kw_only=True)
     """Whether the file is a GLB file of another program."""
@@ -162,7 +169,8 @@ def _read_splats(path: Path, bad_values: BadValues, spz_axes: Axes, most: int | 
         plural(count, "Gaussian"),
         _sample(_outline(gaussians)),
         "z" if is_z_up else "-y",
-        frame="scene" if said.get("frame") == "scene" else "capture",
+        path=path,
+        record=said,
         remarks=tuple(remarks),
         gaussians=gaussians,
     )
@@ -197,8 +205,8 @@ def _read_mesh(path: Path) -> MeshContent:
         _sample(np.asarray(mesh.vertices)),
         up,
         turned,
-        "scene" if record.get("frame") == "scene" else "capture",
         path=path,
+        record=record,
         mesh=mesh,
         is_other_glb=is_glb and not ours,
     )
@@ -208,14 +216,7 @@ def _read_points(path: Path, tables: PlyTables) -> PointContent:
     table = tables.tables["vertex"]
     if not set(POSITION) <= set(table.kinds) or not table.count:
         raise MeshError(f"{path} has no points: its element vertex needs x, y and z and one row or more.")
-    has_colors = set(RGB) <= set(table.kinds)
-    positions, colors = np.empty((table.count, 3)), np.full((table.count, 3), _GREY, np.uint8)
-    for where, rows in tables.rows("vertex", [*POSITION, *(RGB if has_colors else ())]):
-        positions[where] = np.stack([rows[name] for name in POSITION], axis=1)
-        if has_colors:
-            values = np.stack([rows[name] for name in RGB], axis=1)
-            is_share = table.kinds["red"].startswith("f")
-            colors[where] = np.clip(np.nan_to_num(values * 255.0 if is_share else values), 0, 255)
+    positions, colors = read_point_cloud(path, _GREY)
     finite = (np.abs(positions) <= FARTHEST).all(axis=1)
     if not finite.any():
         raise MeshError(f"{path} has no point whose coordinates are numbers up to {FARTHEST:g}: export it again.")
@@ -224,7 +225,8 @@ def _read_points(path: Path, tables: PlyTables) -> PointContent:
         plural(table.count, "point"),
         _sample(positions[finite]),
         "z",
-        frame=find_frame(path, "auto"),
+        path=path,
+        record=read_provenance(path),
         remarks=(f"{left} points are left out, whose coordinates are NaN or too large.",) * bool(left),
         positions=positions[finite],
         colors=colors[finite],

@@ -4,11 +4,14 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import trimesh
 from jaxtyping import Float, UInt8
 from trimesh.visual.color import ColorVisuals
+from trimesh.visual.material import PBRMaterial
+from trimesh.visual.texture import TextureVisuals
 
 from f3rm_ext import __version__
 from f3rm_ext.capture.frame import Y_UP
@@ -21,7 +24,7 @@ from f3rm_ext.mesh.texture.rendering import MeshRenderer, get_texture
 from f3rm_ext.preview.cameras import NamedCamera, extent_of, overview
 from f3rm_ext.preview.content import MeshContent
 from f3rm_ext.utils.output_file import write_file
-from f3rm_ext.utils.pictures import pick_evenly
+from f3rm_ext.utils.pictures import pick_evenly, to_bytes, to_srgb
 from f3rm_ext.utils.provenance import sign_text
 
 COMMAND = "f3rm-ext export page"
@@ -57,7 +60,7 @@ def write_mesh_page(
         MeshError: the page is too large even with the smallest texture.
         ConfigError: the file cannot be written.
     """
-    mesh, turn = content.mesh, content.turn_up()
+    mesh, turn = _color_vertices(content.mesh), content.turn_up()
     upright = mesh.copy()
     upright.apply_transform(np.block([[turn, np.zeros((3, 1))], [np.zeros((1, 3)), 1.0]]))
     chosen = pick_evenly(len(cameras), MAX_CAMERAS)
@@ -81,6 +84,25 @@ def write_mesh_page(
         side_px //= 2
     write_file(out, page)
     return MeshPageInfo(len(mesh.faces), side_px, given_px, len(page) / 2**20)
+
+
+def _color_vertices(mesh: trimesh.Trimesh) -> trimesh.Trimesh:
+    """Returns the mesh with vertex colours where it has colours of faces, or of a material without a texture."""
+    visual: Any = mesh.visual
+    if visual.kind == "face":
+        colors = np.asarray(visual.vertex_colors)
+    elif isinstance(visual, TextureVisuals) and not texture_side_px(mesh) and visual.material.main_color is not None:
+        color = np.asarray(visual.material.main_color)[:3]
+        if np.ptp(color) == 0:  # a grey that programs give to what has no colour: its shape shows more
+            return mesh
+        if isinstance(visual.material, PBRMaterial):  # in linear light, as glTF demands
+            color = to_bytes(to_srgb(color / 255))
+        colors = np.tile(color, (len(mesh.vertices), 1))
+    else:
+        return mesh
+    mesh = mesh.copy()
+    mesh.visual = ColorVisuals(mesh, vertex_colors=colors)
+    return mesh
 
 
 def _draw(

@@ -1,6 +1,6 @@
 """``f3rm-ext export page``: splats or a mesh as a web page that can be turned, in one file."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,10 +53,8 @@ class Page(SplatBudgetOptions, QueryInputs):
         self.check_budget()
         if self.mesh is None and self.load_config is None:
             raise ConfigError("A page shows the splats of a run or a mesh: give either --load-config or --mesh.")
-        given = {
-            "--text": self.text,
-            "--exemplar": self.exemplar,
-            "--vector": self.vector,
+        asked = {option.name: getattr(self, option.name) != option.default for option in fields(QueryInputs)}
+        given = {f"--{name.replace('_', '-')}": is_given for name, is_given in asked.items()} | {
             "--saved": self.saved,
             "--notes": self.notes,
             "--sh-degree": self.sh_degree is not None,
@@ -81,7 +79,7 @@ class Page(SplatBudgetOptions, QueryInputs):
         if not isinstance(content, MeshContent):
             raise MeshError(f"{mesh} has {content.summary} but no triangles, so it is no mesh: give a mesh to --mesh.")
         source = None if self.load_config is None else open_run_capture(self.load_config)
-        cameras = [] if source is None else source_cameras(source, content.frame)
+        cameras = [] if source is None else source_cameras(source, content)
         title = self.title or (mesh.stem if source is None else capture_name(source.data))
         made = write_mesh_page(self.out, content, cameras, title, self.max_mb)
         if made.texture_px < made.given_px:
@@ -110,7 +108,9 @@ class Page(SplatBudgetOptions, QueryInputs):
 
         # A page holds its splats as .spz.
         kept = self.reduce(
-            run, lambda rows, degree: page_size(content.take(rows, degree)), self.out.with_suffix(".spz")
+            run,
+            lambda rows, degree: page_size(content.take(rows, degree), self.out.stem),
+            self.out.with_suffix(".spz"),
         )
         if kept is not None:
             content = content.take(kept.rows, kept.sh_degree)

@@ -77,8 +77,8 @@ class View:
         from f3rm_ext.preview.cameras import find_cameras_file, read_cameras_file, source_cameras
 
         if self.data is not None:
+            cameras = source_cameras(open_capture(self.data), content, self.frame)
             frame = content.frame if self.frame == "auto" else self.frame
-            cameras = source_cameras(open_capture(self.data), frame)
             return cameras, f"; the {len(cameras)} cameras are those of {self.data}, in the frame of the {frame}"
         file = find_cameras_file(self.file)
         try:

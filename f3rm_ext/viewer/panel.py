@@ -199,8 +199,12 @@ class QueryPanel(nn.Module):
 
         self._encoding.submit(lambda: self._show_query(request_id, encode))
 
-    def _show_query(self, request_id: int, make_query: Callable[[], Query]) -> None:
-        """Makes a query and shows it, or what went wrong, unless there is a newer request. Takes no lock itself."""
+    def _show_query(self, request_id: int, make_query: Callable[[], Query], *, keeps_former: bool = False) -> None:
+        """Makes a query and shows it, or what went wrong, unless there is a newer request. Takes no lock itself.
+
+        Args:
+            keeps_former: where it goes wrong, the query before stays.
+        """
         if not self.store.is_newest(request_id):
             return
         problem, query = "", None
@@ -208,7 +212,8 @@ class QueryPanel(nn.Module):
             query = make_query()
         except Exception as error:
             problem = status.sentence(error)
-        if self.store.resolve(request_id, lambda state: state.set_live(query)):
+        keeps = keeps_former and query is None
+        if self.store.resolve(request_id, lambda state: state if keeps else state.set_live(query)):
             self.say(problem=problem)
             if query is not None:
                 self.show_output(outputs.OVERLAY)
@@ -247,7 +252,8 @@ class QueryPanel(nn.Module):
         clicked(Ray.from_click(click.origin, click.direction))
 
     def _query_click(self, ray: Ray) -> None:
-        self._show_query(self.store.new_request(), lambda: self._query_by_click(ray))
+        # The text field goes on showing the query before, unless something was clicked.
+        self._show_query(self.store.new_request(), lambda: self._query_by_click(ray), keeps_former=True)
 
     def _light_click(self, ray: Ray) -> None:
         problem = ""
@@ -283,6 +289,7 @@ class QueryPanel(nn.Module):
             self._encode_text()
 
     def _feature_changed(self) -> None:
+        self.store.change(lambda state: replace(state, group=None))  # of the feature before
         self._describe_feature()
         if self._text_seen:
             self._encode_text()

@@ -14,7 +14,7 @@ from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import ConfigError, SplatFileError
 from f3rm_ext.export.notes import Note, read_notes
-from f3rm_ext.export.page import MAX_QUESTIONS, PageContent, write_page
+from f3rm_ext.export.page import MAX_QUESTIONS, PageContent, page_size, write_page
 from f3rm_ext.export.questions import SCORE_LEVELS, Question, find_places
 from f3rm_ext.splat.gaussians import Gaussians
 
@@ -189,6 +189,17 @@ def test_a_note_at_a_question_that_finds_nothing(tmp_path: Path, content: PageCo
     for query in ("b", "c"):
         with pytest.raises(ConfigError, match=f"'{query}'.* \\(a\\)"):
             write_page(tmp_path / "x.html", replace(content, questions=found, notes=[Note("x", None, query)]))
+
+
+def test_no_page_is_larger_than_it_was_measured(tmp_path: Path, content: PageContent) -> None:
+    far = clusters(*((3.3 * i, 0.1, 0.7) for i in range(7)))
+    found = Question("mug", np.ones(len(far), np.float32), 0.5)
+    notes = [Note("wash before use " * 9, (i / 3, 0.2, 0.3)) for i in range(50)] + [Note("here", None, "mug")]
+    content = replace(content, gaussians=far, questions=[found], notes=notes)
+    size = page_size(content, "room")
+    write_page(tmp_path / "room.html", content)
+    assert len(content_of(tmp_path / "room.html")["questions"][0]["places"]) == 5
+    assert 0 <= size - (tmp_path / "room.html").stat().st_size < 1000
 
 
 def test_weights_of_scores_are_the_lengths_of_features(content: PageContent) -> None:

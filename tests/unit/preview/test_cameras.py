@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from f3rm_ext.capture.frame import CaptureFrame
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
-from f3rm_ext.errors import CaptureError
+from f3rm_ext.errors import CaptureError, MeshError
 from f3rm_ext.mesh.camera import Camera
 from f3rm_ext.mesh.texture.photos import PhotoSource
 from f3rm_ext.preview.cameras import (
@@ -21,6 +22,7 @@ from f3rm_ext.preview.cameras import (
     read_cameras_file,
     source_cameras,
 )
+from f3rm_ext.preview.content import Content
 
 ENTRY = {
     "id": 0, "img_name": "a.jpg", "width": 200, "height": 100, "position": [5.0, 0.0, 0.0],
@@ -62,8 +64,25 @@ def test_files_of_another_kind(tmp_path: Path, change: dict[str, Any]) -> None:
 def test_photos_of_the_same_name_are_told_apart() -> None:
     cameras = nerfstudio_cameras([overview(np.eye(3))] * 2)
     outputs = SimpleNamespace(cameras=cameras, image_filenames=[Path("rig/right/1.jpg"), Path("rig/left/1.jpg")])
-    source = PhotoSource(SimpleNamespace(get_dataparser_outputs=lambda split: outputs), Path())
-    assert [named.name for named in source_cameras(source, "scene")] == ["left/1.jpg", "right/1.jpg"]
+    source, content = source_of(outputs), Content("1 point", np.eye(3), "z")
+    assert [named.name for named in source_cameras(source, content, "scene")] == ["left/1.jpg", "right/1.jpg"]
+
+
+def source_of(outputs: SimpleNamespace) -> PhotoSource:
+    """A capture whose scene frame is its own."""
+    outputs.dataparser_transform, outputs.dataparser_scale = np.eye(4)[:3], 1.0
+    return PhotoSource(SimpleNamespace(get_dataparser_outputs=lambda split: outputs), Path("capture"))
+
+
+def test_cameras_of_another_capture_are_refused() -> None:
+    outputs = SimpleNamespace(cameras=nerfstudio_cameras([overview(np.eye(3))]), image_filenames=[Path("1.jpg")])
+    own, other = (CaptureFrame(np.eye(3), np.array([x, 0.0, 0.0]), 1.0).describe() for x in (0.0, 5.0))
+    for record, frame in ((own, "auto"), (other, "scene"), ({}, "auto")):
+        content = Content("1 point", np.eye(3), "z", record={"frame": "scene", **record})
+        assert len(source_cameras(source_of(outputs), content, frame)) == 1
+    content = Content("1 point", np.eye(3), "z", path=Path("a.ply"), record={"frame": "scene", **other})
+    with pytest.raises(MeshError, match=r"a\.ply .*another capture"):
+        source_cameras(source_of(outputs), content)
 
 
 def test_an_overview_sees_the_content_upright() -> None:

@@ -142,6 +142,26 @@ PLY = b"ply\nformat %s 1.0\nelement vertex %d\nproperty float x\nproperty float 
 FACES = b"element face %d\nproperty list uchar int vertex_indices\n"
 
 
+@pytest.mark.parametrize(
+    ("kind", "prefix", "values"),
+    [
+        ("uchar", "", "255 128 0"),
+        ("ushort", "", "65535 32896 0"),
+        ("float", "", "255 128 nan"),
+        ("float", "", "1 0.502 0"),
+        ("uchar", "diffuse_", "255 128 0"),
+        ("", "", ""),
+    ],
+)
+def test_points_have_the_colours_of_their_file(tmp_path: Path, kind: str, prefix: str, values: str) -> None:
+    names = ("red", "green", "blue") if kind else ()
+    header = "".join(f"property {kind} {prefix}{name}\n" for name in names).encode()
+    (tmp_path / "a.ply").write_bytes(PLY % (b"ascii", 2, header) + f"1 2 3 {values}\n".encode() * 2)
+    content = open_content(tmp_path / "a.ply")
+    assert isinstance(content, PointContent)
+    assert content.colors.tolist() == [[255, 128, 0] if kind else [200] * 3] * 2
+
+
 def glb(tree: dict, length: int | None = None) -> bytes:
     body = json.dumps(tree).encode().ljust(400)
     return struct.pack("<4sIIII", b"glTF", 2, length or 20 + len(body), len(body), 0x4E4F534A) + body

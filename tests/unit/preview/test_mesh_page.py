@@ -1,6 +1,7 @@
 """A page of a mesh: what is in the file, how large it is, and where its cameras are."""
 
 import base64
+import io
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ from PIL import Image
 
 from f3rm_ext.capture.frame import Y_UP
 from f3rm_ext.errors import ConfigError, MeshError
-from f3rm_ext.mesh.mesh_files import write_mesh
+from f3rm_ext.mesh.mesh_files import read_mesh, vertex_colors, write_mesh
 from f3rm_ext.preview.cameras import NamedCamera, overview
 from f3rm_ext.preview.content import open_content
 from f3rm_ext.preview.mesh_page import write_mesh_page
@@ -36,6 +37,13 @@ def parts(page: str) -> tuple[dict[str, Any], bytes]:
     """The content for the script and the mesh of a page."""
     found = {name: text for name, text in re.findall(r'<script type="[^"]*" id="(\w+)">(.*?)</script>', page, re.S)}
     return json.loads(found["content"]), base64.b64decode(found["glb"])
+
+
+def poster_of(page: str) -> np.ndarray:
+    """The picture for browsers without WebGL2, (h, w, 3)."""
+    poster = re.search(r'id="poster" src="data:image/\w+;base64,([^"]*)"', page)
+    assert poster is not None
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(poster[1]))).convert("RGB")).astype(float)
 
 
 def test_a_page_holds_the_mesh_and_the_cameras_y_up(tmp_path: Path, mesh: Path) -> None:
@@ -94,12 +102,29 @@ def test_a_mesh_without_colours_has_a_picture_too(tmp_path: Path) -> None:
     trimesh.creation.icosphere().export(tmp_path / "ball.stl")
     write_mesh_page(tmp_path / "ball.html", open_content(tmp_path / "ball.stl"), [], "Ball")
     page = (tmp_path / "ball.html").read_text()
-    poster = re.search(r'id="poster" src="data:image/\w+;base64,([^"]*)"', page)
-    assert poster is not None
-    (tmp_path / "poster").write_bytes(base64.b64decode(poster[1]))
-    pixels = np.asarray(Image.open(tmp_path / "poster").convert("L"))
-    assert 0.2 < (pixels > 40).mean() < 0.9
+    assert 0.2 < (poster_of(page).mean(axis=2) > 40).mean() < 0.9
     assert re.search(r'data-look="texture"[^>]* hidden', page)
+
+
+@pytest.mark.parametrize("kind", ["faces", "material"])
+def test_colours_of_faces_and_materials_are_those_of_vertices(tmp_path: Path, kind: str) -> None:
+    box = trimesh.creation.icosphere()
+    if kind == "faces":
+        box.visual.face_colors = np.tile([188, 0, 0, 255], (len(box.faces), 1)).astype(np.uint8)
+        box.export(tmp_path / "a.ply")
+    else:  # half of the light
+        material = trimesh.visual.material.PBRMaterial(baseColorFactor=[128, 0, 0, 255])
+        box.visual = trimesh.visual.TextureVisuals(uv=np.zeros((len(box.vertices), 2)), material=material)
+        box.export(tmp_path / "a.glb")
+    content = open_content(next(path for path in tmp_path.iterdir()))
+    write_mesh_page(tmp_path / "a.html", content, [], "Ball")
+    page = (tmp_path / "a.html").read_text()
+    assert not re.search(r'data-look="texture"[^>]* hidden', page)
+    (tmp_path / "page.glb").write_bytes(parts(page)[1])
+    colors = vertex_colors(read_mesh(tmp_path / "page.glb"))
+    assert colors is not None and np.abs(colors.astype(int) - [188, 0, 0]).max() <= 1
+    pixels = poster_of(page)
+    assert ((pixels[..., 0] > 150) & (pixels[..., 1] < 40)).mean() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -109,6 +134,9 @@ def test_a_mesh_without_colours_has_a_picture_too(tmp_path: Path) -> None:
         ({"mesh": Path("a.glb"), "text": ("mug",)}, "--text"),
         ({"mesh": Path("a.glb"), "sh_degree": 0}, "--sh-degree"),
         ({"mesh": Path("a.glb"), "max_loss_db": 0.0}, "--max-loss-db"),
+        ({"mesh": Path("a.glb"), "threshold": 0.7}, "--threshold"),
+        ({"mesh": Path("a.glb"), "negative_exemplar": ("a.jpg",)}, "--negative-exemplar"),
+        ({"mesh": Path("a.glb"), "feature": "clip"}, "--feature"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], said: str) -> None:

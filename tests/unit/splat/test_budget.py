@@ -140,6 +140,18 @@ def run(splat_config: Path) -> SplatRun:
     return load_splat_run(splat_config)
 
 
+def test_colours_brighter_than_white_lose_nothing_on_white(run: SplatRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget = SplatBudget(run, Path("a.ply"))
+    over = torch.full_like(budget.gaussians.features_dc, 3.0)
+    bright = replace(budget.gaussians, features_dc=over, features_rest=torch.zeros_like(budget.gaussians.features_rest))
+    bright = replace(
+        bright, opacities=torch.full_like(bright.opacities, 9.0), scales=torch.full_like(bright.scales, 1.0)
+    )
+    white = lambda batch, background: torch.ones_like(batch["image"])  # noqa: E731
+    monkeypatch.setattr(run.model, "true_colors", white)
+    assert picture(run, bright).max() > 1.2 and budget.psnr(bright) > 60
+
+
 def picture(run: SplatRun, gaussians: Gaussians) -> torch.Tensor:
     scene = SplatScene(gaussians, replace(run.model.config.mip, filter_3d=False))
     return render(scene, PinholeCameras.of(run.photos.cameras[:1])).rasterization.colors

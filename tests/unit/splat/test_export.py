@@ -10,6 +10,7 @@ import torch
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.export.splats import SplatRun, export_run, load_splat_run
+from f3rm_ext.mesh.mesh_files import same_frame
 from f3rm_ext.scripts.cli import main
 from f3rm_ext.splat.files import read_splats
 from f3rm_ext.splat.gaussians import Gaussians
@@ -56,6 +57,8 @@ def test_a_file_with_the_filter_in_it_shows_what_the_run_shows(
     assert (info.render_mode, info.filters_fused, info.count) == (mode, True, 300)
     told = {"made_by: f3rm-ext export splats", "step: 7", "method: sugar-ext-lite", f"dilation_px2: {dilation}"}
     assert told <= set(info.comments) and f"checkpoint: {run.checkpoint.resolve()}" in info.comments
+    record = dict(comment.split(": ", 1) for comment in info.comments)
+    assert same_frame(record, run.frame) and not same_frame(record, replace(run.frame, scale=2 * run.frame.scale))
 
 
 def test_without_the_filter_the_file_has_the_parameters(run: SplatRun, tmp_path: Path) -> None:

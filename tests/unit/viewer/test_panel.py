@@ -263,7 +263,7 @@ def test_a_click_queries_what_it_hits(panel, toy, server, viewer) -> None:
     assert server.scene.callback is None, "a second press gives the mouse back"
     press(panel.ask_07_click)
     click(server, (0, 1, 0))
-    assert panel.store.state.live is None and "nothing where you clicked" in panel.ask_02_status.content
+    assert live(panel) == query and "nothing where you clicked" in panel.ask_02_status.content, "what is shown stays"
     assert not viewer.train_lock.locked()
 
 
@@ -285,6 +285,10 @@ def test_a_click_lights_the_group_that_it_hits(panel, toy, server, viewer) -> No
     press(panel.ask_07_group)
     click(server, (0, 1, 0))
     assert "no group where you clicked" in panel.ask_02_status.content and panel.lit_points()
+    press(panel.ask_04_feature)
+    assert panel.store.state.group is None and "**Group**" not in panel.ask_02_status.content, "of another feature"
+    press(panel.ask_07_group)
+    click(server, (1, 0, -1))
     write(panel, "mug")
     assert viewer.control_panel._output_render.value == "relevancy_overlay"
     press(panel.ask_09_clear)
