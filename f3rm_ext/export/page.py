@@ -70,6 +70,8 @@ class PageContent:
     """Variance that the rasteriser adds, px²."""
     antialiased: bool
     """Whether the rasteriser compensates opacities for the blur."""
+    near: float = 0.01
+    """Depth from which on Gaussians are drawn, scene units."""
     questions: Sequence[Question] = ()
     """At most :data:`MAX_QUESTIONS`, all of one feature."""
     lengths: Float32[np.ndarray, " gaussians"] | None = None
@@ -131,6 +133,7 @@ class PageContent:
             poster=to_bytes(picture.rasterization.colors.clamp(0, 1).cpu().numpy()),
             blur_px2=mip.eps2d,
             antialiased=mip.filter_2d,
+            near=model.config.near_plane,
             questions=[
                 Question(query.name, score_gaussians(model, query), threshold, query.is_relevancy)
                 for query, threshold in queries
@@ -199,6 +202,7 @@ def _draw(content: PageContent, name: str, places: Sequence[Sequence[Place]]) ->
             "up": (np.array([0.0, 0.0, 1.0]) * TO_RUB).tolist(),
             "radius": radius,
             "blur": content.blur_px2,
+            "near": content.near,
             "background": content.background,
             "heat": heat_table(9).tolist(),
             "palette": label_table(MAX_QUESTIONS)[:MAX_QUESTIONS].tolist(),

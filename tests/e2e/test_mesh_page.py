@@ -93,6 +93,19 @@ def test_cameras_see_what_they_saw(page: Any, mesh: Path) -> None:
         page.keyboard.press("n")
 
 
+def test_a_mesh_far_away_is_seen(browser: Any, mesh: Path) -> None:
+    (named, _), out = cameras(), mesh.with_name("far.html")
+    far = named.camera._replace(center=75 * named.camera.center, focal=75 * named.camera.focal)
+    write_mesh_page(out, open_content(mesh), [named._replace(camera=far)], "A box")  # type: ignore[arg-type]
+    page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+    page.goto(out.as_uri())
+    page.locator("body[data-state=shown]").wait_for(timeout=60_000)
+    picture = MeshRenderer(read_mesh(mesh)).render(far)
+    error = np.square(canvas(page) - picture.colors)[picture.covered].mean()
+    page.close()
+    assert picture.covered.mean() > 0.1 and 10 * np.log10(255**2 / error) > 30
+
+
 def test_dragging_turns_and_reset_comes_back(page: Any) -> None:
     first = canvas(page)
     page.mouse.move(WIDTH * 0.6, HEIGHT * 0.4)

@@ -57,12 +57,12 @@ def two_balls(count: int = 400, degree: int = 2) -> Gaussians:
     return Gaussians(means, scales, normal(count, 4), 1 + normal(count, 1), normal(count, 3), rest)
 
 
-def drawn(gaussians: Gaussians, camera: int) -> np.ndarray:
+def drawn(gaussians: Gaussians, camera: int, near: float = 0.01) -> np.ndarray:
     """What the rasteriser draws, (h, w, 3), 0 to 1."""
     one = cameras().take(slice(camera, camera + 1))
     mip = MipOptions(filter_3d=False, eps2d_mip=BLUR)
     with torch.no_grad():
-        output = render(SplatScene(gaussians, mip, background=torch.tensor(BACKGROUND)), one)
+        output = render(SplatScene(gaussians, mip, background=torch.tensor(BACKGROUND), near_plane=near), one)
     return output.outputs()["rgb"].clamp(0, 1).numpy()
 
 
@@ -163,6 +163,45 @@ def test_a_threshold_at_the_end_of_the_scale(browser: Any, file: Path, content: 
     heat = page.picture()
     assert page.page.locator("#threshold-value").text_content() == "0.00" and (heat[..., 0] > heat[..., 2] + 0.1).any()
     page.context.close()
+
+
+def test_gaussians_nearer_than_the_near_plane_are_not_there(browser: Any, file: Path, content: PageContent) -> None:
+    write_page(file.with_name("near.html"), replace(content, near=3.0))
+    page = OpenPage(browser, file.with_name("near.html"))
+    page.does("f3rm.look(0)")
+    assert psnr(page.picture(), drawn(two_balls(), 0, near=3.0)) > 38 > psnr(page.picture(), drawn(two_balls(), 0))
+    picked = page.page.evaluate(f"[...Array({WIDTH}).keys()].map((x) => f3rm.pick(x, {HEIGHT / 2})).filter((at) => at)")
+    depths = [page.page.evaluate(f"f3rm.eye.project({at}, [1, 1, 0, 0])[2]") for at in picked]
+    assert depths and min(depths) > 3.0
+    page.context.close()
+
+
+def test_labels_go_by_scores_whatever_they_are_stored_as(browser: Any, file: Path, content: PageContent) -> None:
+    count = len(content.gaussians)
+    asked = [
+        Question("cosine", np.where(np.arange(count) % 2, 0.95, 0.5).astype(np.float32), 0.4),
+        Question("relevancy", np.full(count, 0.8, np.float32), 0.4, is_relevancy=True),
+    ]
+    write_page(file.with_name("mixed.html"), replace(content, questions=asked, notes=[]))
+    page = OpenPage(browser, file.with_name("mixed.html"))
+    labels = np.array(page.page.evaluate("[...f3rm.labels()]"))
+    best = np.array(page.page.evaluate("[...f3rm.scores[0]].map((level) => level > 200 ? 1 : 2)"))
+    assert labels.tolist() == best.tolist() and 0.4 < (labels == 1).mean() < 0.6
+    page.context.close()
+
+
+def test_what_is_straight_below_is_seen_upright(page: OpenPage) -> None:
+    # One camera looks down from above, another is level; -z is up.
+    for turn in ("[[1, 0, 0], [0, 1, 0], [0, 0, 1]]", "[[1, 0, 0], [0, 0, 1], [0, -1, 0]]"):
+        rows = []
+        for x in (-0.01, 0, 0.01):
+            page.page.evaluate(f"""f3rm.content.cameras[0] = {{...f3rm.content.cameras[0], position: [0, 0, -3],
+              turn: {turn}}}""")
+            page.does(f"f3rm.visit({{at: [{x}, 0, 0], size: 0.1, camera: 0}})")
+            rows.append(page.page.evaluate("f3rm.eye.rows"))
+        np.testing.assert_allclose(np.linalg.det(rows), 1, atol=1e-6)
+        np.testing.assert_allclose(rows, np.broadcast_to(rows[0], (3, 3, 3)), atol=0.02)
+        np.testing.assert_allclose(rows[1][0], [1, 0, 0], atol=1e-6)
 
 
 def test_a_view_straight_down_can_be_turned(page: OpenPage) -> None:

@@ -28,19 +28,11 @@
     fit();
   }
 
-  function save(blob, file) {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = file;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-  }
-
   const actions = {
     previous: () => look(index - 1), next: () => look(index + 1), reset: () => look(0),
     fold: () => body.classList.toggle("folded"),
-    picture: () => { viewer.draw(); viewer.canvas.toBlob((blob) => save(blob, `${name}.png`)); },
-    file: () => save(new Blob([viewer.file]), `${name}.glb`),
+    picture: () => { viewer.draw(); viewer.canvas.toBlob((blob) => saveFile(blob, `${name}.png`)); },
+    file: () => saveFile(new Blob([viewer.file]), `${name}.glb`),
   };
   const keys = { n: "next", p: "previous", r: "reset", h: "fold", c: "picture" };
 

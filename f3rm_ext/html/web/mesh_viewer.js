@@ -14,19 +14,26 @@ document.querySelectorAll("[data-mesh]").forEach(function (holder) {
   }
   var view = JSON.parse(holder.dataset.view), scene = new THREE.Scene(), looks = { texture: [], shape: [] };
   var camera = new THREE.PerspectiveCamera(view.fov_deg || 50, 1, 0.01, 100), controls;
+  var center = new THREE.Vector3(), radius = 1;
   var lamp = new THREE.DirectionalLight(0xffffff, 2.2);
   camera.add(lamp);
   scene.add(camera, new THREE.HemisphereLight(0xffffff, 0x667788, 1.4));
   scene.background = new THREE.Color(0x16191d);
 
   function bytes(text) { return Uint8Array.from(atob(text.trim()), function (c) { return c.charCodeAt(0); }).buffer; }
-  function draw() { renderer.render(scene, camera); }
+  function draw() {
+    // As near to the mesh as they may be, so that depths are told apart from far away too.
+    var away = camera.position.distanceTo(center);
+    camera.near = Math.max(radius / 500, 0.99 * (away - radius));
+    camera.far = away + 1.01 * radius;
+    camera.updateProjectionMatrix();
+    renderer.render(scene, camera);
+  }
   function fit() {
     var width = holder.clientWidth, height = "fill" in holder.dataset ? holder.clientHeight : Math.round(width * 0.62);
     renderer.setPixelRatio(Math.min(window.devicePixelRatio, 2));
     renderer.setSize(width, height);
     camera.aspect = width / height;
-    camera.updateProjectionMatrix();
     draw();
   }
   function look(name) {
@@ -36,8 +43,9 @@ document.querySelectorAll("[data-mesh]").forEach(function (holder) {
     draw();
   }
   function place(model) {
-    var box = new THREE.Box3().setFromObject(model), center = box.getCenter(new THREE.Vector3());
-    var radius = Math.max(box.getSize(new THREE.Vector3()).length() / 2, 1e-6), ahead = new THREE.Vector3(0, 0, -1);
+    var box = new THREE.Box3().setFromObject(model), ahead = new THREE.Vector3(0, 0, -1);
+    box.getCenter(center);
+    radius = Math.max(box.getSize(new THREE.Vector3()).length() / 2, 1e-6);
     if (view.up) camera.up.fromArray(view.up);
     if (view.position) {
       camera.position.fromArray(view.position);
@@ -45,8 +53,6 @@ document.querySelectorAll("[data-mesh]").forEach(function (holder) {
     } else {
       camera.position.copy(center).addScaledVector(ahead, -2.2 * radius);
     }
-    camera.near = radius / 500;
-    camera.far = radius * 50;
     var reach = Math.max(center.clone().sub(camera.position).dot(ahead), 0.3 * radius);
     controls = new THREE.OrbitControls(camera, canvas);
     controls.target.copy(camera.position).addScaledVector(ahead, reach);

@@ -30,11 +30,11 @@ class Eye {
   constructor(up, radius) { Object.assign(this, { up, radius, mode: "orbit" }); }
 
   /** Takes the place of a camera of the capture. */
-  take(view, target) {
+  take(view) {
     this.position = [...view.position];
     this.rows = view.turn.map((row) => [...row]);
     this.view = view;
-    this.target = target || add(this.position, this.forward, Math.max(view.reach, 1e-3));
+    this.target = add(this.position, this.forward, Math.max(view.reach, 1e-3));
   }
 
   get forward() { return this.rows[2]; }
@@ -147,7 +147,9 @@ class SplatPage {
   visit(place) {
     this.eye.take(this.content.cameras[place.camera]);
     const ahead = add(place.at, this.eye.position, -1), forward = unit(ahead);
-    const right = unit(cross(forward, this.content.up));
+    // What is above or below has no upright view, so that the camera's own up counts, or what it looked at.
+    const [, down, before] = this.eye.rows, level = (axis) => Math.abs(dot(forward, axis)) < 0.9;
+    const right = unit(cross(forward, [this.content.up, down.map((value) => -value), before].find(level)));
     this.eye.rows = [right, cross(forward, right), forward];
     const distance = Math.hypot(...ahead), near = Math.min(distance, Math.max(3 * place.size, 0.25 * distance));
     this.eye.position = add(place.at, forward, -near);
@@ -229,8 +231,10 @@ class SplatPage {
     for (let i = 0; i < labels.length; i++) {
       let best = -Infinity;
       for (let q = 0; q < questions.length; q++) {
-        const { low, high } = questions[q], score = low + this.scores[q][i] / 255 * (high - low);
-        if (score >= this.thresholds[q] - 1e-5 * (high - low) && score > best) { best = score; labels[i] = q + 1; }
+        const { low, high, score } = questions[q], stored = low + this.scores[q][i] / 255 * (high - low);
+        if (stored < this.thresholds[q] - 1e-5 * (high - low)) continue;
+        // Logits of relevancies and cosines cannot be compared; scores can.
+        if (score(stored) > best) { best = score(stored); labels[i] = q + 1; }
       }
     }
     return labels;
@@ -269,7 +273,7 @@ class SplatPage {
   saveNotes() {
     const position = (at) => this.content.capture.map((row) => dot(row, at) + row[3]);
     const notes = this.notes.map((note) => ({ text: note.text, position: position(note.at) }));
-    this.save(new Blob([JSON.stringify(notes, null, 1)], { type: "application/json" }), `${this.content.name}-notes.json`);
+    saveFile(new Blob([JSON.stringify(notes, null, 1)], { type: "application/json" }), `${this.content.name}-notes.json`);
   }
 
   // --- the panel and the keys ---
@@ -304,17 +308,9 @@ class SplatPage {
       button.setAttribute("aria-pressed", String(button.dataset.mode === mode)));
   }
 
-  save(blob, name) {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-  }
+  savePicture() { this.draw(); this.canvas.toBlob((blob) => saveFile(blob, `${this.content.name}.png`)); }
 
-  savePicture() { this.draw(); this.canvas.toBlob((blob) => this.save(blob, `${this.content.name}.png`)); }
-
-  saveSplats() { this.save(new Blob([this.splats.file]), `${this.content.name}.spz`); }
+  saveSplats() { saveFile(new Blob([this.splats.file]), `${this.content.name}.spz`); }
 
   listen() {
     const { canvas, eye } = this, fingers = new Map();
@@ -370,7 +366,7 @@ class SplatPage {
     for (let i = 0; i < this.splats.count; i++) {
       if (opacities[i] < 64 || !this.renderer.draws(i)) continue;
       const point = positions.subarray(3 * i, 3 * i + 3), [px, py, depth] = this.eye.project([...point], lens);
-      if (depth > NEAR && depth < best && Math.hypot(px - x, py - y) < 8) { best = depth; found = [...point]; }
+      if (depth > this.renderer.near && depth < best && Math.hypot(px - x, py - y) < 8) { best = depth; found = [...point]; }
     }
     return found;
   }

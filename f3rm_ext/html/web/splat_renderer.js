@@ -3,7 +3,7 @@
 // 2024). Input is an .spz file of version 3. A worker sorts. A second image of the same weights holds scores.
 "use strict";
 
-const NEAR = 0.01, TEXTURE_WIDTH = 2048, MAX_LABELS = 16;
+const TEXTURE_WIDTH = 2048, MAX_LABELS = 16;
 const LOOKS = { photo: 0, heat: 1, labels: 2 };
 /** What is shown: pixels by the score that they blend to ("only", "hide"), or Gaussians by their own ("keep", "drop"). */
 const PARTS = { all: 0, only: 1, hide: 2, keep: 3, drop: 4 };
@@ -60,7 +60,7 @@ uniform mat3 turn;       // scene to camera: right, down, forward
 uniform vec3 eye;
 uniform vec4 lens;       // fx, fy, cx, cy, pixels
 uniform vec2 size;       // pixels
-uniform float blur, threshold;
+uniform float blur, threshold, near;
 uniform bool compensate;
 uniform int degree, look, part;
 uniform vec3 palette[${MAX_LABELS}];
@@ -125,7 +125,7 @@ void main() {
   int i = int(index);
   uvec4 first = texelFetch(shapes, texel(2 * i), 0), second = texelFetch(shapes, texel(2 * i + 1), 0);
   vec3 mean = uintBitsToFloat(first.xyz), at = turn * (mean - eye);
-  if (at.z <= ${NEAR}) return;
+  if (at.z <= near) return;
   vec3 score = texelFetch(scores, texel(i), 0).rgb;  // with label and weight
   bool chosen = score.r >= threshold - 1e-5;
   if ((part == ${PARTS.keep} && !chosen) || (part == ${PARTS.drop} && chosen)) return;
@@ -216,10 +216,10 @@ class SplatRenderer {
   /**
    * @param weights of the Gaussians' scores when they are blended, 0 to 255.
    * @throws {Error} if the browser has no WebGL2, or less of it than is needed. */
-  constructor(canvas, splats, weights, { blur, background, heat, palette }) {
+  constructor(canvas, splats, weights, { blur, near, background, heat, palette }) {
     const gl = canvas.getContext("webgl2", { antialias: false, alpha: false, preserveDrawingBuffer: true });
     if (!gl) throw new Error("WebGL2 is missing");
-    Object.assign(this, { canvas, gl, splats, background, blur });
+    Object.assign(this, { canvas, gl, splats, background, blur, near });
     this.exact = Boolean(gl.getExtension("EXT_color_buffer_float") || gl.getExtension("EXT_color_buffer_half_float"));
     this.look = "photo"; this.part = "all"; this.threshold = 0; this.range = [0, 1];
     this.splatProgram = this.program(SPLAT_VERTEX, SPLAT_FRAGMENT);
@@ -331,7 +331,7 @@ class SplatRenderer {
     return new Promise((resolve) => {
       if (this.busy) { this.waiting?.resolve(); this.waiting = { axis, resolve }; return; }
       this.busy = resolve;
-      this.worker.postMessage({ axis, near: NEAR });
+      this.worker.postMessage({ axis, near: this.near });
     });
   }
 
@@ -345,7 +345,7 @@ class SplatRenderer {
       const next = this.waiting;
       this.waiting = null;
       this.busy = next.resolve;
-      this.worker.postMessage({ axis: next.axis, near: NEAR });
+      this.worker.postMessage({ axis: next.axis, near: this.near });
     }
     resolve();
   }
@@ -373,6 +373,7 @@ class SplatRenderer {
     gl.uniform4fv(splat.at("lens"), camera.lens);
     gl.uniform2f(splat.at("size"), canvas.width, canvas.height);
     gl.uniform1f(splat.at("blur"), this.blur);
+    gl.uniform1f(splat.at("near"), this.near);
     gl.uniform1f(splat.at("threshold"), this.threshold);
     gl.uniform1i(splat.at("compensate"), this.splats.antialiased ? 1 : 0);
     gl.uniform1i(splat.at("degree"), this.splats.degree);

@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +12,9 @@ from torch.nn import functional
 
 from f3rm_ext.data.confidence import confidence, ray_information, uncertainty
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
-from f3rm_ext.export.confidence import _camera_path, _describe
+from f3rm_ext.export.confidence import Measurement, _camera_path, _describe, _strips
+from f3rm_ext.export.splats import load_splat_run
+from f3rm_ext.html.page import Picture
 from f3rm_ext.query.run import read_camera_path
 from f3rm_ext.splat.gaussians import Gaussians
 from f3rm_ext.splat.mip import MipOptions
@@ -140,6 +144,17 @@ def test_words_lead_to_a_camera(position: list[float], direction: list[float], w
     camera = _cameras(torch.tensor([position]), torch.tensor([direction]))
     # The reach of the cameras is 6.6 here, and steps of 2 % of it are not told.
     assert _describe(camera, views, ["a.jpg", "b.jpg", "c.jpg"], 0.5) == (words, 1)
+
+
+def test_transparent_photos_are_shown_over_the_background(splat_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, shown = load_splat_run(splat_config), list[np.ndarray]()
+    dataset, background = run.manager.train_dataset, torch.tensor([0.2, 0.4, 0.6])
+    hidden = torch.tensor([255, 0, 255, 0], dtype=torch.uint8).expand(*dataset.picture(0).pixels.shape[:2], 4)
+    monkeypatch.setattr(dataset, "picture", lambda index: SimpleNamespace(pixels=hidden))
+    monkeypatch.setattr(run.model, "background", background)
+    monkeypatch.setattr(Picture, "from_array", lambda pixels: shown.append(pixels) or Picture("", 1, 1))
+    _strips(run, Measurement(torch.ones(run.model.num_gaussians), 1.0, 0.0, []))
+    assert len(shown) >= 3 and all((photo == [51, 102, 153]).all() for photo in shown[::3])
 
 
 def test_a_camera_path_leads_to_each_camera(tmp_path: Path) -> None:
