@@ -153,6 +153,11 @@ class PageContent:
         lengths = None if self.lengths is None else self.lengths[rows.numpy()]
         return replace(self, gaussians=gaussians, questions=questions, lengths=lengths)
 
+    def drop_faint(self) -> "PageContent":
+        """Returns the content without Gaussians that the page's shader does not draw; all where it draws none."""
+        rows = torch.nonzero(self.gaussians.alphas() >= MIN_ALPHA)[:, 0]
+        return self.take(rows, self.gaussians.sh_degree) if len(rows) else self
+
     def to_score_bytes(self) -> bytes:
         """Returns the scores of all questions, and then the weights of the Gaussians in 255ths of the largest."""
         if not self.questions:
@@ -166,7 +171,7 @@ def page_size(content: PageContent, name: str) -> int:
     """Returns the size in bytes of the page of this name, or a little more: its places are found at last, and are
     counted as long as any."""
     places = [[_LONGEST_PLACE] * MAX_PLACES for _ in content.questions]
-    return len(_draw(content, name, places))
+    return len(_draw(content.drop_faint(), name, places))
 
 
 def write_page(out: Path, content: PageContent) -> PageInfo:
@@ -176,9 +181,8 @@ def write_page(out: Path, content: PageContent) -> PageInfo:
         ConfigError: a note has no place, or the file cannot be written.
         SplatFileError: the Gaussians have values that are NaN or infinite.
     """
-    gaussians, _, _ = check_values(content.gaussians, out, action="would get")
-    # The page's shader draws nothing fainter.
-    content = content.take(torch.nonzero(gaussians.alphas() >= MIN_ALPHA)[:, 0], gaussians.sh_degree)
+    check_values(content.gaussians, out, action="would get")
+    content = content.drop_faint()
     places = [
         find_places(content.gaussians, question.matches(), content.cameras, content.frame.scale)
         for question in content.questions

@@ -200,6 +200,11 @@ def test_no_page_is_larger_than_it_was_measured(tmp_path: Path, content: PageCon
     write_page(tmp_path / "room.html", content)
     assert len(content_of(tmp_path / "room.html")["questions"][0]["places"]) == 5
     assert 0 <= size - (tmp_path / "room.html").stat().st_size < 1000
+    content.gaussians.opacities[10:] = -9.0
+    assert page_size(content, "room") < size, "what is never drawn does not count"
+    content.gaussians.opacities[:] = -9.0
+    assert page_size(content, "room") >= len(content.gaussians)
+    assert write_page(tmp_path / "room.html", content).count == len(content.gaussians)
 
 
 def test_weights_of_scores_are_the_lengths_of_features(content: PageContent) -> None:
