@@ -19,7 +19,7 @@ from f3rm_ext.query.exemplar import Example, take_example
 from f3rm_ext.query.options import Region
 from f3rm_ext.query.queryable import QueryHead
 from f3rm_ext.query.run import Photos
-from f3rm_ext.utils.pictures import UNREADABLE, open_photo, turn_upright
+from f3rm_ext.utils.pictures import UNREADABLE, open_photo, to_eight_bits, turn_upright
 
 DEFAULT_NEGATIVES = ("object", "things", "stuff", "texture")
 """LERF's canonical phrases: the negatives of a text unless the user names others."""
@@ -183,9 +183,8 @@ def read_upright(path: Path) -> UInt8[np.ndarray, "h w 3"]:
     """
     try:
         with open_photo(path) as image:
-            upright = turn_upright(image)
-            transparent = upright.mode in ("RGBA", "LA", "PA") or "transparency" in upright.info
-            return blend_background(np.asarray(upright.convert("RGBA" if transparent else "RGB")))
+            pixels = to_eight_bits(turn_upright(image))
+            return blend_background(np.asarray(pixels if pixels.mode == "RGBA" else pixels.convert("RGB")))
     except FileNotFoundError as error:
         raise ConfigError(
             f"There is no image {str(path)!r}, neither among the photos of the capture nor as a file: check its name."

@@ -17,7 +17,7 @@ from PIL.ExifTags import IFD, Base
 from f3rm_ext.capture.images import COPY_FACTORS, name_some
 from f3rm_ext.errors import CaptureError, reason_of
 from f3rm_ext.utils.output_folder import SUMMARY, file_names
-from f3rm_ext.utils.pictures import TURNS, UNREADABLE, open_photo, turn_upright
+from f3rm_ext.utils.pictures import TURNS, UNREADABLE, open_photo, to_eight_bits, turn_upright
 from f3rm_ext.utils.provenance import MADE_BY, read_provenance
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".avif", ".heic", ".heif"}
@@ -170,7 +170,7 @@ def _convert(path: Path, image: Image.Image, max_size: int) -> Photo:
     format_, stored_size, original_mode = image.format or "", image.size, image.mode
     turned, upright = exif.get(Base.Orientation) in TURNS, turn_upright(image)
     reduced = bool(max_size) and max(upright.size) > max_size
-    pixels = _to_eight_bits(upright)
+    pixels = to_eight_bits(upright)
     if reduced:
         pixels.thumbnail((max_size, max_size), Image.Resampling.LANCZOS)
     alpha = np.asarray(pixels.getchannel("A")) >= 128 if pixels.mode == "RGBA" else None
@@ -242,19 +242,6 @@ def _reduced_focal_px(details: Mapping[int, Any], size: tuple[int, int]) -> floa
         return None
     focal_px = focal_mm * pixels_per_mm * scale
     return focal_px if is_reduced and np.isfinite(focal_px) and focal_px > 0 else None
-
-
-def _to_eight_bits(image: Image.Image) -> Image.Image:
-    """The image as L, RGB or RGBA with 8 bits."""
-    if image.mode in ("L", "RGB", "RGBA"):
-        return image.copy() if image.mode != "RGB" or "transparency" not in image.info else image.convert("RGBA")
-    if image.mode.startswith("I") or image.mode == "F":
-        values = np.asarray(image, dtype=np.float64)
-        top = 65535.0 if image.mode != "F" and values.max() > 255 else max(float(values.max()), 1.0)
-        return Image.fromarray(np.rint(255 * np.clip(values / top, 0, 1)).astype(np.uint8))
-    if image.mode in ("LA", "PA") or "transparency" in image.info:
-        return image.convert("RGBA")
-    return image.convert("L" if image.mode == "1" else "RGB")
 
 
 def find_masks(folder: Path, photos: Sequence[Path], images: Path) -> dict[Path, Path]:

@@ -65,10 +65,23 @@ def _prepare_heif(path: Path) -> None:
     heif.register_heif_opener()
 
 
+def to_eight_bits(image: Image.Image) -> Image.Image:
+    """Returns a copy of an image as L, RGB or RGBA with 8 bits, where Pillow would cut off all that is above 255."""
+    if image.mode in ("L", "RGB", "RGBA") and "transparency" not in image.info:
+        return image.copy()
+    if image.mode.startswith("I") or image.mode == "F":
+        values = np.asarray(image, dtype=np.float64)
+        top = 65535.0 if image.mode != "F" and values.max() > 255 else max(float(values.max()), 1.0)
+        return Image.fromarray(np.rint(255 * np.clip(values / top, 0, 1)).astype(np.uint8))
+    if image.mode in ("LA", "PA") or "transparency" in image.info:
+        return image.convert("RGBA")
+    return image.convert("L" if image.mode == "1" else "RGB")
+
+
 def read_picture(path: Path) -> UInt8[np.ndarray, "h w 3"]:
     """Reads an image file as RGB."""
     with Image.open(path) as image:
-        return np.asarray(image.convert("RGB"))
+        return np.asarray(to_eight_bits(image).convert("RGB"))
 
 
 def pick_evenly(count: int, most: int) -> list[int]:

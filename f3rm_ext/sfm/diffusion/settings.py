@@ -5,6 +5,7 @@ understood: ``dataset.category`` for ``dataset.shape``, ``train.…`` for ``trai
 """
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -65,7 +66,7 @@ class TrainingSettings:
     num_workers: int = 8
     """Number of processes that read data; 0 reads in the training process."""
     seed: int = 0
-    """Seed of all random numbers, 0 or more."""
+    """Seed of all random numbers, 0 to 2⁶³ - 1."""
 
 
 @dataclass
@@ -177,6 +178,8 @@ PRESETS: dict[Preset, tuple[str, ...]] = {
 """The two published stages, for 8 processes."""
 CHECKPOINTS = "checkpoints"
 """Folder in that of the run."""
+MOST_SEED = 2**63 - 1
+"""Largest seed of a generator."""
 _ALIASES = {"dataset.category": "dataset.shape", "hydra.run.dir": "run_dir"}
 _PUBLISHED_VALUES: Mapping[str, bool | int | float | str | None] = {
     "training.interval_visualize": None,
@@ -325,6 +328,10 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(f"{key} is {value}, but must be at least {least}.")
     if not 0 < training.beta2 < 1:
         raise ConfigError(f"training.beta2 is {training.beta2}, but must lie between 0 and 1.")
+    if not 0 < training.lr < math.inf:
+        raise ConfigError(f"training.lr is {training.lr}, but must be a positive number, such as 1e-4.")
+    if training.seed > MOST_SEED:
+        raise ConfigError(f"training.seed is {training.seed}, but must be at most {MOST_SEED}.")
     if data.name != "co3d":
         raise ConfigError(f"dataset.name is {data.name}, but co3d is the only data set: convert yours to its format.")
     if data.image_size < 14 or data.image_size % 14:

@@ -2,11 +2,13 @@
 
 import base64
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from f3rm_ext.query.encoders import read_upright
 from f3rm_ext.utils import pictures
 
 
@@ -32,6 +34,15 @@ def test_marks_are_drawn_on_a_copy() -> None:
     box = pictures.mark_box(photo, 10, 20, 30, 50)
     assert (box[9, 20:50] == 255).all() and (box[30, 20:50] == 255).all()
     assert (box[10:30, 20:50] == 128).all(), "the region itself is untouched"
+
+
+@pytest.mark.parametrize(("suffix", "kind"), [("png", np.uint16), ("tif", np.uint16), ("tif", np.float32)])
+def test_pictures_of_more_than_eight_bits_keep_their_levels(tmp_path: Path, suffix: str, kind: type) -> None:
+    levels = (4 * np.indices((20, 30)).sum(axis=0)).astype(np.uint8)
+    values = levels.astype(kind) * 257 if kind is np.uint16 else levels.astype(kind) / 255
+    Image.fromarray(values).save(tmp_path / f"grey.{suffix}")
+    np.testing.assert_array_equal(pictures.read_picture(tmp_path / f"grey.{suffix}"), levels[..., None].repeat(3, 2))
+    np.testing.assert_array_equal(read_upright(tmp_path / f"grey.{suffix}"), levels[..., None].repeat(3, 2))
 
 
 @pytest.mark.parametrize(
