@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm.cameras import CameraSet, PyTorch3DCameras
 from f3rm_ext.sfm.rays import cell_ndc, fill_holes, render_maps, scene_scale
+from f3rm_ext.utils.output_file import replace_file
 from f3rm_ext.utils.pictures import UNREADABLE
 
 UNSEEN = frozenset(
@@ -104,8 +105,9 @@ def read_depth(path: Path) -> Float[np.ndarray, "h w"]:
 
 
 def write_depth(path: Path, depth: Float[np.ndarray, "h w"]) -> None:
-    """Writes a depth map as CO3D has it."""
-    Image.fromarray(depth.astype(np.float16).view(np.uint16)).save(path, "PNG")
+    """Writes a depth map as CO3D has it. Raises ConfigError if the file cannot be written."""
+    with replace_file(path, "--output") as stream:
+        Image.fromarray(depth.astype(np.float16).view(np.uint16)).save(stream, "PNG")
 
 
 class Co3dScenes(Dataset[SceneSample]):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from nerfstudio.cameras.cameras import CAMERA_MODEL_TO_TYPE, CameraType
 from PIL import Image
 
 from f3rm_ext.capture.checks import DISTORTION
@@ -14,7 +15,7 @@ from f3rm_ext.capture.ground_truth import bounding_box
 from f3rm_ext.errors import CaptureError, ConfigError
 from f3rm_ext.sfm.capture_cameras import CaptureCameras, has_depth, read_capture_cameras, read_depth
 from f3rm_ext.sfm.diffusion.co3d import CAMERA_KEYS, IMAGES, Split, depth_path, list_path, write_depth
-from f3rm_ext.utils.atomic_files import write_atomic
+from f3rm_ext.utils.output_file import replace_file, write_file
 from f3rm_ext.utils.pictures import UNREADABLE, read_picture
 from f3rm_ext.utils.provenance import require_ours, sign_gzip
 
@@ -32,8 +33,7 @@ Frames = dict[str, list[dict[str, Any]]]
 def write_list(root: Path, category: str, split: Split, sequences: Frames) -> Path:
     """Writes the list of a category: for each sequence its frames."""
     path = list_path(root, category, split)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, sign_gzip(json.dumps(sequences).encode(), COMMAND))
+    write_file(path, sign_gzip(json.dumps(sequences).encode(), COMMAND), "--output")
     return path
 
 
@@ -46,15 +46,16 @@ def require_own_lists(root: Path, category: str) -> None:
 def convert_captures(
     captures: Sequence[Path], root: Path, category: str, on_image: Callable[[int], None] = lambda count: None
 ) -> dict[Split, int]:
-    """Writes captures with depth as sequences of one category. Held-out images go to the test list.
+    """Writes captures with depth as sequences of one category. Held-out images go to the test list. Those that a
+    capture's list of training images leaves out are not written.
 
     Args:
-        captures: nerfstudio captures whose frames have depth maps, without distortion.
+        captures: nerfstudio captures whose frames have depth maps, by perspective cameras without distortion.
         root: folder that training gets as ``dataset.path``.
 
     Raises:
         CaptureError: a capture has no depth, is distorted, or lacks a file.
-        ConfigError: another program wrote a list of the category.
+        ConfigError: another program wrote a list of the category, or the folder cannot be written.
     """
     require_own_lists(root, category)
     lists: dict[Split, Frames] = {"train": {}, "test": {}}
@@ -64,20 +65,21 @@ def convert_captures(
         _require_depth_and_pinholes(capture, data)
         name = f"{number:03d}_{capture.folder.resolve().name}"
         folder = root / IMAGES / category / name
-        for part in ("images", "depths"):
-            (folder / part).mkdir(parents=True, exist_ok=True)
         cameras = capture.cameras.to_pytorch3d()
-        held_out = set(capture.frames[0].get("test_filenames", ())) | set(capture.frames[0].get("val_filenames", ()))
+        split_of = _read_splits(capture)
         for index, frame in enumerate(capture.frames):
+            split = split_of(Path(frame["file_path"]))
+            if split is None:
+                continue
             file = f"frame{index:06d}.jpg"
             photo = capture.folder / frame["file_path"]
             try:
                 pixels = read_picture(photo)
             except UNREADABLE as error:
                 raise CaptureError(f"The image {photo} cannot be read ({error}): copy it back.") from error
-            Image.fromarray(pixels).save(folder / "images" / file, quality=95)
+            with replace_file(folder / "images" / file, "--output") as stream:
+                Image.fromarray(pixels).save(stream, "JPEG", quality=95)
             write_depth(depth_path(folder / "images" / file), read_depth(frame, capture.folder))
-            split: Split = "test" if frame["file_path"] in held_out else "train"
             lists[split].setdefault(name, []).append(
                 {
                     "filepath": f"{category}/{name}/images/{file}",
@@ -92,10 +94,31 @@ def convert_captures(
     return {split: sum(map(len, lists[split].values())) for split in _SPLITS}
 
 
+def _read_splits(capture: CaptureCameras) -> Callable[[Path], Split | None]:
+    """Returns what tells the list of an image; None for those in none of a capture that lists its training images."""
+    lists = {
+        name: {Path(path) for path in capture.frames[0][f"{name}_filenames"]}
+        for name in ("train", "val", "test")
+        if f"{name}_filenames" in capture.frames[0]
+    }
+
+    def split_of(path: Path) -> Split | None:
+        if any(path in lists.get(name, ()) for name in ("val", "test")):
+            return "test"
+        return "train" if path in lists.get("train", (path,)) else None
+
+    return split_of
+
+
 def _require_depth_and_pinholes(capture: CaptureCameras, data: Path) -> None:
     if not has_depth(capture, range(len(capture.frames))):
         raise CaptureError(f"{data} has frames without depth_file_path: endpoints of rays are made of depth maps.")
     for frame in capture.frames:
+        model = frame.get("camera_model", "OPENCV")
+        if CAMERA_MODEL_TO_TYPE.get(model) != CameraType.PERSPECTIVE:
+            raise CaptureError(
+                f"{data} has cameras of the model {model}, but CO3D's are pinholes: make perspective images first."
+            )
         if np.any(np.concatenate([np.ravel(frame.get(key, 0.0)) for key in DISTORTION])):
             raise CaptureError(f"{data} has lens distortion, but CO3D's cameras have none: undistort its images first.")
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,39 @@ def test_bad_data_is_told(room: Path, tmp_path: Path, tiny_capture: Path) -> Non
     bad.mkdir()
     meta = json.loads((tiny_capture / "transforms.json").read_text())
     for more, says in (({"k1": 0.1}, "lens distortion"), ({"distortion_params": [0.1] + [0] * 5}, "lens distortion"),
+                       ({"camera_model": "OPENCV_FISHEYE"}, "OPENCV_FISHEYE"),
+                       ({"camera_model": "EQUIRECTANGULAR"}, "perspective images"),
                        ({}, "image .*bad.* cannot be read")):  # fmt: skip
         (bad / "transforms.json").write_text(json.dumps({**meta, **more}))
         with pytest.raises(CaptureError, match=says):
             co3d_lists.convert_captures([bad], tmp_path / "out", "room")
+
+
+def test_held_out_images_are_told_by_their_paths_and_unlisted_ones_left_out(tiny_capture: Path, tmp_path: Path) -> None:
+    room = tmp_path / "room"
+    shutil.copytree(tiny_capture, room)
+    meta = json.loads((room / "transforms.json").read_text())
+    names = [frame["file_path"] for frame in meta["frames"]]
+    for frame in meta["frames"]:
+        frame["file_path"] = "./" + frame["file_path"]
+    for key in ("val_filenames", "test_filenames"):
+        meta.pop(key, None)
+    meta |= {"train_filenames": names[:5], "val_filenames": names[5:6], "test_filenames": names[6:8]}
+    (room / "transforms.json").write_text(json.dumps(meta))
+    assert co3d_lists.convert_captures([room], tmp_path / "out", "room") == {"train": 5, "test": 3}
+    with gzip.open(co3d.list_path(tmp_path / "out", "room", "test")) as stream:
+        (held_out,) = json.load(stream).values()
+    assert [Path(frame["filepath"]).stem for frame in held_out] == ["frame000005", "frame000006", "frame000007"]
+    del meta["train_filenames"]
+    (room / "transforms.json").write_text(json.dumps(meta))
+    assert co3d_lists.convert_captures([room], tmp_path / "out", "room") == {"train": len(names) - 3, "test": 3}
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tiny_capture: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(ConfigError, match="--output"):
+            co3d_lists.convert_captures([tiny_capture], out, "room")
 
 
 def make_co3d(root: Path, category: str = "apple") -> Path:
