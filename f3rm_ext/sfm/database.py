@@ -8,6 +8,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -108,13 +109,21 @@ class FeatureDatabase:
         with self.open() as database:
             return {image.name: image.image_id for image in database.read_all_images()}
 
-    def add_photos(self, cameras: Mapping[str, str], model: str, focal_px: Mapping[str, float]) -> None:
+    def add_photos(
+        self,
+        cameras: Mapping[str, str],
+        model: str,
+        focal_px: Mapping[str, float],
+        predicted_px: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         """Adds the photos that the database does not have. A killed call leaves the database as it was.
 
         Args:
             cameras: for each photo a text that is the same for photos that share a camera.
             model: camera model, or ``auto``.
-            focal_px: focal lengths that are known, px; otherwise EXIF tells, or 1.2 times the longest side is a start.
+            focal_px: focal lengths that are known, px; otherwise EXIF tells.
+            predicted_px: focal lengths of cameras without a known one, px; otherwise 1.2 times the longest side is a
+                start.
         """
         pycolmap = colmap()
         known: dict[str, int] = {}
@@ -142,6 +151,7 @@ class FeatureDatabase:
                     options.existing_camera_id = min(shared)
                 pycolmap.import_images(fresh, self.images, pycolmap.CameraMode.SINGLE, new, options)
             _set_focal_lengths(fresh, focal_px)
+            _set_focal_lengths(fresh, predicted_px, replace=False)
             os.replace(fresh, self.path)
 
     def find_features(self, names: Sequence[str], count: Count) -> None:
@@ -218,8 +228,12 @@ def _model_name(model: str, num_photos: int) -> str:
     return model.upper().replace("-", "_")
 
 
-def _set_focal_lengths(path: Path, focal_px: Mapping[str, float]) -> None:
-    """Gives each camera the median of the focal lengths that are known for its photos."""
+def _set_focal_lengths(path: Path, focal_px: Mapping[str, float], replace: bool = True) -> None:
+    """Gives each camera the median of these focal lengths of its photos.
+
+    Args:
+        replace: also where the camera has one, as from EXIF.
+    """
     if not focal_px:
         return
     with contextlib.closing(colmap().Database.open(path)) as database:
@@ -229,6 +243,8 @@ def _set_focal_lengths(path: Path, focal_px: Mapping[str, float]) -> None:
                 of_camera[image.camera_id].append(focal_px[image.name])
         for camera_id, values in of_camera.items():
             camera = database.read_camera(camera_id)
+            if camera.has_prior_focal_length and not replace:
+                continue
             camera.has_prior_focal_length = True
             _update_focal_length(database, camera, float(np.median(values)))
 

@@ -24,7 +24,7 @@ class PredictedPoses:
     """World to camera, OpenCV axes (x right, y down, looking along +z), by file name of the photo. The unit of the
     world is free. Photos may be missing."""
     focal_px: Mapping[str, float] = field(default_factory=dict)
-    """Focal length in pixels by file name. Where it is missing, it comes from EXIF or from COLMAP's guess."""
+    """Focal length in pixels by file name. What EXIF tells counts first; where both are missing, COLMAP guesses."""
 
 
 @runtime_checkable
@@ -40,6 +40,15 @@ class PoseEstimator(Protocol):
         Args:
             images: Upright 8-bit photos, JPEG or PNG, in the order of their names or of time.
         """
+        ...
+
+
+@runtime_checkable
+class StampedEstimator(PoseEstimator, Protocol):
+    """A front end whose predictions depend on more than the photos."""
+
+    def stamp(self) -> str:
+        """Returns what identifies the rest, such as its weights: captures are made again where it changes."""
         ...
 
 

@@ -10,7 +10,7 @@ from f3rm_ext.errors import CaptureError
 from f3rm_ext.sfm import capture_writer, quality
 from f3rm_ext.sfm.config import ProcessConfig
 from f3rm_ext.sfm.database import FeatureDatabase, redirect_stderr
-from f3rm_ext.sfm.estimators import PredictedPoses, build_estimator, predict_poses
+from f3rm_ext.sfm.estimators import PredictedPoses, StampedEstimator, build_estimator, predict_poses
 from f3rm_ext.sfm.mapping import align_with_gps, level_positions, refine_predicted
 from f3rm_ext.sfm.pairs import choose_pairs
 from f3rm_ext.sfm.report import write_report
@@ -53,11 +53,13 @@ class Processing:
         config = self.config
         config.check()
         estimator = build_estimator(config.method)
+        stamp = [estimator.stamp()] if isinstance(estimator, StampedEstimator) else []
         sources = find_sources(config, self.say)
         work = WorkFolder(config.output)
         with work.hold():
             values = {name: str(v.resolve()) if isinstance(v, Path) else v for name, v in asdict(config).items()}
             options = {name: value for name, value in values.items() if name not in _NON_FEATURE_OPTIONS}
+            options["method"] = " ".join([config.method, *stamp])
             stamps = {name: source.stamp for name, source in sources.items()}
             if config.video is not None:
                 options["video"], stamps = f"{options['video']} {file_stamp(config.video)}", None
@@ -97,7 +99,7 @@ class Processing:
                 )
             cameras = dict.fromkeys(cameras, "one")
         known_px = {name: values["focal_px"] for name, values in work.photos.items() if "focal_px" in values}
-        database.add_photos(cameras, config.camera_model, predicted.focal_px if predicted else known_px)
+        database.add_photos(cameras, config.camera_model, known_px, predicted.focal_px if predicted else {})
         database.find_features(list(work.photos), partial(self.show, FEATURES))
         matching, pairs = choose_pairs(config.matching, database, list(work.photos), config.video is not None)
         database.match(pairs, partial(self.show, MATCHING))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.sfm.cameras import CameraSet
 from f3rm_ext.sfm.capture_cameras import read_capture_cameras
@@ -69,12 +70,25 @@ def test_predicted_poses_are_refined(
     depth = true.centers.norm(dim=1)[:, None, None].expand(-1, 3, 3)
     maps = render_maps(crops, depth, 1 / float(depth[0, 0, 0])).float()
 
-    monkeypatch.setenv(estimator.WEIGHTS, "stand-in")
-    monkeypatch.setattr(estimator, "read_weights", lambda path: {})
+    read: list[Path] = []
+    weights = tmp_path / "stand-in"
+    weights.write_bytes(b"first")
+    monkeypatch.setenv(estimator.WEIGHTS, str(weights))
+    monkeypatch.setattr(estimator, "read_weights", lambda path: read.append(path) or {})
     monkeypatch.setattr(estimator, "image_side_px", lambda path: 42)
     monkeypatch.setattr(estimator, "build_model", lambda state: KnowsThePhotos(maps))
     out = tmp_path / "capture"
-    f3rm_ext("sfm", "process", "--images", folder, "--output", out, "--method", "diffusionsfm").succeeds()
+    command = ("sfm", "process", "--images", folder, "--output", out, "--method", "diffusionsfm")
+    f3rm_ext(*command).succeeds()
+    f3rm_ext(*command).succeeds()
+    assert read == [weights], "the second call has nothing to do"
+    weights.write_bytes(b"trained again")
+
+    def refuse(state: object) -> None:
+        raise ConfigError("These are other weights.")
+
+    monkeypatch.setattr(estimator, "build_model", refuse)
+    assert "other weights" in f3rm_ext(*command).refuses()
     assert len(json.loads((out / "transforms.json").read_text())["frames"]) == PHOTOS
     found = read_capture_cameras(out).cameras
     metrics = compare_poses(

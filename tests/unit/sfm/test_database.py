@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -39,6 +40,22 @@ def test_two_cameras_in_one_folder(database: FeatureDatabase) -> None:
     assert found.keys() == wanted.keys() and len({camera for camera, *_ in found.values()}) == 2
     assert {found["0.png"][1:], found["23.png"][1:]} == {("OPENCV", 1.2 * 64)}
     assert {found["24.png"][1:], found["25.png"][1:]} == {("SIMPLE_RADIAL", 72.0)}
+
+
+def test_a_predicted_focal_length_counts_where_no_other_is_known(database: FeatureDatabase) -> None:
+    for number, tags in ((1, {37386: 5.0, 41989: 45}), (2, {37386: 5.0})):  # 45 mm as on film; 5 mm alone
+        exif = Image.Exif()
+        exif.get_ifd(0x8769).update(tags)
+        Image.new("RGB", (64, 48)).save(database.images / f"{number}.jpg", exif=exif)
+    wanted = {name: name for name in ("0.png", "1.jpg", "2.jpg", "3.png")}
+    database.add_photos(wanted, "auto", {"0.png": 70.0}, dict.fromkeys(wanted, 50.0))
+    found = {name: focal for name, (*_, focal) in cameras_of(database).items()}
+    assert found == {
+        "0.png": 70.0,
+        "1.jpg": pytest.approx(45 * 80 / np.hypot(36, 24), rel=1e-3),
+        "2.jpg": 50.0,
+        "3.png": 50.0,
+    }
 
 
 def test_photos_that_come_later_share_the_camera_and_the_rest_stays(database: FeatureDatabase) -> None:
