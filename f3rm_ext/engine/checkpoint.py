@@ -23,7 +23,8 @@ from f3rm_ext.utils.atomic_files import sync_folder
 SPARES = 1
 """Checkpoints kept besides the newest with ``save_only_latest_checkpoint``, in case the newest is damaged."""
 
-_NAME = re.compile(r"step-(\d+)\.ckpt")
+_NAME = re.compile(r"step-(\d+)\.ckpt|ckpt_(\d+)\.pth")
+"""Names by nerfstudio, and by `f3rm-ext sfm train`, which has those of the released code."""
 _WRITE_FAILURES = ("PytorchStreamWriter", "unexpected pos")
 
 
@@ -55,7 +56,7 @@ def parse_step(path: Path) -> int | None:
     (123, None)
     """
     match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else None
+    return int(match[1] or match[2]) if match else None
 
 
 def folder_of(load_config: Path, name: str = "nerfstudio_models") -> Path:
@@ -213,9 +214,9 @@ def load(path: Path, needed: Collection[str] = ("step", "pipeline", "optimizers"
 
 def _stale_files(run: Path) -> Iterator[Path]:
     """Yields temporary files of processes that were killed while writing."""
-    for path in run.glob(".step-*.ckpt.*.tmp"):
-        pid = path.name.split(".")[-2]
-        if pid.isdigit() and not _is_running(int(pid)):
+    for path in run.glob(".*.tmp"):
+        name, _, pid = path.name[1 : -len(".tmp")].rpartition(".")
+        if parse_step(Path(name)) is not None and pid.isdigit() and not _is_running(int(pid)):
             yield path
 
 

@@ -27,26 +27,13 @@ from f3rm_ext.moco.weights import export
 from f3rm_ext.profiling.memory import MIB, peak_bytes, reset_peak, resident_bytes
 from f3rm_ext.utils.console import image_progress, say
 from f3rm_ext.utils.provenance import require_own_folder
-from f3rm_ext.utils.signals import handle_signals
+from f3rm_ext.utils.signals import Interrupt, handle_signals
 
 _STATE_KEYS = ("step", "plan", "fingerprint", "query", "key", "predictor", "queue", "optimizer")
 COLLAPSED = 0.1
 """Spread below which the outputs are nearly the same for all images."""
 _LOG_EVERY = 10
 _MAX_NAMED = 5
-
-
-@dataclass
-class _Interrupt:
-    """The signal, Ctrl-C or SIGTERM, that asks the training to stop; 0 for none."""
-
-    number: int = 0
-
-    def on_signal(self, number: int, _frame: Any) -> None:
-        """Makes the first signal stop the training between two steps, and the second stop it at once."""
-        if self.number and world_size() == 1:  # others would wait for this process
-            raise KeyboardInterrupt
-        self.number = number
 
 
 @dataclass
@@ -123,7 +110,7 @@ class TrainingRun:
     def _train(self, training: Training, tiles: Tiles, memory: MemoryPlan) -> int:
         from torch.utils.tensorboard import SummaryWriter
 
-        config, plan, interrupt = self.config, training.plan, _Interrupt()
+        config, plan, interrupt = self.config, training.plan, Interrupt(alone=world_size() == 1)
         batches = load_batches(
             tiles,
             make_views(config.image_size, config.color_jitter, symmetric=config.algorithm == "v2"),

@@ -208,7 +208,14 @@ def _train(settings: Settings) -> int:
             log.log(metrics, step=iteration)
         say(f"step {iteration:,}, held-out sets: " + ", ".join(f"{name} {v:.3f}" for name, v in metrics.items()))
 
-    training.run(report, report_metrics)
+    stop = training.run(report, report_metrics)
+    if stop:
+        if accelerator.is_main_process:
+            say(
+                f"Stopped at step {training.iteration:,} of {settings.training.max_iterations:,}, which is saved: to "
+                "go on, repeat the command with training.resume=True."
+            )
+        return 128 + stop
     if accelerator.is_main_process:
         say(f"Checkpoints are in {settings.folder / 'checkpoints'}.")
     return 0

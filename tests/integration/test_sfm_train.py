@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -65,9 +67,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(f3rm_ext: Typed, debug_settin
     done = f3rm_ext("sfm", "train", *debug_settings, *more).succeeds()
     assert "step 6 of 6" in done.stdout and "step 6, held-out sets: RRA@15" in done.stdout
     done = f3rm_ext("sfm", "train", *debug_settings, "training.max_iterations=3", f"hydra.run.dir={parts}").succeeds()
+    # As if it had been killed in step 5, while it wrote a checkpoint.
+    (parts / "checkpoints" / "ckpt_00000004.pth").write_bytes(b"PK")
+    with (parts / "losses.jsonl").open("a") as stream:
+        stream.write('{"step": 4, "loss": 1.0, "seconds": 0.1}\n{"step": 5, "lo')
     more = ("training.max_iterations=6", f"hydra.run.dir={parts}", "train.resume=True")
     done = f3rm_ext("sfm", "train", *debug_settings, *more).succeeds()
-    assert "Resuming at step 3" in done.stdout
+    assert "Resuming at step 3" in done.stdout and "damaged ckpt_00000004.pth" in done.stdout
     one, two = newest(whole), newest(parts)
     assert one["iteration"] == two["iteration"] == 6
     for name, value in one["state_dict"].items():
@@ -107,10 +113,14 @@ def test_the_published_commands_train_with_debug_settings(
     assert "Resuming at step 3" in done.stdout
     resumed = newest(dense)["state_dict"]
     assert all(torch.equal(value, resumed[name]) for name, value in after.items())
+    for step, unfrozen_after in ((5, 100), (6, 3)):  # frozen again, and not
+        more = ("training.resume=True", f"training.max_iterations={step}", f"training.reinit_after={unfrozen_after}")
+        f3rm_ext("sfm", "train", *settings, *more).succeeds()
+        assert newest(dense)["iteration"] == step
     other = f3rm_ext("sfm", "train", *settings, "training.resume=True", "model.residual=False").refuses()
     assert "model.residual=False" in other and "True" in other
     again = [word for word in settings if not word.startswith("training.pretrain_path")]
-    wrong = f"training.pretrain_path={dense / 'checkpoints' / 'ckpt_00000004.pth'}"
+    wrong = f"training.pretrain_path={dense / 'checkpoints' / 'ckpt_00000006.pth'}"
     again.append(f"hydra.run.dir={tmp_path / 'again'}")
     assert "dense" in f3rm_ext("sfm", "train", *again, wrong).refuses()
 
@@ -178,6 +188,82 @@ def test_mistakes(f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path) ->
     assert "training.mixed_precision=False" in nan
 
 
+def test_an_image_that_a_worker_cannot_read_is_one_sentence(
+    f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path
+) -> None:
+    (root,) = (word.partition("=")[2] for word in debug_settings if word.startswith("dataset.path="))
+    shutil.copytree(root, tmp_path / "data")
+    for path in (tmp_path / "data" / "co3d").rglob("*.jpg"):
+        path.write_bytes(b"broken")
+    more = (f"dataset.path={tmp_path / 'data'}", "training.num_workers=1", f"hydra.run.dir={tmp_path / 'run'}")
+    assert "cannot be read" in f3rm_ext("sfm", "train", *debug_settings, *more).refuses()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_training_saves_and_goes_on(
+    number: int,
+    code: int,
+    f3rm_ext: Typed,
+    debug_settings: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from f3rm_ext.sfm.diffusion.training import Training
+
+    step = Training.step
+
+    def stop(training: Training, sample: Any) -> float:
+        if training.iteration == 1:
+            os.kill(os.getpid(), number)
+        return step(training, sample)
+
+    command = ("sfm", "train", *debug_settings, "training.max_iterations=9", f"hydra.run.dir={tmp_path / 'run'}")
+    with monkeypatch.context() as context:
+        context.setattr(Training, "step", stop)
+        done = f3rm_ext(*command)
+    assert done.code == code and "step 2 of 9" in done.stdout and "training.resume=True" in done.stdout
+    assert newest(tmp_path / "run")["iteration"] == 2
+    done = f3rm_ext(*command, "training.resume=True").succeeds()
+    assert "Resuming at step 2" in done.stdout and newest(tmp_path / "run")["iteration"] == 9
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(
+    f3rm_ext: Typed, debug_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    said = f3rm_ext("sfm", "train", *debug_settings, f"hydra.run.dir={tmp_path / 'file' / 'run'}").refuses()
+    assert "hydra.run.dir" in said
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "losses.jsonl").symlink_to("/dev/full")
+    said = f3rm_ext("sfm", "train", *debug_settings, f"hydra.run.dir={tmp_path / 'full'}").refuses()
+    assert "losses.jsonl cannot be written" in said
+
+    def write_in_part(content: object, file: Any) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 576 vs 470")
+
+    monkeypatch.setattr(torch, "save", write_in_part)
+    command = ("sfm", "train", *debug_settings, "training.max_iterations=1", f"hydra.run.dir={tmp_path / 'run'}")
+    assert "make room" in f3rm_ext(*command).refuses()
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+def test_weights_that_are_not_finite_are_not_saved(debug_settings: list[str], tmp_path: Path) -> None:
+    from f3rm_ext.errors import ConfigError
+    from f3rm_ext.sfm.diffusion.settings import parse_settings
+    from f3rm_ext.sfm.diffusion.training import Training, make_accelerator
+
+    training = Training(parse_settings([*debug_settings, f"hydra.run.dir={tmp_path}"]), make_accelerator()[0])
+    # A run in float16 that goes on from one in bfloat16, which has no scale of gradients.
+    training.scaler = torch.amp.GradScaler("cpu")
+    training._restore_optimizer({"optimizer": training.optimizer.state_dict(), "scaler": {}})
+    assert training.scaler.get_scale() == 2**16
+    with torch.no_grad():
+        next(training.network.parameters()).fill_(torch.nan)
+    with pytest.raises(ConfigError, match="not finite"):
+        training.save()
+    assert not (tmp_path / "checkpoints").exists()
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("launcher", [pytest.param("torchrun", marks=pytest.mark.release), "accelerate"])
 def test_two_processes_train_as_one_with_both_batches(
@@ -205,8 +291,9 @@ def test_two_processes_train_as_one_with_both_batches(
         torch.testing.assert_close(halves[name], value, atol=1e-5, rtol=1e-4, msg=name)
 
 
+@pytest.mark.parametrize("stage", ["sparse", "dense"])
 def test_memory_that_runs_out_is_one_sentence(
-    debug_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: str, debug_settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from f3rm_ext.errors import MemoryShortageError
     from f3rm_ext.sfm.diffusion.settings import parse_settings
@@ -220,12 +307,18 @@ def test_memory_that_runs_out_is_one_sentence(
         return step(training, sample)
 
     monkeypatch.setattr(Training, "step", short_of_memory)
-    settings = parse_settings([*debug_settings, f"hydra.run.dir={tmp_path / 'run'}"])
+    words = [*debug_settings, f"hydra.run.dir={tmp_path / 'run'}", "training.max_iterations=6"]
+    if stage == "dense":
+        words += ["training.dpt_head=True", *(f"training.full_num_patches_{axis}=32" for axis in "xy")]
+    settings = parse_settings(words)
     with pytest.raises(MemoryShortageError) as raised:
         Training(settings, make_accelerator()[0]).run()
     said = str(raised.value)
-    assert "step 4 on cpu" in said and "training.batch_size=1" in said
-    assert f"training.pretrain_path={tmp_path / 'run' / 'checkpoints' / 'ckpt_00000003.pth'}" in said
-    settings.training.mixed_precision = False
+    assert "step 4 on cpu" in said and "training.batch_size=1" in said and "training.resume=True" in said
+    settings = parse_settings([*words, "training.resume=True", "training.mixed_precision=False"])
     with pytest.raises(MemoryShortageError, match=r"resume .*training\.mixed_precision=True"):
         Training(settings, make_accelerator()[0]).run()
+    monkeypatch.undo()
+    settings = parse_settings([*words, "training.resume=True", "training.batch_size=1"])  # as it says
+    Training(settings, make_accelerator()[0]).run()
+    assert newest(tmp_path / "run")["iteration"] == 6

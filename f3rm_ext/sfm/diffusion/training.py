@@ -8,25 +8,28 @@ import dataclasses
 import json
 import math
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from f3rm_ext import compat
-from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError, MemoryShortageError, reason_of
+from f3rm_ext.engine import checkpoint
+from f3rm_ext.engine.ranks import largest_over_ranks, world_size
+from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError, MemoryShortageError
 from f3rm_ext.features.extractors.dino import Dinov2Config, Dinov2Extractor
 from f3rm_ext.features.extractors.vit import VisionTransformer
 from f3rm_ext.features.extractors.weights import load_state_dict, resolve
 from f3rm_ext.memory.options import MemoryOption, QualityImpact
 from f3rm_ext.memory.shortage import report_shortage, shortage_error
 from f3rm_ext.sfm.diffusion import checkpoint as files
+from f3rm_ext.sfm.diffusion.batches import Scenes, load_batches, make_dataset
 from f3rm_ext.sfm.diffusion.co3d import Co3dScenes, SceneSample
 from f3rm_ext.sfm.diffusion.dense_head import UPSAMPLING
 from f3rm_ext.sfm.diffusion.encoder import EncodedImages, FeatureCache
@@ -35,7 +38,9 @@ from f3rm_ext.sfm.diffusion.plan import set_trained
 from f3rm_ext.sfm.diffusion.prediction import evaluate
 from f3rm_ext.sfm.diffusion.schedule import STEPS, add_noise, make_scheduler
 from f3rm_ext.sfm.diffusion.settings import CHECKPOINTS, Settings, find_checkpoints, flatten
-from f3rm_ext.utils.output_file import replace_file
+from f3rm_ext.utils.console import say
+from f3rm_ext.utils.output_file import require_writable, write_error, write_file
+from f3rm_ext.utils.signals import Interrupt, handle_signals
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -43,12 +48,12 @@ if TYPE_CHECKING:
 _LOSS_LOG = "losses.jsonl"
 EVALUATED_SETS = 8
 """Image sets of an evaluation."""
-_CHECKPOINTS_KEPT = 2
+_STATE_KEYS = ("state_dict", "optimizer", "scaler", "iteration", "settings")
 _MAX_NORM = 1.0
 _MAX_FEATURE_BYTES = 1 << 30
 _BETA1 = 0.9
 _FIXED_SETTINGS = (
-    *("training.dpt_head", "model.size", "training.batch_size"),
+    *("training.dpt_head", "model.size"),
     *("training.freeze_encoder", "training.reinit", "model.freeze_transformer"),
 )
 """Settings that a resumed run cannot change."""
@@ -61,23 +66,6 @@ Report = Callable[[int, float], None]
 """Called after each step with its number and the loss."""
 ReportMetrics = Callable[[int, dict[str, float]], None]
 """Called after each evaluation with the number of the step and the means over the image sets."""
-
-
-@runtime_checkable
-class Scenes(Protocol):
-    """The data of a training; see :class:`Co3dScenes`."""
-
-    augment: bool
-    """Whether an image is cut in another way each time."""
-
-    @property
-    def num_frames(self) -> int:
-        """Images of all sequences."""
-        ...
-
-    def __getitem__(self, number: int) -> SceneSample:
-        """Returns the sample of this number."""
-        ...
 
 
 class EncoderAndModel(nn.Module):
@@ -161,35 +149,40 @@ class Training:
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.amp and not training.bfloat)
         self._prepare()
         if saved is not None:
-            own = [{key: group[key] for key in ("lr", "betas")} for group in self.optimizer.param_groups]
-            self.optimizer.load_state_dict(saved["optimizer"])
-            for group, values in zip(self.optimizer.param_groups, own, strict=True):
-                group.update(values)  # the settings may have changed
-            self.scaler.load_state_dict(saved["scaler"])
+            self._restore_optimizer(saved)
 
     def _load_newest(self) -> dict[str, Any]:
-        paths = find_checkpoints(self.settings.folder)
-        if not paths:
+        if not find_checkpoints(self.settings.folder):
             raise CheckpointError(
                 f"There is no checkpoint in {self.settings.folder / CHECKPOINTS} to resume: give the run's folder with "
                 "hydra.run.dir, or leave training.resume out."
             )
-        try:
-            saved = torch.load(paths[-1], map_location="cpu", weights_only=True)
-            saved_values = {key: saved["settings"][key] for key in _FIXED_SETTINGS}
-        except Exception as error:  # a damaged file raises anything
-            raise CheckpointError(
-                f"The checkpoint {paths[-1]} cannot be read ({reason_of(error)}): delete it to resume from the one "
-                "before."
-            ) from error
-        values = dict(flatten(self.settings))
-        changes = [f"{key} was {value}" for key, value in saved_values.items() if values[key] != value]
+        warn = say if self.accelerator.is_main_process else lambda text: None
+        saved = checkpoint.load(checkpoint.newest_intact(self.settings.folder / CHECKPOINTS, warn), _STATE_KEYS)
+        values, before = dict(flatten(self.settings)), saved["settings"]
+        changes = [f"{key} was {before[key]}" for key in _FIXED_SETTINGS if before.get(key, values[key]) != values[key]]
         if changes:
             raise CheckpointError(
                 f"The run in {self.settings.folder} cannot go on with these settings ({', '.join(changes)}): give the "
                 "same ones, or begin a new run with training.pretrain_path."
             )
         return saved
+
+    def _restore_optimizer(self, saved: dict[str, Any]) -> None:
+        """Restores moments, and the scale of gradients, but no rates, since the settings may have changed.
+
+        With another step at which everything is unfrozen the checkpoint may have moments of other parameters: then
+        the new optimiser stays, as it does in that step.
+        """
+        groups = self.optimizer.param_groups
+        sizes = [len(group["params"]) for group in groups]
+        if [len(group["params"]) for group in saved["optimizer"]["param_groups"]] == sizes:
+            own = [{key: group[key] for key in ("lr", "betas")} for group in groups]
+            self.optimizer.load_state_dict(saved["optimizer"])
+            for group, values in zip(self.optimizer.param_groups, own, strict=True):
+                group.update(values)
+        if saved["scaler"]:  # empty after steps in bfloat16
+            self.scaler.load_state_dict(saved["scaler"])
 
     def _prepare(self) -> None:
         """Chooses what is trained; makes the optimiser and the wrapper that averages gradients."""
@@ -229,56 +222,85 @@ class Training:
         self,
         report: Report = lambda iteration, loss: None,
         report_metrics: ReportMetrics = lambda iteration, metrics: None,
-    ) -> None:
-        """Trains to the last step. Raises ConfigError if the loss is not a number, and MemoryShortageError if memory
-        runs out."""
+    ) -> int:
+        """Trains to the last step, or until Ctrl-C or SIGTERM; the last step is saved.
+
+        Returns:
+            The signal that stopped the training; 0 for none.
+
+        Raises:
+            UserError: the loss is not a number, memory runs out, an image cannot be read, or a file cannot be written.
+        """
         training = self.settings.training
-        # The samples of a step are numbered over all processes: step * processes * batch + rank * batch onwards.
+        if self.accelerator.is_main_process:
+            require_writable(self._checkpoint_path(), "hydra.run.dir")
+            self._forget_losses()
+        interrupt = Interrupt(alone=self.accelerator.num_processes == 1)
+        with handle_signals(interrupt.on_signal, signal.SIGINT, signal.SIGTERM):
+            for samples in load_batches(self.dataset, self._places(), training.num_workers, self.device):
+                start = time.perf_counter()
+                with report_shortage(self._shortage):
+                    loss = self.step(SceneSample(*(values.to(self.device, non_blocking=True) for values in samples)))
+                self.iteration += 1
+                if self.accelerator.is_main_process:
+                    self._log(loss, time.perf_counter() - start)
+                    report(self.iteration, loss)
+                if training.reinit and self.iteration == training.reinit_after:
+                    # Before a checkpoint of this step is saved: a run that resumes there begins unfrozen.
+                    del self.model  # with its hooks for the gradients that were averaged so far
+                    self.accelerator.free_memory()
+                    self._prepare()
+                    self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.scaler.is_enabled())
+                stop = self._largest_over_ranks(interrupt.number)
+                is_last = self.iteration == training.max_iterations
+                if is_last or stop or self.iteration % training.interval_save_checkpoint == 0:
+                    self.save()
+                if stop and not is_last:
+                    return stop
+                if self.held_out is not None and (is_last or self.iteration % training.interval_evaluate == 0):
+                    if self.accelerator.is_main_process:
+                        report_metrics(self.iteration, self.evaluate(self.held_out))
+                    self.accelerator.wait_for_everyone()
+        return 0
+
+    def _places(self) -> Iterator[range]:
+        """Yields the numbers of the samples of each step to come, counted over all processes."""
+        training = self.settings.training
+        # Those of a step: step * processes * batch + rank * batch onwards.
         own, batch = self.accelerator.process_index * training.batch_size, training.batch_size
         total = batch * self.accelerator.num_processes
-        starts = range(self.iteration * total + own, training.max_iterations * total + own, total)
-        loader = DataLoader(
-            cast("Dataset[SceneSample]", self.dataset),
-            batch_sampler=(list(range(start, start + batch)) for start in starts),
-            num_workers=training.num_workers,
-            pin_memory=self.device.type != "cpu",
-        )
-        for samples in loader:
-            start = time.perf_counter()
-            with report_shortage(self._shortage):
-                loss = self.step(SceneSample(*(values.to(self.device, non_blocking=True) for values in samples)))
-            self.iteration += 1
-            if self.accelerator.is_main_process:
-                self._log(loss, time.perf_counter() - start)
-                report(self.iteration, loss)
-            if training.reinit and self.iteration == training.reinit_after:
-                # Before a checkpoint of this step is saved: a run that resumes there begins unfrozen.
-                del self.model  # with its hooks for the gradients that were averaged so far
-                self.accelerator.free_memory()
-                self._prepare()
-                self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.scaler.is_enabled())
-            is_last = self.iteration == training.max_iterations
-            if is_last or self.iteration % training.interval_save_checkpoint == 0:
-                self.save()
-            if self.held_out is not None and (is_last or self.iteration % training.interval_evaluate == 0):
-                if self.accelerator.is_main_process:
-                    report_metrics(self.iteration, self.evaluate(self.held_out))
-                self.accelerator.wait_for_everyone()
+        for start in range(self.iteration * total + own, training.max_iterations * total + own, total):
+            yield range(start, start + batch)
+
+    def _largest_over_ranks(self, number: int) -> int:
+        if world_size() == 1:
+            return number
+        largest = torch.tensor(number, device=self.device)
+        largest_over_ranks(largest)
+        return int(largest)
 
     def _shortage(self) -> MemoryShortageError:
         """Returns the error for a step in which memory ran out."""
-        training, model = self.settings.training, self.settings.model
-        if training.mixed_precision:
-            batch, count = training.batch_size, model.num_images
-            options = [MemoryOption(QualityImpact.NOISE, "training.batch_size", batch, batch // 2)] * (batch > 1)
-            options += [MemoryOption(QualityImpact.DETAIL, "model.num_images", count, count // 2)] * (count > 3)
-            saved = find_checkpoints(self.settings.folder)
-            restart = "begin a new run (hydra.run.dir)" + (f" from training.pretrain_path={saved[-1]}" if saved else "")
-        else:  # it halves the memory of activations
-            options = [MemoryOption(QualityImpact.PRECISION, "training.mixed_precision", False, True)]
-            restart = "resume the run"
+        training, batch, count = (
+            self.settings.training,
+            self.settings.training.batch_size,
+            self.settings.model.num_images,
+        )
+        options = [MemoryOption(QualityImpact.NOISE, "training.batch_size", batch, batch // 2)] * (batch > 1)
+        options += [MemoryOption(QualityImpact.DETAIL, "model.num_images", count, count // 2)] * (count > 3)
+        if not training.mixed_precision:  # it halves the memory of activations
+            options.append(MemoryOption(QualityImpact.PRECISION, "training.mixed_precision", False, True))
+        saved = find_checkpoints(self.settings.folder)
+        restart = "resume the run by training.resume=True" if saved else "nothing was saved yet, so start again"
         return shortage_error(
             self.iteration, self.device, options, restart=restart, form=lambda option: f"{option.name}={option.lower}"
+        )
+
+    def _divergence(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"The {what} at step {self.iteration}: resume from the last checkpoint with "
+            "training.mixed_precision=False, which takes about twice the memory for activations, or lower "
+            "training.lr."
         )
 
     def step(self, sample: SceneSample) -> float:
@@ -299,11 +321,7 @@ class Training:
         loss = masked_loss(predicted.float(), clean, known, training.l1_loss)
         value = float(self.accelerator.reduce(loss.detach(), "mean"))  # type: ignore[arg-type]
         if not math.isfinite(value):
-            raise ConfigError(
-                f"The loss is not a number at step {self.iteration}: resume from the last checkpoint with "
-                "training.mixed_precision=False, which takes about twice the memory for activations, or lower "
-                "training.lr."
-            )
+            raise self._divergence("loss is not a number")
         self.scaler.scale(loss).backward()
         if training.gradient_clipping:
             self.scaler.unscale_(self.optimizer)  # the norm is that of true gradients
@@ -341,9 +359,13 @@ class Training:
         return {name: float(np.mean([value[name] for value in values])) for name in values[0]}
 
     def save(self) -> None:
-        """Writes a checkpoint and deletes all but the newest two."""
+        """Writes a checkpoint and deletes all but the newest two. Raises ConfigError if the weights are not finite, and
+        CheckpointError if the disk is full."""
+        # Otherwise all checkpoints that are kept would in time be ones that no run can go on from.
+        if not torch.stack([value.isfinite().all() for value in self.network.parameters()]).all():
+            raise self._divergence("weights are not finite")
         if self.accelerator.is_main_process:
-            path = self.settings.folder / CHECKPOINTS / f"ckpt_{self.iteration:08d}.pth"
+            path = self._checkpoint_path()
             content = {
                 "state_dict": self.network.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
@@ -351,33 +373,29 @@ class Training:
                 "iteration": self.iteration,
                 "settings": dict(flatten(self.settings)),
             }
-            with replace_file(path, "hydra.run.dir") as stream:
-                torch.save(content, stream)  # type: ignore[arg-type]
-            paths = find_checkpoints(self.settings.folder)
-            for old in paths[: paths.index(path) + 1][:-_CHECKPOINTS_KEPT]:  # never this one, whatever else is there
-                old.unlink(missing_ok=True)
+            checkpoint.write(content, path)
+            checkpoint.prune(path.parent)
         self.accelerator.wait_for_everyone()
 
+    def _checkpoint_path(self) -> Path:
+        return self.settings.folder / CHECKPOINTS / f"ckpt_{self.iteration:08d}.pth"
+
     def _log(self, loss: float, seconds: float) -> None:
-        self.settings.folder.mkdir(parents=True, exist_ok=True)
-        with (self.settings.folder / _LOSS_LOG).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"step": self.iteration, "loss": loss, "seconds": round(seconds, 4)}) + "\n")
+        path = self.settings.folder / _LOSS_LOG
+        line = json.dumps({"step": self.iteration, "loss": loss, "seconds": round(seconds, 4)})
+        try:
+            with path.open("a", encoding="utf-8") as stream:
+                stream.write(line + "\n")
+        except OSError as error:
+            raise write_error(path, error, "hydra.run.dir") from error
 
-
-def make_dataset(settings: Settings, split: Any) -> Co3dScenes:
-    """Returns the data of these settings; the test split without augmentation."""
-    data = settings.dataset
-    return Co3dScenes(
-        Path(data.path),
-        [category.strip() for category in data.shape.strip("[]").split(",")],
-        split,
-        num_images=settings.model.num_images,
-        cells=settings.cells,
-        patches=settings.patches,
-        image_size_px=data.image_size,
-        augment=data.apply_augmentation and split == "train",
-        seed=settings.training.seed,
-    )
+    def _forget_losses(self) -> None:
+        """Removes the losses of steps that are done again, and of a line that was cut short."""
+        path = self.settings.folder / _LOSS_LOG
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= self.iteration]
+            write_file(path, "".join(kept).encode(), "hydra.run.dir")
 
 
 def _make_model(settings: Settings, saved: dict[str, Any] | None) -> RayDiffuser:
