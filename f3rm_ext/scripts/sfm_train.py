@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from f3rm_ext.sfm.diffusion.settings import (
     scale_steps,
 )
 from f3rm_ext.utils.console import image_progress, say
+from f3rm_ext.utils.signals import handle_signals
 
 _LAUNCHED = "LOCAL_RANK"
 """Set by accelerate in each process that it starts."""
@@ -177,7 +179,17 @@ def _launch(launcher: list[str], preset: Preset, words: list[str]) -> int:
     import subprocess
 
     command = [sys.executable, "-m", "accelerate.commands.launch", *launcher, "-m", "f3rm_ext.scripts.sfm_train"]
-    return subprocess.call([*command, "--preset", preset, *words])
+    # In a session of its own it hears of Ctrl-C once; it passes it on, and waits until the processes have saved.
+    process = subprocess.Popen([*command, "--preset", preset, *words], start_new_session=True)
+    stopped: list[int] = []
+
+    def stop(number: int, _frame: object) -> None:
+        stopped.append(number)
+        process.send_signal(number)
+
+    with handle_signals(stop, signal.SIGINT, signal.SIGTERM):
+        code = process.wait()
+    return 128 + stopped[0] if stopped else code
 
 
 def _train(settings: Settings) -> int:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -289,6 +290,23 @@ def test_two_processes_train_as_one_with_both_batches(
     whole, halves = newest(one)["state_dict"], newest(two)["state_dict"]
     for name, value in whole.items():
         torch.testing.assert_close(halves[name], value, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.release
+@pytest.mark.timeout(300)
+def test_processes_of_a_launcher_save_when_they_are_stopped(debug_settings: list[str], tmp_path: Path) -> None:
+    options = ("--multi_gpu", "--gpu_ids", "0,1", "--num_processes", "2")
+    settings = [*debug_settings, "training.max_iterations=100000", f"hydra.run.dir={tmp_path / 'run'}"]
+    settings.append("training.interval_save_checkpoint=100000")
+    command = [str(BIN / "f3rm-ext"), "sfm", "train", "--", "accelerate", "launch", *options, "train.py", *settings]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("step 10 "))
+        process.terminate()
+        assert process.wait() == 143
+        said = process.stdout.read()
+    assert said.count("Stopped at step") == 1
+    assert newest(tmp_path / "run")["iteration"] >= 10
 
 
 @pytest.mark.parametrize("stage", ["sparse", "dense"])
