@@ -27,7 +27,7 @@ from f3rm_ext.memory.trace import AllocationTracker
 from f3rm_ext.mesh.bound.model import FREE, BoundModel, BoundModelConfig
 from f3rm_ext.model_components.chunked_rendering import DEFAULT_CHUNK_CUDA, ChunkedRenderer, default_chunk
 from f3rm_ext.nerf.model import F3rmModel, F3rmModelConfig
-from f3rm_ext.planning.gaussians import final_gaussians, refinement_start
+from f3rm_ext.planning.gaussians import count_parts, final_gaussians, refinement_start, starting_gaussians
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.planning.traced_run import (
     QUERY_PX,
@@ -52,6 +52,9 @@ PROGRESS_EVERY_S = 10.0
 """Seconds between messages of a long search."""
 FEW = 100
 """Gaussians with which a model is built, before it gets those of the plan."""
+EXCHANGED = 40
+"""Numbers, besides colours, that a device keeps of a divided Gaussian in a view: indices, centre, depth, conic, opacity
+and direction, and the table that is sent and the one that arrives."""
 FEW_VIEWS = 4
 """Training cameras of splats. A step draws one or two; comparing all of them would take most of the plan's time."""
 
@@ -225,11 +228,15 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
     capture, kind = request.capture, request.device.type
     local = request.config.machine.num_devices
     train = CachedImages.from_split(manager, "train", capture.train_images, capture, processes=local)
-    splats = _TracedSplats(request, final_gaussians(request))
+    final, parts = final_gaussians(request), count_parts(request)
+    splats = _TracedSplats(request, -(-final // parts), parts)
     device: dict[Phase, dict[Category, int]] = {}
     with tracing_run(kind, arrays=arrays) as tracker:
         run = splats.begin(tracker)
-        kept = train.on_device(manager.cache_images == "gpu", kind, request.device.memory_bytes, tracker.total)
+        # The first batch decides, with the Gaussians of the start.
+        there = tracker.total * starting_gaussians(request) // final
+        kept = train.on_device(manager.cache_images == "gpu", kind, request.device.memory_bytes, there)
+        exchanged = splats.exchange(tracker)
         copies = 1 + train.changes if kind == "cpu" else int(kept)  # The next window waits beside the present one.
         cached = train.allocate(tracker, copies)
         device["train"] = run.train(splats.make_batch, splats.end_step)
@@ -238,15 +245,20 @@ def estimate_splats(request: PlanRequest, *, arrays: bool = True) -> MemoryEstim
             if splats.specs:
                 device["lifting"] = run.draw(splats.lift_features)
             device["query"] = run.draw(lambda: draw_query(splats.model, splats.queried))
-        del cached
+        del cached, exchanged
     return MemoryEstimate(device, {} if kind == "cpu" else {"images": train.images * (1 + train.changes)})
 
 
 class _TracedSplats:
-    """Splats without values."""
+    """Splats without values.
 
-    def __init__(self, request: PlanRequest, count: int) -> None:
-        self.request, self.count = request, count
+    Args:
+        count: Gaussians of a device.
+        parts: number of devices over which all are divided.
+    """
+
+    def __init__(self, request: PlanRequest, count: int, parts: int) -> None:
+        self.request, self.count, self.parts = request, count, parts
         self.config: Any = copy.deepcopy(request.config)
         options = self.config.pipeline.model
         options.start_from = None
@@ -275,7 +287,7 @@ class _TracedSplats:
             count = rows.get(name, self.count)
             model.gauss_params[name] = nn.Parameter(torch.empty(count, *value.shape[1:], dtype=value.dtype))
         model.filter_3d = torch.empty(self.count)
-        processes = self.request.processes
+        processes = self.request.processes if self.parts == 1 else 1  # gradients of a part are complete
         self.run = TracedRun(self.config, model, tracker, mixed=False, foreach=cuda, processes=processes)
         manager = SimpleNamespace(train_dataset=SimpleNamespace(cameras=self.trained, image_filenames=()))
         pipeline: Any = SimpleNamespace(datamanager=manager)
@@ -305,6 +317,13 @@ class _TracedSplats:
             self.model.faces = torch.empty(faces, 3, dtype=torch.int64)
         bound = dict.fromkeys(("scales", "turns"), self.count - free)
         return {"vertices": vertices, **bound, **dict.fromkeys(FREE, free)}
+
+    def exchange(self, tracker: AllocationTracker) -> Tensor:
+        """Returns what a device keeps of divided Gaussians in the views of the others, and of theirs in its own: as
+        many, if every view shows all; see :func:`~f3rm_ext.splat.rasterize.sharded.rasterize_sharded`."""
+        harmonics = 3 * (self.config.pipeline.model.sh_degree + 1) ** 2
+        with tracker.allocating("activations"):
+            return torch.empty((self.parts - 1) * self.count, harmonics + EXCHANGED)
 
     def make_batch(self) -> tuple[Any, dict[str, Any]]:
         """Returns the camera and the batch of a step."""

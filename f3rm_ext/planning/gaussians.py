@@ -8,6 +8,7 @@ from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.mesh.bound.model import BoundModelConfig
 from f3rm_ext.planning.request import PlanRequest, RefinementStart
+from f3rm_ext.splat.densify import DensifyOptions
 from f3rm_ext.splat.initialization import FEWEST_POINTS
 from f3rm_ext.splat.model import SplatModelConfig
 
@@ -42,22 +43,34 @@ def plan_growth(request: PlanRequest) -> Growth | None:
         return Growth(starting_gaussians(request), final_gaussians(request), _mesh_source(request), 0, 0, 1)
     if not isinstance(model, SplatModelConfig):
         return None
-    schedule = model.schedule(schedule_length(request.config))
-    options = schedule.densify(model.densify)
+    options, begin, end = _growth_steps(request, model)
     first, last = starting_gaussians(request), final_gaussians(request)
-    begin = max(0, options.start - schedule.offset)
-    end = max(begin, min(request.config.max_num_iterations, schedule.last_growth() - schedule.offset))
     if options.strategy == "none":
-        source, end = "growth is off", begin
+        source = "growth is off"
     elif options.cap is not None and last == options.cap:
         source = f"the limit, --{LIMIT}"
     elif request.gaussians is not None:
         source = "as given by --gaussians"
+    elif end == begin:
+        source = "growth stops before it starts"
+    elif options.cap is not None and last > options.cap:
+        source = "above the limit of growth, which removes none"
     elif options.strategy == "mcmc":
         source = "the result of all rounds of growth"
     else:
         source = "assumed, as there is no limit: give --gaussians"
     return Growth(first, last, source, begin, end, options.every)
+
+
+def _growth_steps(request: PlanRequest, model: SplatModelConfig) -> tuple[DensifyOptions, int, int]:
+    """Returns the options of growth for the length of the run, and the steps of the run between which Gaussians are
+    added; the two are equal if none ever are."""
+    schedule = model.schedule(schedule_length(request.config))
+    options = schedule.densify(model.densify)
+    stop = min(schedule.last_growth(), options.mcmc_stop if options.strategy == "mcmc" else options.stop)
+    begin = max(0, options.start - schedule.offset)
+    last = begin if options.strategy == "none" else min(request.config.max_num_iterations, stop - schedule.offset)
+    return options, begin, max(begin, last)
 
 
 def _mesh_source(request: PlanRequest) -> str:
@@ -117,14 +130,19 @@ def final_gaussians(request: PlanRequest) -> int:
     if request.gaussians is not None:
         return request.gaussians
     count, model = starting_gaussians(request), request.config.pipeline.model
-    if not isinstance(model, SplatModelConfig) or model.densify.strategy == "none":
+    if not isinstance(model, SplatModelConfig):
         return count
-    if model.densify.strategy == "default":
-        return max(count, model.densify.cap or ASSUMED_GAUSSIANS)
-    schedule = model.schedule(schedule_length(request.config))
-    densify = schedule.densify(model.densify)
-    most = densify.cap or count
-    rounds = (min(schedule.last_growth(), densify.mcmc_stop) - 1) // densify.every - densify.start // densify.every
-    for _ in range(rounds):
+    densify, begin, end = _growth_steps(request, model)
+    if end == begin:
+        return count
+    if densify.strategy == "default":
+        return max(count, densify.cap or ASSUMED_GAUSSIANS)
+    most = max(count, densify.cap or count)  # growth stops there, and removes none
+    for _ in range((end - 1) // densify.every - begin // densify.every):
         count = min(most, int((1 + densify.mcmc_growth) * count))
     return count
+
+
+def count_parts(request: PlanRequest) -> int:
+    """Returns over how many devices the Gaussians are divided; 1 where each has all of them."""
+    return request.processes if getattr(request.config.pipeline.model, "shard_gaussians", False) else 1

@@ -73,7 +73,8 @@ class Question(PlanOptions):
         config.pipeline.datamanager.camera_res_scale_factor = sizes.scale  # type: ignore[attr-defined]
         model, gaussians = config.pipeline.model, self.gaussians
         if gaussians is not None and isinstance(model, SplatModelConfig) and model.densify.cap is not None:
-            gaussians = min(gaussians, model.densify.cap)
+            # mcmc's own limit ends growth, but removes no points.
+            gaussians = min(gaussians, model.densify.max_gaussians or max(model.densify.cap, sizes.points))
         return PlanRequest(
             config=config,
             capture=sizes.summary(),

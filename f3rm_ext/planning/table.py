@@ -11,6 +11,7 @@ from f3rm_ext.html.page import duration
 from f3rm_ext.memory.devices import GIB
 from f3rm_ext.memory.estimate import Category, MemoryEstimate, Phase
 from f3rm_ext.planning.advice import sum_peak
+from f3rm_ext.planning.gaussians import count_parts
 from f3rm_ext.planning.plan import RAYS_OPTION, Plan
 from f3rm_ext.planning.question import methods
 from f3rm_ext.profiling.memory import MIB
@@ -104,12 +105,10 @@ def sentences(plan: Plan) -> Iterator[str]:
     yield f"Images: {plan.sizes.source}."
     yield f"Cache: {_cached_images(plan)}"
     if plan.growth is not None:
-        growth = plan.growth
-        grown = (
-            f"Gaussians: {growth.first:,} at the start, {growth.last:,} at the end ({growth.source})."
-            if growth.last != growth.first
-            else f"Gaussians: {growth.first:,} ({growth.source})."
-        )
+        growth, parts = plan.growth, count_parts(plan.request)
+        grown = f"{growth.first:,} at the start, {growth.last:,} at the end" * (growth.last != growth.first)
+        grown = f"Gaussians: {grown or f'{growth.first:,}'} ({growth.source})"
+        grown += f", {-(-growth.last // parts):,} on each device." if parts > 1 else "."
         if growth.end > growth.begin:
             grown += f" They are added every {growth.every} steps from {growth.begin:,} to {growth.end:,}."
         yield grown
@@ -230,9 +229,12 @@ def verdict(plan: Plan) -> Iterator[str]:
     else:
         yield f"Training fits, with {(usable - peak) / GIB:.2f} GiB to spare."
     if advice.fits and not advice.pictures_fit:
+        what, way = "evaluation", "with --vis viewer, which evaluates nothing"
+        if "query" in advice.estimate.device and advice.estimate.peak("query") > usable:
+            what += " and of the viewer"
+            way = "without pictures (--vis tensorboard --steps-per-eval-image 0 --steps-per-eval-all-images 0)"
         yield (
-            f"Pictures of evaluation and of the viewer take {picture / GIB:.2f} of {memory}, and no option lowers this "
-            "enough: train without pictures (--vis tensorboard --steps-per-eval-image 0)."
+            f"Pictures of {what} take {picture / GIB:.2f} of {memory}, and no option lowers this enough: train {way}."
         )
     if "lifting" in advice.estimate.device and (lifting := advice.estimate.peak("lifting")) > usable:
         yield (

@@ -97,6 +97,28 @@ def test_more_gaussians_take_more_and_half_precision_less(plans: dict[tuple[str,
     assert small.device["train"]["images"] == small.host["images"] == 20 * 160 * 90 * 3
 
 
+def test_photos_are_placed_by_the_gaussians_of_the_first_step() -> None:
+    """The photos fit into a quarter of the memory beside 10,000 Gaussians, and not beside those of the end."""
+    capture = replace(CAPTURE, train_images=1000, width_px=1024, height_px=512, points=10_000)
+    cards = [
+        request_of("sugar-ext", "cuda", capture, gaussians=count, memory_bytes=8 * GIB) for count in (10**6, 10**7)
+    ]
+    held = [estimate_memory(replace(card, pictures=False)).device["train"] for card in cards]
+    assert held[0]["images"] == held[1]["images"] == 1000 * 1024 * 512 * 3
+
+
+def test_divided_gaussians_share_devices() -> None:
+    """Each device has its part, and room for what it and the others see of all."""
+    request = request_of("sugar-ext", "cuda", gaussians=4 * COUNT + 1, processes=4, pictures=False)
+    request.config.pipeline.model.regularization = "none"  # type: ignore[attr-defined]
+    whole = estimate_memory(request).device["train"]
+    request.config.pipeline.model.shard_gaussians = True  # type: ignore[attr-defined]
+    part = estimate_memory(request).device["train"]
+    assert part["parameters"] == (COUNT + 1) * 59 * 4 and part["optimizer"] < 0.3 * whole["optimizer"]
+    assert part["activations"] > 3 * COUNT * 48 * 4
+    assert estimate_memory(replace(request, processes=1)).device["train"]["parameters"] == whole["parameters"]
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_refinement_counts_its_mesh(device: str) -> None:
     request = request_of("sugar-ext-refine", device, gaussians=COUNT)

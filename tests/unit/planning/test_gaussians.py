@@ -55,6 +55,38 @@ def test_mcmc_grows_by_a_share_in_each_round() -> None:
     assert 11_025 < final_gaussians(request_of(strategy="mcmc", max_gaussians=0)) < 1_000_000
 
 
+def test_mcmc_removes_no_points_above_its_own_limit() -> None:
+    many = request_of(points=1_500_000, strategy="mcmc")
+    growth = plan_growth(many)
+    assert growth is not None and growth.last == growth.first == 1_500_000 == final_gaussians(many)
+    assert growth.source == "above the limit of growth, which removes none"
+    limited = plan_growth(request_of(points=1_500_000, strategy="mcmc", max_gaussians=12_000))
+    assert limited is not None and limited.last == 12_000 and limited.source.startswith("the limit")
+
+
+@pytest.mark.parametrize(
+    ("densify", "end"),
+    [
+        ({}, 14_000),
+        ({"stop": 3000}, 6000),
+        ({"stop": 400}, 1000),
+        ({"start": 8000}, 16_000),
+        ({"start": 20_000}, 40_000),
+        ({"strategy": "mcmc", "stop": 400}, 14_000),
+        ({"strategy": "mcmc", "mcmc_stop": 3000}, 6000),
+        ({"strategy": "mcmc", "mcmc_stop": 0}, 1000),
+    ],
+)
+def test_growth_ends_where_the_options_say(densify: dict[str, Any], end: int) -> None:
+    """The run has twice the steps that the options are for. A stop that is not after the start lets nothing grow."""
+    request = request_of(**densify)
+    request.config.max_num_iterations = 30_000
+    growth = plan_growth(request)
+    assert growth is not None and growth.end == end
+    assert (growth.last > growth.first) is (growth.end > growth.begin)
+    assert growth.end > growth.begin or growth.source == "growth stops before it starts"
+
+
 def test_a_run_that_starts_from_a_file_needs_its_number() -> None:
     request = request_of(strategy="none")
     request.config.pipeline.model.start_from = Path("splats.ply")  # type: ignore[attr-defined]

@@ -72,7 +72,18 @@ def test_a_plan_without_options_that_help_names_none(estimate: Estimate) -> None
     plan = plan_of(large_pictures, "sugar-ext-lite", vram_gib=4)
     text = text_of(plan)
     assert not plan.fits and plan.advice.fits and "With these options" not in text
-    assert "--steps-per-eval-image 0" in text and "5.00" in text
+    assert "Pictures of evaluation take 5.00 of" in text and "--vis viewer, which evaluates nothing" in text
+
+
+def test_a_viewer_that_does_not_fit_is_left_out(estimate: Estimate) -> None:
+    def large_query(request: PlanRequest) -> MemoryEstimate:
+        found = estimate(request)
+        return MemoryEstimate({**found.device, "query": {"workspace": 5 << 30}}, found.host)
+
+    plan = plan_of(large_query, "f3rm-ext-lite", vram_gib=4)
+    text = " ".join(text_of(plan).split())
+    assert not plan.fits and plan.advice.fits and "Pictures of evaluation and of the viewer take 5.00 of" in text
+    assert "(--vis tensorboard --steps-per-eval-image 0 --steps-per-eval-all-images 0)" in text
 
 
 def test_numbers_of_steps(estimate: Estimate) -> None:
@@ -118,10 +129,21 @@ def test_several_devices_share_a_batch(estimate: Estimate) -> None:
     assert plan.request.processes == 2 and "4,096 rays over all devices, 2,048 on each" in text_of(plan)
 
 
+def test_divided_gaussians_are_told_of_all_devices_and_of_each(estimate: Estimate) -> None:
+    devices = ("--machine.num-devices", "4", "--pipeline.model.densify.max-gaussians", "500001")
+    whole = text_of(plan_of(estimate, "sugar-ext", *devices, vram_gib=16))
+    divided = text_of(plan_of(estimate, "sugar-ext", *devices, "--pipeline.model.shard-gaussians=True", vram_gib=16))
+    assert "500,001 at the end (the limit, --pipeline.model.densify.max-gaussians), 125,001 on each device." in divided
+    assert "on each device." not in whole.replace("of images on each device.", "")
+
+
 def test_the_limit_of_growth_holds(estimate: Estimate) -> None:
     plan = plan_of(estimate, "sugar-ext-lite", vram_gib=4, gaussians=1_000_000)
     assert plan.growth is not None and plan.growth.last == plan.request.gaussians == 40_000
     assert "the limit, --pipeline.model.densify.max-gaussians" in text_of(plan)
+    numbers = {"images": 9, "width_px": 64, "height_px": 48, "points": 1_500_000, "gaussians": 2_000_000}
+    plan = plan_of(estimate, "sugar-ext", "--pipeline.model.densify.strategy=mcmc", vram_gib=16, **numbers)
+    assert plan.request.gaussians == 1_500_000, "mcmc's own limit removes no points"
 
 
 @pytest.mark.parametrize(
