@@ -37,6 +37,8 @@ SMALL_STEPS = 200
 """Steps of each of its sizes, at most."""
 SMALL_SHARE = 0.6
 """Share of the run after which its images are of full size, at most."""
+FULL_SIZE = (0, 1)
+"""Start of a run that does not begin with tiny images: halvings of image sides, and steps until the sides double."""
 
 
 @dataclass
@@ -90,9 +92,26 @@ class ImageDataManagerConfig(CyclingConfig, FullImageDatamanagerConfig):
         """Has short runs, too, see the photos at full size."""
         self.resolution_schedule = max(1, min(self.resolution_schedule, num_steps // 5))
 
-    def halvings(self, step: int) -> int:
-        """Number of times that image sides are halved at a step of the whole run, counted from 0."""
-        return max(0, self.num_downscales - step // self.resolution_schedule)
+    def small_start(self, longest_px: int, num_steps: int) -> tuple[int, int]:
+        """Returns the number of halvings with which a run that knows no surface begins, and the steps after which the
+        sides double; see :meth:`ImageDataManager.begin_small`.
+
+        Args:
+            longest_px: longest side of all images.
+        """
+        if not self.num_downscales:
+            return FULL_SIZE
+        levels = max(0, math.ceil(math.log2(longest_px / SMALL_SIDE_PX)))
+        return levels, max(1, min(SMALL_STEPS, int(SMALL_SHARE * num_steps / max(levels, 1))))
+
+    def halvings(self, step: int, small: tuple[int, int] = FULL_SIZE) -> int:
+        """Number of times that image sides are halved at a step of the whole run, counted from 0.
+
+        Args:
+            small: what :meth:`small_start` returned for the run, if it began so.
+        """
+        levels, steps = small
+        return max(0, self.num_downscales - step // self.resolution_schedule, levels - step // steps)
 
     def memory_options(self, state: RunState) -> list[MemoryOption]:
         """Returns the options that lower the memory of a training step."""
@@ -125,7 +144,7 @@ class ImageDataManager(CyclingDataManager, DataManager):
     train_dataset: PinholeDataset
     eval_dataset: PinholeDataset | None
     train_stream: ImageStream | None = None
-    small_start: tuple[int, int] = (0, 1)
+    small_start: tuple[int, int] = FULL_SIZE
     """Number of halvings of image sides at the first step, and steps after which the sides double."""
     fixed_indices_eval_dataloader: ImageEvalLoader
     eval_dataloader: ImageEvalLoader
@@ -200,12 +219,8 @@ class ImageDataManager(CyclingDataManager, DataManager):
         Gaussians at random places turn to fog before the cameras, from which runs at larger sizes do not recover: a
         pixel of a tiny image sees enough of the scene to tell on which side of a Gaussian its surface is.
         """
-        if not self.config.num_downscales:
-            return
         cameras = self.train_dataset.cameras
-        longest_px = int(torch.maximum(cameras.width, cameras.height).max())
-        levels = max(0, math.ceil(math.log2(longest_px / SMALL_SIDE_PX)))
-        self.small_start = levels, max(1, min(SMALL_STEPS, int(SMALL_SHARE * steps / max(levels, 1))))
+        self.small_start = self.config.small_start(int(torch.maximum(cameras.width, cameras.height).max()), steps)
 
     def cycle_state(self) -> dict[str, Any]:
         """See the base; also the sizes with which the run began."""
@@ -228,8 +243,7 @@ class ImageDataManager(CyclingDataManager, DataManager):
         """
         assert self.train_stream is not None
         self.train_count += 1
-        levels, steps = self.small_start
-        return self.train_stream.next(max(self.config.halvings(step), levels - step // steps))
+        return self.train_stream.next(self.config.halvings(step, self.small_start))
 
     def train_photo(self, image_idx: int) -> dict[str, Any] | None:
         """Returns the batch of a training image at the resolution of the last one; None unless it is in memory."""

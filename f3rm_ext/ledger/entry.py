@@ -133,6 +133,12 @@ class Entry:
         """Whether nothing has been run yet."""
         return not self.method
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the repeats are of all steps of their run, as far as is known."""
+        last = self.conditions.get("last_step")
+        return not self.conditions.get("first_step") and last in (None, self.origin.get("schedule_steps", last))
+
     def values(self, key: str) -> list[float]:
         """Returns a figure of all repeats that have it."""
         return [repeat.values[key] for repeat in self.repeats if key in repeat.values]

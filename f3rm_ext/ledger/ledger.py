@@ -309,6 +309,7 @@ def throughput(
     ledger: Path | None = None,
     conditions: Mapping[str, Any] | None = None,
     rays_per_step: int | None = None,
+    whole: bool = False,
 ) -> Throughput | None:
     """Returns the speed of a method on a machine, over all repeats of comparable entries that have not failed.
 
@@ -316,7 +317,8 @@ def throughput(
         ledger: file of the ledger; by default that of the user.
         conditions: values that an entry must have, such as ``width_px``; see
             :data:`~f3rm_ext.ledger.entry.CONDITIONS`.
-        rays_per_step: number of rays (for splats: pixels) that a step of an entry must have.
+        rays_per_step: number of rays (for splats: pixels of the first photo) that a step of an entry must have.
+        whole: whether an entry must be of all steps of its run.
 
     Returns:
         None without a comparable entry, or without a ledger.
@@ -334,6 +336,7 @@ def throughput(
         if entry.method == method
         and entry.status != "failed"
         and all(entry.conditions.get(key) == value for key, value in filters.items())
+        and (not whole or entry.is_whole)
         and (rays_per_step is None or rays_per_step in entry.values("rays_per_step"))
         and entry.values("it_per_s")
     ]

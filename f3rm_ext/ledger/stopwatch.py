@@ -16,7 +16,8 @@ REPORT_EVERY_S = 0.5
 
 
 class Stopwatch:
-    """Times the steps of a window, without those of the warm-up, which compile and load.
+    """Times the steps of a window, without those of the warm-up, which compile and load, and without the last one,
+    after which a run cleans splats and lifts features.
 
     The clock is monotonic, and is read when the device has finished its work.
 
@@ -36,6 +37,8 @@ class Stopwatch:
         self.losses: deque[torch.Tensor] = deque(maxlen=LOSS_STEPS)
         self.first_step = self.last_step = 0
         self.seconds = 0.0
+        self._rays = 0
+        """Rays of the steps that are timed."""
         self._began = self._reported = 0.0
         self._sampler: DeviceSampler | None = None
         self._spilled: float | None = 0.0
@@ -47,6 +50,7 @@ class Stopwatch:
 
         self.first_step, self.last_step = trainer._start_step, trainer._start_step + steps
         self.device, self._save = trainer.pipeline.device, trainer.save_checkpoint
+        self._count_rays = trainer.pipeline.datamanager.get_train_rays_per_batch
         self._sampler, _ = start_sampler(self.device)
         before, after = TrainingCallbackLocation.BEFORE_TRAIN_ITERATION, TrainingCallbackLocation.AFTER_TRAIN_ITERATION
         # Growth and the like happen in callbacks and belong to a step, so these are the outermost.
@@ -66,15 +70,18 @@ class Stopwatch:
 
     def before(self, step: int) -> None:
         """Runs at the very beginning of a step."""
-        self.cost.step_pre_backward(self.device)
+        if step < self.last_step - 1:
+            self.cost.step_pre_backward(self.device)
         if step == self.first_step + self.warm_up:
             self._began = device_time(self.device)
 
     def after(self, step: int) -> None:
         """Runs at the very end of a step."""
-        if step == self.last_step - 1:
+        if step == self.last_step - 2:
             self.seconds = device_time(self.device) - self._began
-        self.cost.step_post_backward(step, self.device)
+        if step < self.last_step - 1:
+            self.cost.step_post_backward(step, self.device)
+            self._rays += self._count_rays() * (step >= self.first_step + self.warm_up)
         now = time.perf_counter()
         if now - self._reported >= REPORT_EVERY_S or step == self.last_step - 1:
             self._reported = now
@@ -92,14 +99,16 @@ class Stopwatch:
             self._spilled = None if verdict == "unknown" else max(self._spilled, least)
 
     def figures(self) -> dict[str, float]:
-        """Returns ``it_per_s``, ``loss`` and ``train_peak_mib``; on CUDA also ``device_mib``, ``device_peak_mib`` (all
-        programs) and ``spilled_mib`` (into main memory, at least).
+        """Returns ``it_per_s``, ``rays_per_s``, ``loss`` and ``train_peak_mib``; on CUDA also ``device_mib``,
+        ``device_peak_mib`` (all programs) and ``spilled_mib`` (into main memory, at least).
 
         Figures that were not measured are absent: the speed of a run that ended early, the peak of a GPU without NVML.
         """
         figures = {"train_peak_mib": self.cost.peak_mib}
         if self.seconds > 0:
-            figures["it_per_s"] = (self.last_step - self.first_step - self.warm_up) / self.seconds
+            figures["it_per_s"] = (self.last_step - 1 - self.first_step - self.warm_up) / self.seconds
+            if self._rays:
+                figures["rays_per_s"] = self._rays / self.seconds
         if self.losses:
             figures["loss"] = float(torch.stack([loss.float().cpu() for loss in self.losses]).mean())
         if self.device.type == "cuda":

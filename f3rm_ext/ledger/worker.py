@@ -118,8 +118,6 @@ def train(job: TrainJob) -> dict[str, Any]:
     values = stopwatch.figures()
     if result.get("rays_per_step"):
         values["rays_per_step"] = float(result["rays_per_step"])
-        if "it_per_s" in values:
-            values["rays_per_s"] = values["it_per_s"] * values["rays_per_step"]
     device = stopwatch.device.type
     conditions = {
         "first_step": stopwatch.first_step,

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from f3rm_ext.data.cycling_config import CyclingConfig
 from f3rm_ext.memory.estimate import MemoryEstimate, Phase
 from f3rm_ext.memory.options import HasMemoryOptions, MemoryOption, QualityImpact, RunState
 from f3rm_ext.planning.estimator import Estimator
 from f3rm_ext.planning.gaussians import plan_growth
 from f3rm_ext.planning.request import Options, PlanRequest
+from f3rm_ext.planning.traced_run import kept_bytes
 
 Requester = Callable[[Options], PlanRequest]
 """Makes the request of the run with other values for some options."""
@@ -84,6 +86,7 @@ def list_options(request: PlanRequest, estimate: MemoryEstimate, peak: Peak = "t
         request.device.type,
         request.capture.train_images,
         images_on_device=on_device,
+        images_in_memory=_whole_images(request),
         has_features=bool(getattr(getattr(pipeline.datamanager, "features", None), "extractors", ())),
         gaussians=0 if growth is None else growth.last,
         growing=growth is not None and growth.end > growth.begin,
@@ -93,6 +96,15 @@ def list_options(request: PlanRequest, estimate: MemoryEstimate, peak: Peak = "t
         return [] if picture_options is None else picture_options(state)
     parts = (pipeline.model, pipeline.datamanager)
     return [option for part in parts if isinstance(part, HasMemoryOptions) for option in part.memory_options(state)]
+
+
+def _whole_images(request: PlanRequest) -> int | None:
+    """Returns how many training images are whole in memory at a time, as the run counts them."""
+    manager, images = request.config.pipeline.datamanager, request.capture.train_images
+    if not isinstance(manager, CyclingConfig):
+        return None
+    place = (images, kept_bytes(manager, request.capture), request.config.machine.num_devices)
+    return 0 if manager.pixel_stride("train", *place) > 1 else manager.image_cycle("train", *place).window_size
 
 
 def advise(request_with: Requester, estimate: Estimator) -> Advice:

@@ -10,12 +10,14 @@ import numpy as np
 from f3rm_ext.data.coverage import Coverage
 from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.image_cycle import ImageCycle, ImageTurns
-from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
+from f3rm_ext.data.image_datamanager import FULL_SIZE, ImageDataManagerConfig
 from f3rm_ext.data.undistort import shrunk_size
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.planning.request import ImageSizes
-from f3rm_ext.planning.traced_run import feature_sizes, image_bytes
+from f3rm_ext.planning.traced_run import kept_bytes
+from f3rm_ext.splat.initialization import FEWEST_POINTS
+from f3rm_ext.splat.model import SplatModelConfig
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,12 @@ def plan_coverage(config: F3rmTrainerConfig, sizes: ImageSizes, processes: int =
     if not isinstance(manager, F3rmDataManagerConfig | ImageDataManagerConfig):
         raise ConfigError(f"How {config.method_name} goes through its images is not known here.")
     capture, local = sizes.summary(), config.machine.num_devices
-    features = feature_sizes(manager.features, capture) if isinstance(manager, F3rmDataManagerConfig) else []
-    size = image_bytes(capture, features)
+    size = kept_bytes(manager, capture)
     place = {"seed": config.machine.seed, "shards": processes, "shard": 0}
     cycle = manager.image_cycle("train", len(sizes.pixels), size, local, **place)
     steps = config.max_num_iterations
     if isinstance(manager, ImageDataManagerConfig):
-        coverage, windows = _image_coverage(manager, cycle, sizes, steps)
+        coverage, windows = _image_coverage(manager, cycle, sizes, steps, _small_start(config, sizes))
     else:
         rays = manager.rays_of_process(processes, 0)
         coverage, windows = _ray_coverage(rays, cycle, sizes, steps)
@@ -149,7 +150,7 @@ def _ray_coverage(rays: int, cycle: ImageCycle, sizes: ImageSizes, steps: int) -
 
 
 def _image_coverage(
-    manager: ImageDataManagerConfig, cycle: ImageCycle, sizes: ImageSizes, steps: int
+    manager: ImageDataManagerConfig, cycle: ImageCycle, sizes: ImageSizes, steps: int, small: tuple[int, int]
 ) -> tuple[Coverage, int]:
     coverage = Coverage(sizes.pixels, cycle.shards, whole_images=True)
     turns, windows = ImageTurns(cycle, "train"), 0
@@ -160,8 +161,18 @@ def _image_coverage(
             coverage.add_windows(cycle.round)
             windows += 1
         image = turns.draw(window)
-        coverage.rays[image] += shrunk_pixels(manager.halvings(step))[image]
+        coverage.rays[image] += shrunk_pixels(manager.halvings(step, small))[image]
     return coverage, windows
+
+
+def _small_start(config: F3rmTrainerConfig, sizes: ImageSizes) -> tuple[int, int]:
+    """Returns the sizes with which a run begins: splats at random places begin with tiny images."""
+    model, manager = config.pipeline.model, config.pipeline.datamanager
+    if not isinstance(model, SplatModelConfig) or model.start_from is not None or sizes.points >= FEWEST_POINTS:
+        return FULL_SIZE
+    assert isinstance(manager, ImageDataManagerConfig)
+    longest_px = int(max(sizes.heights_px.max(), sizes.widths_px.max()))
+    return manager.small_start(longest_px, config.max_num_iterations)
 
 
 def _shrunk_pixels(sizes: ImageSizes, halvings: int) -> list[int]:

@@ -31,6 +31,11 @@ class PlanOptions:
         by_hand = (self.images, self.width_px, self.height_px)
         if any(value is not None for value in by_hand) and None in by_hand:
             raise ConfigError("--images, --width-px and --height-px must be given together.")
+        if self.points and self.images is None:
+            raise ConfigError(
+                "--points is the number of points of a capture that is given by --images, --width-px and --height-px: "
+                "add these, or leave it out, since a capture given by --data tells its own."
+            )
         check_ranges(self)
 
     @property

@@ -18,6 +18,7 @@ from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.devices import Device, choose_device
 from f3rm_ext.mesh.bound.model import BoundModelConfig
+from f3rm_ext.nerf.model import F3rmModelConfig
 from f3rm_ext.planning.estimator import PLANNERS
 from f3rm_ext.planning.options import PlanOptions
 from f3rm_ext.planning.request import ImageSizes, Options, PlanRequest, RefinementStart
@@ -40,6 +41,11 @@ class Question(PlanOptions):
     def config(self, options: Options = ()) -> F3rmTrainerConfig:
         """Returns the options of the run, with other values for some."""
         config = parse(self.method, replace_options(self.method, self.arguments, options))
+        if config.load_dir is not None or config.load_checkpoint is not None:
+            raise ConfigError(
+                "A plan is made for a run from its first step, not from a checkpoint: leave out --load-dir and "
+                "--load-checkpoint."
+            )
         config.machine.device_type = self.device(config).type  # type: ignore[assignment]
         manager = config.pipeline.datamanager
         if isinstance(manager, ImageDataManagerConfig):
@@ -47,7 +53,16 @@ class Question(PlanOptions):
         return config
 
     def device(self, config: F3rmTrainerConfig) -> Device:
-        """Returns the device to plan for."""
+        """Returns the device to plan for.
+
+        Raises:
+            ConfigError: a card is given for a run on the CPU, or it is unknown.
+        """
+        typed = {word.partition("=")[0].replace("_", "-") for word in self.arguments}
+        if self.device_is_given and config.machine.device_type == "cpu" and "--machine.device-type" in typed:
+            raise ConfigError(
+                "--machine.device-type is cpu, but --gpu and --vram-gib plan a run on a card: leave out one of the two."
+            )
         return choose_device(config.machine.device_type, self.gpu, self.vram_gib)
 
     def sizes(self, config: F3rmTrainerConfig) -> ImageSizes:
@@ -69,6 +84,7 @@ class Question(PlanOptions):
     def request(self, options: Options = ()) -> PlanRequest:
         """Returns the run to estimate, with other values for some options."""
         config = self.config(options)
+        self._check_splats(config)
         sizes = self.sizes(config)
         config.pipeline.datamanager.camera_res_scale_factor = sizes.scale  # type: ignore[attr-defined]
         model, gaussians = config.pipeline.model, self.gaussians
@@ -83,6 +99,13 @@ class Question(PlanOptions):
             gaussians=gaussians,
             start=None if gaussians is not None else self._start(config, sizes),
         )
+
+    def _check_splats(self, config: F3rmTrainerConfig) -> None:
+        given = [name for name, value in (("--gaussians", self.gaussians), ("--points", self.points)) if value]
+        if given and isinstance(config.pipeline.model, F3rmModelConfig):
+            raise ConfigError(
+                f"{given[0]} is of splats, and {self.method} trains a field: leave it out, or plan sugar-ext."
+            )
 
     def _start(self, config: F3rmTrainerConfig, sizes: ImageSizes) -> RefinementStart | None:
         """Returns what a refinement starts from, if its splats and the capture are given."""

@@ -20,7 +20,7 @@ from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocati
 from nerfstudio.utils import writer
 
 from f3rm_ext import events
-from f3rm_ext.data.image_datamanager import ImageDataManagerConfig
+from f3rm_ext.data.image_datamanager import FULL_SIZE, ImageDataManagerConfig
 from f3rm_ext.engine.cost import device_time
 from f3rm_ext.engine.optimizers import schedule_length
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
@@ -54,20 +54,25 @@ class _Enough(Exception):
 
 def read_throughput(config: F3rmTrainerConfig, sizes: ImageSizes) -> Throughput | None:
     """Returns the speed of this method on this machine in the ledger, with as many rays per step; None if it has none.
-    A ledger that cannot be read is named in a line.
+    A ledger that cannot be read is named in a line. Only whole runs tell that of splats, whose steps get slower.
 
     Args:
-        sizes: sizes of its images; the rays of splats are the pixels of an image.
+        sizes: sizes of its images; the rays of splats are the pixels of the first one.
     """
     from f3rm_ext.ledger.conditions import hardware
     from f3rm_ext.ledger.ledger import throughput
 
-    rays = getattr(config.pipeline.datamanager, "train_num_rays_per_batch", int(sizes.pixels.max()))
+    rays = getattr(config.pipeline.datamanager, "train_num_rays_per_batch", None)
     if config.machine.num_devices * config.machine.num_machines > 1:
         return None
     device = hardware(config.machine.device_type)
     try:
-        record = throughput(config.method_name or "", hardware=device, rays_per_step=rays)
+        record = throughput(
+            config.method_name or "",
+            hardware=device,
+            rays_per_step=int(sizes.pixels[0]) if rays is None else rays,
+            whole=rays is None,
+        )
     except LedgerError as error:
         print(f"The ledger tells no speed. {error}", file=sys.stderr)
         return None
@@ -92,8 +97,6 @@ def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
     if config.machine.num_devices * config.machine.num_machines > 1:
         raise ConfigError("A probe runs on one device: leave out --probe, or --machine.num-devices.")
     total = config.max_num_iterations
-    starts = stage_starts(config)
-    lengths = [end - begin for begin, end in itertools.pairwise([*starts, total])]
     moments: list[float] = []
 
     def after(step: int) -> None:
@@ -107,6 +110,8 @@ def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
         trainer: Any = config.setup()
         trainer.setup()
         trainer.callbacks.append(TrainingCallback([TrainingCallbackLocation.AFTER_TRAIN_ITERATION], after, 1))
+        starts = stage_starts(config, getattr(trainer.pipeline.datamanager, "small_start", FULL_SIZE))
+        lengths = [end - begin for begin, end in itertools.pairwise([*starts, total])]
         took_s = 0.0
         try:
             for start, length in zip(starts, lengths, strict=True):
@@ -126,8 +131,12 @@ def probe(config: F3rmTrainerConfig, steps: int = PROBE_STEPS) -> Throughput:
     return Throughput(total / took_s, f"measured here in {len(durations)} steps{of_each}")
 
 
-def stage_starts(config: F3rmTrainerConfig) -> list[int]:
-    """Returns the steps at which the cost of a step changes: 0, and the first of each stage and image size."""
+def stage_starts(config: F3rmTrainerConfig, small: tuple[int, int] = FULL_SIZE) -> list[int]:
+    """Returns the steps at which the cost of a step changes: 0, and the first of each stage and image size.
+
+    Args:
+        small: the sizes with which it begins, ``small_start`` of the datamanager.
+    """
     model, manager, total = config.pipeline.model, config.pipeline.datamanager, config.max_num_iterations
     starts = {0}
     if isinstance(model, SplatModelConfig) and model.regularization != "none":
@@ -135,7 +144,9 @@ def stage_starts(config: F3rmTrainerConfig) -> list[int]:
         surface = schedule.surface(model.regularization_options)
         starts |= {surface.first_loss - schedule.offset, surface.first_surface_loss - schedule.offset}
     if isinstance(manager, ImageDataManagerConfig):
-        starts |= {(1 + number) * manager.resolution_schedule for number in range(manager.num_downscales)}
+        larger = {(1 + number) * manager.resolution_schedule for number in range(manager.num_downscales)}
+        larger |= {(1 + number) * small[1] for number in range(small[0])}
+        starts |= {step for step in larger if manager.halvings(step, small) < manager.halvings(step - 1, small)}
     return sorted(start for start in starts if 0 <= start < total)
 
 

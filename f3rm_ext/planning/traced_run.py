@@ -14,7 +14,8 @@ from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.models.base_model import Model
 from torch import Tensor
 
-from f3rm_ext.data.cycling_config import ImageBytes
+from f3rm_ext.data.cycling_config import CyclingConfig, ImageBytes
+from f3rm_ext.data.datamanager import F3rmDataManagerConfig
 from f3rm_ext.data.pixel_sampler import CHANNELS
 from f3rm_ext.data.placement import fits
 from f3rm_ext.engine.optimizers import fit_optimizers
@@ -242,6 +243,12 @@ def image_bytes(capture: CaptureSizes, features: Sequence[FeatureSize] = ()) -> 
     """Returns the memory of the largest image and of its features."""
     pixels = capture.width_px * capture.height_px * CHANNELS
     return ImageBytes(pixels, HALF * sum(size.numbers for size in features))
+
+
+def kept_bytes(manager: CyclingConfig, capture: CaptureSizes) -> ImageBytes:
+    """Returns what a datamanager keeps of the largest image: its pixels, and for fields its features."""
+    features = manager.features if isinstance(manager, F3rmDataManagerConfig) else None
+    return image_bytes(capture, () if features is None else feature_sizes(features, capture))
 
 
 def feature_sizes(options: FeatureOptions, capture: CaptureSizes) -> list[FeatureSize]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from f3rm_ext.planning.question import parse
 
@@ -15,8 +16,27 @@ WINDOWS = (
     "--pipeline.datamanager.train-num-times-to-repeat-images=7",
 )
 RUN = (*("--experiment-name", "e", "--timestamp", "t", "--vis", "tensorboard"), "--logging.local-writer.enable=False")
+SIZES = ("--images", "9", "--width-px", "64", "--height-px", "48")
 LITE = "--pipeline.datamanager.train-num-rays-per-batch=256"
 SPLATS = ("--pipeline.model.num-random=500", "--regularization=none", "--pipeline.datamanager.num-downscales=1")
+
+RANDOM = (*SPLATS, "--pipeline.datamanager.stereo-points=never")
+
+
+def enlarge(capture: Path, out: Path) -> Path:
+    """Writes a capture without points, with photos of three times its size."""
+    meta = json.loads((capture / "transforms.json").read_text())
+    meta.pop("ply_file_path", None)
+    for item in (meta, *meta["frames"]):
+        item.update({name: 3 * item[name] for name in ("fl_x", "fl_y", "cx", "cy", "w", "h") if name in item})
+    for frame in meta["frames"]:
+        path = out / frame["file_path"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(capture / frame["file_path"]).resize((meta["w"], meta["h"])).save(path)
+        for name in frame.keys() & {"depth_file_path", "mask_path"}:
+            del frame[name]
+    (out / "transforms.json").write_text(json.dumps(meta))
+    return out
 
 
 @pytest.fixture
@@ -30,7 +50,9 @@ def plan(run_command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("method", "more"), [("f3rm-ext-lite", (LITE,)), ("sugar-ext-lite", SPLATS)], ids=["fields", "splats"]
+    ("method", "more"),
+    [("f3rm-ext-lite", (LITE,)), ("sugar-ext-lite", SPLATS), ("sugar-ext-lite", RANDOM)],
+    ids=["fields", "splats", "random splats"],
 )
 def test_coverage_is_what_the_run_logs(
     plan: Callable[..., Any],
@@ -40,7 +62,8 @@ def test_coverage_is_what_the_run_logs(
     method: str,
     more: tuple[str, ...],
 ) -> None:
-    arguments = ("--data", tiny_capture, "--output-dir", tmp_path, "--max-num-iterations=40", *RUN, *WINDOWS, *more)
+    capture = tiny_capture if more is not RANDOM else enlarge(tiny_capture, tmp_path / "large")
+    arguments = ("--data", capture, "--output-dir", tmp_path, "--max-num-iterations=40", *RUN, *WINDOWS, *more)
     planned = plan(method, *arguments, "--json").succeeds()
     found = json.loads(planned.stdout)
     run_command("ns-train", *shlex.split(found["command"])[1:]).succeeds()
@@ -100,6 +123,14 @@ def test_a_probe_measures_and_leaves_nothing(plan: Callable[..., Any], tiny_capt
         (("sugar-ext", "--gaussians", str(10**14)), "--gaussians"),
         (("f3rm-ext", "--max-num-iterations", "-10"), "--max-num-iterations"),
         (("f3rm-ext", "--machine.num-devices", "0"), "--machine.num-devices"),
+        (("f3rm-ext", "--gaussians", "5"), "--gaussians is of splats, and f3rm-ext trains a field"),
+        (("f3rm-ext", "--points", "5", *SIZES), "--points is of splats, and f3rm-ext trains a field"),
+        (("sugar-ext", "--points", "5"), "--points is the number of points of a capture that is given by --images"),
+        (("sugar-ext", "--points", "5", "--data", "x"), "--points is the number of points of a capture that is given"),
+        (("f3rm-ext", "--load-dir", "x"), "--load-dir"),
+        (("f3rm-ext", "--load-checkpoint", "x"), "--load-checkpoint"),
+        (("f3rm-ext", "--machine.device-type", "cpu", "--vram-gib", "8"), "--machine.device-type is cpu"),
+        (("f3rm-ext", "--machine.device_type=cpu", "--gpu", "4090"), "--machine.device-type is cpu"),
     ],
 )
 def test_bad_input_is_one_sentence(plan: Callable[..., Any], arguments: tuple[str, ...], words: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from nerfstudio.engine.trainer import TrainerConfig
 
+from f3rm_ext.engine import cost
 from f3rm_ext.engine.trainer import F3rmTrainerConfig
 from f3rm_ext.errors import CheckpointError, ConfigError
 from f3rm_ext.ledger import stopwatch
@@ -128,14 +129,19 @@ class Trainer:
         from nerfstudio.engine.callbacks import TrainingCallback, TrainingCallbackLocation
 
         self._start_step = 3000
-        self.pipeline = SimpleNamespace(device=torch.device("cpu"))
+        self.rays = 0
+        manager = SimpleNamespace(get_train_rays_per_batch=lambda: self.rays)
+        self.pipeline = SimpleNamespace(device=torch.device("cpu"), datamanager=manager)
         self.saved: list[int] = []
         self.clock, self.step_s = clock, step_s
         after = TrainingCallbackLocation.AFTER_TRAIN_ITERATION
-        self.callbacks = [TrainingCallback([after], lambda step: clock.advance(callback_s))]
+        self.callbacks = [
+            TrainingCallback([after], lambda step: clock.advance(10_000.0 if step == 3109 else callback_s))
+        ]
 
     def train_iteration(self, step: int) -> tuple[torch.Tensor, dict, dict]:
         self.clock.advance(self.step_s if step >= 3010 else 100.0)
+        self.rays = 1000 if step < 3010 else 8 if step < 3043 else 32
         return torch.tensor(float(step)), {}, {}
 
     def save_checkpoint(self, step: int) -> None:
@@ -182,6 +188,21 @@ def test_warm_up_is_excluded_and_callbacks_count(monkeypatch: pytest.MonkeyPatch
     assert figures["loss"] == pytest.approx(sum(range(3060, 3110)) / 50), "the mean of the last 50 steps"
     assert figures["train_peak_mib"] > 1 and "device_mib" not in figures
     assert seen[-1] == (110, 110)
+
+
+def test_what_follows_the_last_step_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run cleans splats and lifts features in the callbacks of its last step, here for 10,000 s."""
+    clock_s: list[float] = []
+    monkeypatch.setattr(cost, "peak_mib", lambda device: clock_s.append(time.perf_counter()) or clock_s[-1])
+    _, watch = timed(monkeypatch)
+    assert len(clock_s) == 109 and watch.figures()["train_peak_mib"] < 10_000.0
+    assert watch.figures()["it_per_s"] == pytest.approx(2.0)
+
+
+def test_rays_are_those_of_the_steps_that_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Splats begin with small images: 33 steps of 8 pixels, then 66 of 32."""
+    _, watch = timed(monkeypatch)
+    assert watch.figures()["rays_per_s"] == pytest.approx(2.0 * 24)
 
 
 def test_a_checkpoint_within_the_window_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from f3rm_ext.data import cycling_config
 from f3rm_ext.memory.estimate import Category, MemoryEstimate
 from f3rm_ext.memory.options import QualityImpact
 from f3rm_ext.planning.advice import Advice, advise, largest, list_options
@@ -94,6 +95,22 @@ def test_options_are_those_of_a_shortage(estimate: Estimate, gib: float | int) -
         "pipeline.datamanager.feature-ray-fraction",
     ]
     assert "pipeline.model.feature-grid.log2-hashmap-size" in names
+
+
+def test_a_smaller_window_is_half_of_the_one_that_memory_holds(
+    estimate: Estimate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Splats keep as many photos as fit into an eighth of 4 GiB; fields keep some pixels of all."""
+    monkeypatch.setattr(cycling_config, "total_bytes", lambda device: 4 << 30)
+    name, found = "pipeline.datamanager.train-num-images-to-sample-from", {}
+    for method in ("sugar-ext", "f3rm-ext"):
+        request = Question(
+            method, ("--machine.device-type", "cpu"), images=400, width_px=4096, height_px=2048
+        ).request()
+        found[method] = {option.name: option for option in list_options(request, estimate(request))}
+    option = found["sugar-ext"][name]
+    assert option.now == "21 of 400, for ever" and option.settings()[0] == (name, "10")
+    assert name not in found["f3rm-ext"]
 
 
 @pytest.mark.parametrize(("memory", "expected"), [(10_100, 500), (999, 40), (100, 0), (50, 0)])

@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from nerfstudio.engine.callbacks import TrainingCallback
 
@@ -39,6 +40,28 @@ def test_a_real_ledger_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     book.add_repeat("splats", {"it_per_s": 3.0, "rays_per_step": 200}, session="s")
     assert read_throughput(splats, ImageSizes.from_numbers(splats, 9, 20, 10)) is not None
     assert read_throughput(splats, ImageSizes.from_numbers(splats, 9, 20, 20)) is None
+    mixed = ImageSizes(np.array([10, 40]), np.array([20, 50]), 0)
+    assert read_throughput(splats, mixed) is not None, "a run tells the pixels of its first photo"
+
+
+def test_a_window_of_splats_tells_no_speed_of_a_whole_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Steps get slower while Gaussians are added; those of fields are all alike."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    book = Ledger()
+    for method in ("sugar-ext", "f3rm-ext-lite"):
+        device = hardware(parse(method, []).machine.device_type)
+        for name, first, last, speed in (("start", 0, 1000, 90.0), ("end", 14_000, 15_000, 1.0)):
+            conditions = {"hardware": device, "first_step": first, "last_step": last}
+            book.add(f"{method}-{name}", method, conditions=conditions, origin={"schedule_steps": 15_000})
+            book.add_repeat(f"{method}-{name}", {"it_per_s": speed, "rays_per_step": 1024}, session="s")
+    splats, fields = parse("sugar-ext", []), parse("f3rm-ext-lite", [])
+    sizes = ImageSizes.from_numbers(splats, 9, 32, 32)
+    assert read_throughput(splats, sizes) is None and read_throughput(fields, sizes) is not None
+    conditions = {"hardware": hardware(splats.machine.device_type), "first_step": 0, "last_step": 15_000}
+    book.add("whole", "sugar-ext", conditions=conditions, origin={"schedule_steps": 15_000})
+    book.add_repeat("whole", {"it_per_s": 3.0, "rays_per_step": 1024}, session="s")
+    found = read_throughput(splats, sizes)
+    assert found is not None and found.steps_per_s == 3.0
 
 
 def test_a_ledger_that_cannot_be_read_is_no_reason_to_stop(
@@ -66,7 +89,7 @@ class SteppingTrainer:
 
     def __init__(self) -> None:
         self.callbacks: list[TrainingCallback] = []
-        self.pipeline = SimpleNamespace(datamanager=SimpleNamespace(close=lambda: None))
+        self.pipeline = SimpleNamespace(datamanager=SimpleNamespace(close=lambda: None, small_start=(0, 1)))
         self.clock_s, self._start_step = 0.0, 0
 
     def setup(self) -> None:
@@ -99,3 +122,10 @@ def test_a_probe_weighs_each_stage_by_its_steps(monkeypatch: pytest.MonkeyPatch)
 )
 def test_steps_change_with_stages_and_image_sizes(method: str, options: tuple[str, ...], expected: list[int]) -> None:
     assert stage_starts(parse(method, list(options))) == expected
+
+
+def test_a_small_start_has_stages_of_its_own() -> None:
+    """Sides are halved four times at first, and twice before step 3000."""
+    config = parse("sugar-ext", ["--regularization", "none", "--max-num-iterations", "5000"])
+    assert stage_starts(config, (4, 200)) == [0, 200, 400, 3000]
+    assert stage_starts(config, (3, 2000)) == [0, 2000, 4000]
