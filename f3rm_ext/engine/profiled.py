@@ -53,7 +53,11 @@ class ProfiledTrainer:
         )
 
         def after(step: int) -> None:
-            profiler.ends("densify" if hasattr(self.pipeline.model, "densifier") else "train")
+            last = step == self.config.max_num_iterations - 1
+            if last and hasattr(self.pipeline.model, "lifted"):
+                profiler.ends("finish")
+            else:
+                profiler.ends("densify" if hasattr(self.pipeline.model, "densifier") else "train")
             profiler.step_post_backward(step)
 
         self.callbacks = [

@@ -28,7 +28,13 @@ COLORS = {
     "activations": "#8b5c8f",
 }
 """Colours of the categories, which show on white and on the page's dark background."""
-_PHASE_COLORS = {"train": "#0f9d92", "densify": "#4f86c6", "evaluation": "#d07a25", "viewer": "#a877ad"}
+_PHASE_COLORS = {
+    "train": "#0f9d92",
+    "densify": "#4f86c6",
+    "finish": "#7a9a3a",
+    "evaluation": "#d07a25",
+    "viewer": "#a877ad",
+}
 _OTHER = "#9aa6b2"
 
 

@@ -56,7 +56,9 @@ class Bench:
         Returns the names of their entries.
 
         Raises:
-            CommandError: a run failed. The ledger has the repeats that were finished, and the failure as a note.
+            CommandError: a run failed. The ledger has the repeats that were finished, also of a training whose
+                evaluation failed, and the failure as a note.
+            ConfigError: the folder of the runs cannot be made.
             LedgerError: a name is taken, which is checked before anything runs, or the ledger cannot be written.
         """
         for variant in variants:
@@ -68,12 +70,17 @@ class Bench:
                     variant, run_folder = variants[index], folder / f"{index}-{number}"
                     title = f"{variant.name or variant.arguments[0]}, repeat {number + 1} of {protocol.repeats}"
                     try:
-                        result = self._measure(variant, protocol, number, run_folder, title)
+                        result, failure = self._measure(variant, protocol, number, run_folder, title)
                     except CommandError as error:
                         if error.made_progress:  # a failure before is a mistake in the command
                             self._record_failure(variant, names[index], error)
                         raise
                     names[index] = self._record(variant, names[index], result)
+                    if failure is not None:
+                        first, *rest = str(failure).splitlines()
+                        self.ledger.note(names[index], first)
+                        first += f" The ledger has the training as {names[index]}; --no-evaluate measures it alone."
+                        raise CommandError("\n".join([first, *rest]), exit_code=failure.exit_code) from failure
                     if self.keep_runs is None:
                         shutil.rmtree(run_folder)
         return names
@@ -88,16 +95,22 @@ class Bench:
             job = EvalJob(str(config.absolute()), str(folder), train_views)
             return self._run_job(job, folder, sys.executable, "Evaluating")
 
-    def _measure(self, variant: Variant, protocol: Protocol, number: int, folder: Path, title: str) -> dict[str, Any]:
+    def _measure(
+        self, variant: Variant, protocol: Protocol, number: int, folder: Path, title: str
+    ) -> tuple[dict[str, Any], CommandError | None]:
+        """Returns the result of a training with its evaluation, and why the latter failed; None if it did not."""
         arguments = list(variant.arguments)
         training = TrainJob(arguments, str(folder), protocol.steps, protocol.warm_up, number, protocol.eval_step)
         result = self._run_job(training, folder, variant.python, f"Training {title}")
         if protocol.evaluate:
             evaluation = EvalJob(result["config"], str(folder), protocol.train_views, protocol.eval_step)
-            scores = self._run_job(evaluation, folder, variant.python, f"Evaluating {title}")
+            try:
+                scores = self._run_job(evaluation, folder, variant.python, f"Evaluating {title}")
+            except CommandError as error:
+                return result, error
             for key in ("values", "conditions"):
                 result[key] = scores[key] | result[key]
-        return result
+        return result, None
 
     def _run_job(self, job: TrainJob | EvalJob, folder: Path, python: str, title: str) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
@@ -139,7 +152,12 @@ class Bench:
         """A folder for runs and logs. It is kept if a command fails, because the error names a log in it."""
         if self.keep_runs is not None:
             folder = self.keep_runs.absolute() / self.session
-            folder.mkdir(parents=True)
+            try:
+                folder.mkdir(parents=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"The folder for --keep-runs cannot be made in {self.keep_runs} ({error.strerror}): choose another."
+                ) from error
             yield folder
             return
         folder = Path(tempfile.mkdtemp(prefix="f3rm-ext-bench-"))

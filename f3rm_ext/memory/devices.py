@@ -152,7 +152,7 @@ def choose_device(device_type: str, gpu: str | None = None, vram_gib: float | in
         vram_gib: memory of a card, GiB; goes before that of a named card.
 
     Raises:
-        ConfigError: the card is unknown.
+        ConfigError: the card is unknown, or the memory of this machine.
     """
     if gpu is not None:
         card = find_card(gpu)
@@ -160,7 +160,10 @@ def choose_device(device_type: str, gpu: str | None = None, vram_gib: float | in
         return Device("cuda", int(memory_gib * GIB), card.name)
     if vram_gib is not None:
         return Device("cuda", int(vram_gib * GIB))
-    return this_device(device_type)
+    device = this_device(device_type)
+    if not device.memory_bytes:
+        raise ConfigError("The memory of this machine is not known: give that of a card by --vram-gib.")
+    return device
 
 
 def this_device(device_type: str) -> Device:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from f3rm_ext.data.cycling_config import CyclingConfig
+from f3rm_ext.errors import UserError
 from f3rm_ext.memory.estimate import MemoryEstimate, Phase
 from f3rm_ext.memory.options import HasMemoryOptions, MemoryOption, QualityImpact, RunState
 from f3rm_ext.planning.estimator import Estimator
@@ -163,7 +164,11 @@ class _Search:
             candidates = [option for option in options if option.quality_impact == least]
             option = min(candidates, key=lambda candidate: times[candidate.name])
             before = self.peak(self.chosen, peak)
-            if before - self.peak([*self.chosen, option], peak) < LEAST_SHARE * before:
+            try:
+                saved = before - self.peak([*self.chosen, option], peak)
+            except UserError:  # the option does not go with the others of the run
+                saved = 0
+            if saved < LEAST_SHARE * before:
                 useless.add(option.name)
             else:
                 self.chosen.append(option)

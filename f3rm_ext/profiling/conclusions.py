@@ -96,6 +96,7 @@ def _peak_sentence(profile: Profile) -> str:
     phase, peak = highest(profile)
     what = "tensors" if profile.device == "cuda" else "the process"
     where = {"train": "in training steps", "densify": "when Gaussians are added", "evaluation": "in evaluation"}
+    where |= {"finish": "after the last step, in cleaning or lifting features"}
     where |= {"viewer": "while the viewer draws", "between steps": "between steps"}
     text = f"At its peak, {what} took {readable(peak)}, {where.get(phase, phase)}"
     if profile.device_total:

@@ -19,9 +19,10 @@ from f3rm_ext.profiling.findings import doubts, findings
 from f3rm_ext.profiling.profile_file import FORMAT, ProfileWriter
 from f3rm_ext.profiling.snapshot import Snapshot, tensor_totals
 
-Phase = Literal["train", "densify", "evaluation", "viewer", "between steps"]
-"""Parts of a run that have peaks of their own. Densify is what follows the optimiser's step of splats; viewer is what
-happens between steps while a viewer is on, and between steps without one: saving, mostly."""
+Phase = Literal["train", "densify", "finish", "evaluation", "viewer", "between steps"]
+"""Parts of a run that have peaks of their own. Densify is what follows the optimiser's step of splats, and finish what
+follows the last one: cleaning and lifting features. Viewer is what happens between steps while a viewer is on, and
+between steps without one: saving, mostly."""
 
 
 class Parts(NamedTuple):

@@ -3,10 +3,10 @@
 import gc
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -110,9 +110,15 @@ class Plan(PlanOptions):
         return 0
 
     def _start(self, command: Sequence[str]) -> None:
-        """Replaces this process by ns-train's."""
+        """Replaces this process by ns-train's.
+
+        Raises:
+            ConfigError: there is none beside this Python, nor on the path.
+        """
+        from f3rm_ext.workflow.commands import program
+
         sys.stdout.flush()
-        program = Path(sys.executable).parent / command[0]
-        if not program.is_file():
-            raise ConfigError(f"There is no {program}: install nerfstudio in this environment.")
-        os.execv(program, [str(program), *command[1:]])
+        path = shutil.which(program(command[0]))
+        if path is None:
+            raise ConfigError(f"There is no {command[0]}: install nerfstudio in this environment.")
+        os.execv(path, [path, *command[1:]])

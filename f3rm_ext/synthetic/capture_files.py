@@ -17,7 +17,12 @@ from f3rm_ext.errors import CaptureError
 
 GENERATOR = "f3rm-ext scene synth"
 IMAGE_FOLDERS = ("images", "depth", "normals", "labels")
-_OTHER_FILES = ("transforms.json", "scene.json", "classes.txt", "classes.json", "gt_mesh.ply", "gt_mesh.npz")
+_OUR_NAMES = (
+    *IMAGE_FOLDERS,
+    *("scene.json", "classes.txt", "classes.json", "gt_mesh.ply", "gt_mesh.npz", "transforms.json"),
+)
+_PARTIAL = ".f3rm-ext-partial-"
+"""Beginning of the name of an unfinished capture in a folder that was there before."""
 _FRAME = re.compile(r"frame_\d{5}\.png")
 DEPTH_UNIT_M = 1e-3
 
@@ -56,9 +61,9 @@ def encode_normals(normals: Float[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "h 
 
 def check_target(out: Path, overwrite: bool) -> None:
     """Raises :class:`CaptureError` unless a new capture may take the place of ``out``."""
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
+    if out.exists() and not out.is_dir():
         raise CaptureError(f"{out} is not a folder, so no capture can be written there: choose another name.")
-    if not out.exists() or not any(out.iterdir()):
+    if not out.exists() or all(path.name.startswith(_PARTIAL) for path in out.iterdir()):
         return
     if not overwrite:
         raise CaptureError(
@@ -91,10 +96,12 @@ def replace_capture(out: Path, overwrite: bool) -> Iterator[Path]:
     Raises:
         CaptureError: ``out`` must not be replaced, or cannot be written (no permission, disk full).
     """
-    out = Path(os.path.abspath(out))
+    out = Path(os.path.realpath(out))
     partial = out.parent / f".{out.name}.partial-{os.getpid()}"
     try:
         check_target(out, overwrite)
+        if out.exists():  # which may be a file system of its own
+            partial = out / f"{_PARTIAL}{os.getpid()}"
         partial.mkdir(parents=True)
         yield partial
         _swap(partial, out)
@@ -106,13 +113,15 @@ def replace_capture(out: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _swap(partial: Path, out: Path) -> None:
-    if not out.exists() or not any(out.iterdir()):
+    if not out.exists():
         partial.rename(out)
         return
-    old = out.parent / f".{out.name}.replaced-{os.getpid()}"
-    out.rename(old)
-    partial.rename(out)
-    for path in old.iterdir():
-        if path.name not in (*IMAGE_FOLDERS, *_OTHER_FILES):
-            path.rename(out / path.name)
-    shutil.rmtree(old)
+    # The folder itself stays: it may be a shell's working folder, or a mount point.
+    made = sorted(partial.iterdir(), key=lambda path: path.name == "transforms.json")
+    old = partial / "replaced"
+    old.mkdir()
+    for name in reversed(_OUR_NAMES):
+        if (out / name).exists():
+            (out / name).rename(old / name)
+    for path in made:  # what makes them a capture comes last
+        path.rename(out / path.name)

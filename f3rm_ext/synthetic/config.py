@@ -10,8 +10,8 @@ from f3rm_ext.utils.ranges import Range
 class SynthConfig:
     """Options of the synthetic capture."""
 
-    num_images: Annotated[int, Range(2, 99999)] = 60
-    """Number of views around the table, ≥ 2."""
+    num_images: Annotated[int, Range(3, 99999)] = 60
+    """Number of views around the table, ≥ 3: training takes two, and one at least is held out."""
     width: Annotated[int, Range(8, 8192)] = 480
     """Image width in pixels, 8-8192."""
     height: Annotated[int, Range(8, 8192)] = 360

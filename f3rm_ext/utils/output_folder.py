@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -45,6 +46,7 @@ def file_names(names: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
 
 def new_folder(path: Path) -> Path:
     """Returns the first of ``path``, ``path-2``, ``path-3`` ... that does not exist."""
+    path = Path(os.path.abspath(path)) if path.name in ("", "..") else path  # which have no name to add to
     return path.with_name(unique_name(path.name, lambda name: path.with_name(name).exists(), "-"))
 
 

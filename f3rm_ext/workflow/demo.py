@@ -123,7 +123,7 @@ class DemoRun(StageRunner):
             if options.extractors:
                 decided["pipeline.datamanager.features.extractors"] = options.extractors
         scale = self._scale(data)
-        if scale != 1:
+        if scale != 1 or self.options.scale:  # by itself a method may reduce photos
             decided["pipeline.datamanager.camera-res-scale-factor"] = (f"{scale:g}",)
         words = ("--data", str(data), "--max-num-iterations", str(steps))
         words = (*words, "--steps-per-save", str(max(10, min(500, steps))))

@@ -64,6 +64,8 @@ def test_a_run_is_profiled_and_explained(
     assert last["categories"]["optimizer"] > 1.9 * last["categories"]["gradients"] > 0
     assert {phase for record in records[1:-1] for phase in record["phases"]} >= {"train", "evaluation"}
     assert ("densify" in records[1]["phases"]) == method.startswith("sugar")
+    finish = [record["step"] for record in records[1:-1] if "finish" in record["phases"]]
+    assert finish == ([8] if method.startswith("sugar") else []), "cleaning and lifting follow the last step"
 
     done = f3rm_ext(
         "profile", "latest", "--outputs", tmp_path / "outputs", "--compare", run, "--out", tmp_path / "charts"

@@ -41,6 +41,14 @@ def test_same_seed_writes_the_same_bytes_in_another_process(scene: Callable[...,
     assert all(a[name] != c[name] for name in a if not name.startswith("classes"))
 
 
+def test_the_working_folder_may_be_the_capture(command_server: Any, tmp_path: Path) -> None:
+    inode = tmp_path.stat().st_ino
+    command_server.start("f3rm-ext", "scene", "synth", ".", *TINY, folder=tmp_path)
+    done = command_server.finish(100).succeeds()
+    assert "Wrote 3 views to ." in done.stdout and tmp_path.stat().st_ino == inode
+    assert (tmp_path / "transforms.json").is_file() and len(list(tmp_path.iterdir())) == 10
+
+
 def test_every_object_is_seen_in_a_third_of_the_views(scene: Callable[..., Any], tmp_path: Path) -> None:
     run = scene("synth", tmp_path / "room", "--num-images", 24, "--width", 160, "--height", 120, "--samples", 1,
                 "--light-rays", 1, "--seed", 2)  # fmt: skip
@@ -58,6 +66,7 @@ def test_every_object_is_seen_in_a_third_of_the_views(scene: Callable[..., Any],
     ("arguments", "word"),
     [
         (["--num-images", "0"], "--num-images"),
+        (["--num-images", "2"], "--num-images"),
         (["--width", "-3"], "--width"),
         (["--fov", "nan"], "--fov"),
         (["--samples", "99"], "--samples"),

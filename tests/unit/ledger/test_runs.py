@@ -66,6 +66,22 @@ def test_run_folders_can_be_kept_and_evaluation_left_out(bench: Workers, tmp_pat
     assert all(folder.is_dir() for folder in keeping.folders)
 
 
+def test_folders_of_runs_that_cannot_be_made_are_named(bench: Workers, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=rf"--keep-runs.*{tmp_path / 'file'}"):
+        Workers(bench.ledger, tmp_path / "file").run([Variant("", ("nerfacto",))], PROTOCOL)
+
+
+def test_a_training_that_cannot_be_evaluated_is_kept(bench: Workers) -> None:
+    """For a capture without held-out photos, for instance."""
+    bench.fails_at = "Evaluating a, repeat 1 of 3"
+    with pytest.raises(CommandError, match=r"^Memory ran out .* the training as a; --no-evaluate.*\n  \| more"):
+        bench.run([Variant("a", ("nerfacto",))], PROTOCOL)
+    entry = bench.ledger.entry("a")
+    assert entry.values("it_per_s") == [5.0] and entry.status == "open"
+    assert [text for _, text in entry.notes] == ["Memory ran out in step 3. (from `ns-train`, log in x)"]
+
+
 def test_a_failure_in_training_is_recorded_and_what_was_finished_is_kept(bench: Workers) -> None:
     bench.fails_at = "Training a, repeat 2 of 3"
     with pytest.raises(CommandError):

@@ -28,6 +28,12 @@ def test_part_of_a_name_is_enough(typed: str, name: str) -> None:
     assert find_card(typed).name == name
 
 
+def test_a_machine_that_hides_its_memory_cannot_be_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "total_bytes", lambda device: 0)
+    with pytest.raises(ConfigError, match=r"memory of this machine is not known.*--vram-gib"):
+        choose_device("cpu")
+
+
 @pytest.mark.parametrize(("typed", "reason"), [("voodoo", "No card named"), ("", "No card"), ("rtx", "several cards")])
 def test_unclear_names_are_refused_with_what_there_is(typed: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason) as raised:

@@ -5,11 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from f3rm_ext.data import cycling_config
+from f3rm_ext.errors import ConfigError
 from f3rm_ext.memory.estimate import Category, MemoryEstimate
 from f3rm_ext.memory.options import QualityImpact
 from f3rm_ext.planning.advice import Advice, advise, largest, list_options
 from f3rm_ext.planning.question import Question
-from f3rm_ext.planning.request import PlanRequest
+from f3rm_ext.planning.request import Options, PlanRequest
 
 Estimate = Callable[[PlanRequest], MemoryEstimate]
 
@@ -73,6 +74,18 @@ def test_pictures_get_smaller_chunks_once_training_fits(estimate: Estimate) -> N
     assert advice.fits and advice.pictures_fit
     assert named(advice) == {"model.eval-num-rays-per-chunk": "16384"}
     assert [saving.peak for saving in advice.savings] == ["pictures"]
+
+
+def test_an_option_that_cannot_be_planned_is_passed_over(estimate: Estimate) -> None:
+    question = Question("sugar-ext", (), vram_gib=2.3, gaussians=6_000_000)
+
+    def request_with(options: Options) -> PlanRequest:
+        if "pipeline.model.optimize-memory" in dict(options):
+            raise ConfigError("It does not go with this run.")
+        return question.request(options)
+
+    advice = advise(request_with, estimate)
+    assert advice.savings and "model.optimize-memory" not in named(advice)
 
 
 def test_nothing_is_advised_for_pictures_that_do_not_fit_anyway(estimate: Estimate) -> None:

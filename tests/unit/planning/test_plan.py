@@ -2,9 +2,12 @@
 
 import io
 import json
+import os
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from f3rm_ext.planning.question import Question
 from f3rm_ext.planning.request import PlanRequest
 from f3rm_ext.planning.table import bar, show
 from f3rm_ext.planning.throughput import Throughput
+from f3rm_ext.scripts import plan as cli
 
 Estimate = Callable[[PlanRequest], MemoryEstimate]
 
@@ -168,6 +172,23 @@ def test_the_bar_has_the_card_s_end(gib: int, share: str) -> None:
     picture = line.split(" ")[0]
     assert share in line and picture.count("┃") == 1 and len(picture) == 61
     assert abs(picture.count("P") - 60 / max(2, gib)) <= 0.5 >= abs(picture.count("A") - 60 / max(2, gib))
+
+
+def test_a_run_is_started_by_the_ns_train_of_this_python_or_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda path, words: started.append([path, *words]))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with pytest.raises(ConfigError, match="install nerfstudio"):
+        cli.Plan()._start(["ns-train", "sugar-ext"])
+    for folder in ("bin", "."):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        program = tmp_path / folder / "ns-train"
+        program.touch(0o755)
+        cli.Plan()._start(["ns-train", "sugar-ext"])
+        assert started.pop() == [str(program), str(program), "sugar-ext"]
 
 
 def test_estimates_are_made_once(estimate: Estimate) -> None:

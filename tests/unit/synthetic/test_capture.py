@@ -129,13 +129,27 @@ def test_overwrite_replaces_a_capture_and_keeps_other_files(
     out = synthesize(tmp_path / "room", tiny_config(num_images=3))
     (out / "features").mkdir()
     (out / "features" / "notes.txt").write_text("mine")
-    synthesize(out, tiny_config(num_images=2, overwrite=True))
-    assert len(list((out / "images").iterdir())) == 2
+    synthesize(out, tiny_config(num_images=4, overwrite=True))
+    assert len(list((out / "images").iterdir())) == 4
     assert (out / "features" / "notes.txt").read_text() == "mine"
     (out / "images" / "photo.jpg").write_text("mine")
     with pytest.raises(CaptureError, match=r"photo\.jpg"):
-        synthesize(out, tiny_config(num_images=2, overwrite=True))
+        synthesize(out, tiny_config(num_images=3, overwrite=True))
     assert [p.name for p in tmp_path.iterdir()] == ["room"]
+
+
+@pytest.mark.usefixtures("ready_scene")
+def test_a_folder_that_is_there_stays_the_same_one(tmp_path: Path, tiny_config: Callable[..., SynthConfig]) -> None:
+    """It may be a shell's working folder, a mount point or behind a link."""
+    out, link = tmp_path / "room", tmp_path / "link"
+    (out / ".f3rm-ext-partial-1" / "images").mkdir(parents=True)  # of a run that was killed
+    link.symlink_to(out)
+    inode = out.stat().st_ino
+    for overwrite in (False, True):
+        synthesize(link, tiny_config(num_images=3, overwrite=overwrite))
+        assert out.stat().st_ino == inode and link.is_symlink() and len(list((out / "images").iterdir())) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "room"]
+    assert ".f3rm-ext-partial-1" in [path.name for path in out.iterdir()] and len(list(out.iterdir())) == 11
 
 
 @pytest.mark.usefixtures("ready_scene")
@@ -158,6 +172,6 @@ def test_trouble_half_way_leaves_nothing(
     monkeypatch.setattr(files, "write_png", fail_at_the_third)
     expected = CaptureError if isinstance(trouble, OSError) else type(trouble)
     with pytest.raises(expected) as caught:
-        synthesize(tmp_path / "room", tiny_config(num_images=2))
+        synthesize(tmp_path / "room", tiny_config(num_images=3))
     assert not isinstance(trouble, OSError) or "No space left" in str(caught.value)
     assert len(written) == 3 and list(tmp_path.iterdir()) == []

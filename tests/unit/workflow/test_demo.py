@@ -101,6 +101,8 @@ def test_the_method_is_chosen_on_request(run: Any, player: Any, tmp_path: Path) 
     run(data=capture_of(tmp_path / "banana", 3), method="f3rm-ext-lite", extractors=("clip",), scale=0.5)
     assert value(player.ran[0], "--pipeline.datamanager.features.extractors") == "clip"
     assert value(player.ran[0], "--pipeline.datamanager.camera-res-scale-factor") == "0.5"
+    run(data=tmp_path / "banana", method="f3rm-ext-lite", scale=1.0)
+    assert value(player.ran[0], "--pipeline.datamanager.camera-res-scale-factor") == "1", "or the method reduces them"
 
 
 @pytest.mark.parametrize(
@@ -206,8 +208,11 @@ def test_folders_of_others_and_of_a_running_demo_are_refused(run: Any, player: A
     assert player.ran == []
 
 
-def test_fresh_folders_are_new(tmp_path: Path) -> None:
+def test_fresh_folders_are_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert new_folder(tmp_path / "demo") == tmp_path / "demo"
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo-2").touch()
     assert new_folder(tmp_path / "demo") == tmp_path / "demo-3"
+    monkeypatch.chdir(tmp_path / "demo")
+    assert new_folder(Path(".")) == tmp_path / "demo-3" and new_folder(Path("new")) == Path("new")
+    assert new_folder(Path("..")).name == f"{tmp_path.name}-2"
