@@ -35,7 +35,7 @@ class Question(PlanOptions):
     method: str
     arguments: tuple[str, ...]
     """Arguments of ns-train, after the method."""
-    _read: dict[str, ImageSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _read: dict[tuple[str, object], ImageSizes] = field(default_factory=dict, init=False, repr=False, compare=False)
     _starts: dict[str, RefinementStart] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def config(self, options: Options = ()) -> F3rmTrainerConfig:
@@ -75,10 +75,11 @@ class Question(PlanOptions):
             return ImageSizes.from_numbers(config, self.images, self.width_px, self.height_px, self.points)
         manager: Any = config.pipeline.datamanager
         if has_capture(config):
-            key = f"{manager.data} {manager.dataparser} {manager.camera_res_scale_factor}"  # type: ignore[attr-defined]
-            if key not in self._read:
-                self._read[key] = ImageSizes.from_capture(config)
-            return self._read[key]
+            place, scale = f"{manager.data} {manager.dataparser}", manager.camera_res_scale_factor
+            if (place, scale) not in self._read:
+                sizes = ImageSizes.from_capture(config)
+                self._read |= {(place, scale): sizes, (place, sizes.scale): sizes}  # which "auto" becomes
+            return self._read[place, scale]
         return ImageSizes.from_assumption(config)
 
     def request(self, options: Options = ()) -> PlanRequest:
