@@ -1,5 +1,7 @@
 """The plane sweep on the CPU: warped patches are compared row by row, and no volume of scores is kept."""
 
+from typing import no_type_check
+
 import numba
 import numpy as np
 
@@ -7,6 +9,7 @@ STRIP_ROWS = 24
 """Rows that a thread works on at a time; what they need stays in its cache."""
 
 
+@no_type_check
 @numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _clip_range(low, high, start, slope):
     """The part of the range from ``low`` to ``high`` where ``start + slope · x`` is not negative."""
@@ -17,6 +20,7 @@ def _clip_range(low, high, start, slope):
     return (low, high) if start >= 0 else (low, np.float32(-1))
 
 
+@no_type_check
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "arcp"})
 def warp_photo(photo, height, width, warp, first, out, begin, stop):
     """Samples a photo bilinearly where a homography maps the pixels of ``out``; 0 outside of its size.
@@ -55,6 +59,7 @@ def warp_photo(photo, height, width, warp, first, out, begin, stop):
             out[row, x] = upper + share_y * (lower - upper)
 
 
+@no_type_check
 @numba.njit(cache=True, nogil=True, error_model="numpy", inline="always")
 def _add_row(there, mine, sign, plain, square, mixed):
     """Adds a row to the sums of columns, or takes it away."""
@@ -65,6 +70,7 @@ def _add_row(there, mine, sign, plain, square, mixed):
         mixed[x] += signed * mine[x]
 
 
+@no_type_check
 @numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract", "arcp"})
 def _insert_scores(there, mine, begin, stop, window, level, power, floor, columns, value, top):
     """Puts the correlations of patches with one photo into the best ones so far, which stay in falling order.
@@ -106,6 +112,7 @@ def _insert_scores(there, mine, begin, stop, window, level, power, floor, column
         _add_row(there[row], mine[row], np.float32(-1), plain, square, mixed)
 
 
+@no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
 def sweep_planes(own, others, sizes, still, moving, nearness, rows, window, noise, score, place):
     """Finds the plane on which the patches of a photo fit those of others best; see

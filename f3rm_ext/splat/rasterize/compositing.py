@@ -16,6 +16,8 @@ Kernels that call one another are in this file, because numba's cache detects ch
 of what :mod:`f3rm_ext.mesh.splat_depth` calls of it, delete the cache of that module.
 """
 
+from typing import no_type_check
+
 import numba
 import numpy as np
 
@@ -56,6 +58,7 @@ SHAPE_GRADS = 8
 """Gradients per intersection before those of its colours: centre x, y; conic xx, xy, yy; opacity; |x|, |y|."""
 
 
+@no_type_check
 @numba.njit(inline="always")
 def decay(power):
     """Computes exp(−power) for power ≥ 0 (not checked), without a call, so that loops vectorise."""
@@ -67,6 +70,7 @@ def decay(power):
     return mantissa * np.int32((np.int32(127) - whole) << np.int32(23)).view(np.float32)
 
 
+@no_type_check
 @numba.njit(inline="always")
 def pixels_within(x, y, geometry, rank, block):
     """Returns the first pixel of a block that a Gaussian reaches, and the one after the last; none if they are equal.
@@ -89,6 +93,7 @@ def pixels_within(x, y, geometry, rank, block):
     return np.uint64(block * BLOCK + first * LANES), np.uint64(block * BLOCK + (last + 1) * LANES)
 
 
+@no_type_check
 @numba.njit(inline="always")
 def read_gaussian(geometry, rank, left, top):
     """Returns a row of :attr:`~f3rm_ext.splat.rasterize.tiles.Bins.geometry`, the centre from the corner of a tile."""
@@ -97,6 +102,7 @@ def read_gaussian(geometry, rank, left, top):
     return x, y, a, b, c, geometry[rank, 5]
 
 
+@no_type_check
 @numba.njit(inline="always")
 def weigh(lo, hi, x, y, a, b, c, opacity, mark, through, final, last, weights):
     """Computes the weights of one Gaussian in pixels lo to hi; updates their transmittances (0 once full).
@@ -119,6 +125,7 @@ def weigh(lo, hi, x, y, a, b, c, opacity, mark, through, final, last, weights):
         through[p] = (after if drawn else ZERO) if seen else before
 
 
+@no_type_check
 @numba.njit(inline="always")
 def _list_covered(lo, hi, weights, covered):
     """Lists the pixels of a range with a positive weight; returns their number."""
@@ -129,6 +136,7 @@ def _list_covered(lo, hi, weights, covered):
     return count
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
 def forward(order, starts, ranks, geometry, payload, background, columns, colors, depth, alphas, final, last):
     """Composites every tile.
@@ -199,6 +207,7 @@ def forward(order, starts, ranks, geometry, payload, background, columns, colors
                 alphas[row, column] = ONE - t_final[p]
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
 def measure(order, starts, ranks, geometry, payload, picture, truth, share, columns, rows, median):
     """Measures how much of every pixel each Gaussian makes up, what it is worth, and where the rays end.
@@ -267,6 +276,7 @@ def measure(order, starts, ranks, geometry, payload, picture, truth, share, colu
                 median[row, column] = middle[p]
 
 
+@no_type_check
 @numba.njit(inline="always")
 def _gather(tile, columns, height, width, upstream, result):
     """Copies the upstream gradients of a tile, channel by channel; 0 outside the image."""
@@ -278,6 +288,7 @@ def _gather(tile, columns, height, width, upstream, result):
             result[channel, p] = upstream[row, column, channel] if inside else ZERO
 
 
+@no_type_check
 @numba.njit(inline="always")
 def _moments(lo, hi, x, y, a, b, c, opacity, mark, last, through, behind, dots, weights):
     """Computes the weights of one Gaussian and the sums of ∂L/∂power times 1, dx, dy, dx², dx dy, dy², |x|, |y|."""
@@ -310,6 +321,7 @@ def _moments(lo, hi, x, y, a, b, c, opacity, mark, last, through, behind, dots, 
     return m, mx, my, mxx, mxy, myy, abs_x, abs_y
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
 def backward(
     order, starts, ranks, geometry, payload, background, columns, upstream, g_alphas, final, last, first, rows
@@ -374,6 +386,7 @@ def backward(
                     result[SHAPE_GRADS + channel] += total
 
 
+@no_type_check
 @numba.njit(inline="always")
 def _add_weighted(count, covered, weights, grads, result):
     """Adds the weighted gradients of some pixels, four pixels at a time."""
@@ -390,6 +403,7 @@ def _add_weighted(count, covered, weights, grads, result):
             result[channel] += weight * grad[channel]
 
 
+@no_type_check
 @numba.njit(inline="always")
 def _sum_values(tile, starts, ranks, geometry, left, top, through, values, first, rows):
     """Adds up the values of a tile's pixels, (256, numbers), with the weights of each Gaussian, front to back.
@@ -416,6 +430,7 @@ def _sum_values(tile, starts, ranks, geometry, left, top, through, values, first
             break
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
 def backward_colors(order, starts, ranks, geometry, columns, upstream, first, rows):
     """Computes the gradients of colours alone: sums of ``upstream`` with each Gaussian's weights.
@@ -436,6 +451,7 @@ def backward_colors(order, starts, ranks, geometry, columns, upstream, first, ro
         _sum_values(tile, starts, ranks, geometry, left, top, through, grads, first, rows)
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True, error_model="numpy")
 def spread(order, starts, ranks, geometry, columns, down, across, share, first, rows):
     """Adds up, with the weights of each Gaussian in a tile, by how much the patches of a grid are in its pixels.
@@ -463,6 +479,7 @@ def spread(order, starts, ranks, geometry, columns, down, across, share, first, 
         _sum_values(tile, starts, ranks, geometry, left, top, through, parts, first, rows)
 
 
+@no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True)
 def add_rows(rows, first, slots, slot_starts, order, result):
     """Adds the rows of intersections, starting at ``first``, to those of their Gaussians, in the order of the tiles."""

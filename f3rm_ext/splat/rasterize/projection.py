@@ -6,7 +6,7 @@ products of u = (a R) ∘ s and v = (b R) ∘ s, which keeps values and gradient
 """
 
 import math
-from typing import Any
+from typing import Any, no_type_check
 
 import numba
 import numpy as np
@@ -24,21 +24,25 @@ TINY = 1e-12
 """Lower limit of a quaternion's length in divisions, as in torch's normalize."""
 
 
+@no_type_check
 @numba.njit(error_model="numpy")
 def _dot(a, b):
     return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
 
 
+@no_type_check
 @numba.njit(error_model="numpy")
 def _mix(p, a, q, b):
     return p * a[0] + q * b[0], p * a[1] + q * b[1], p * a[2] + q * b[2]
 
 
+@no_type_check
 @numba.njit(error_model="numpy")
 def _load(array, i):
     return np.float64(array[i, 0]), np.float64(array[i, 1]), np.float64(array[i, 2])
 
 
+@no_type_check
 @numba.njit(error_model="numpy")
 def _unit(quats, i):
     w, x, y, z = np.float64(quats[i, 0]), np.float64(quats[i, 1]), np.float64(quats[i, 2]), np.float64(quats[i, 3])
@@ -46,6 +50,7 @@ def _unit(quats, i):
     return w / norm, x / norm, y / norm, z / norm, norm
 
 
+@no_type_check
 @numba.njit(error_model="numpy")
 def _axes(w, x, y, z):
     """Returns the columns of the rotation matrix."""
@@ -56,11 +61,13 @@ def _axes(w, x, y, z):
     )
 
 
+@no_type_check
 @numba.njit(error_model="numpy")
 def _clamp(value, low, high):
     return min(max(value, low), high)
 
 
+@no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
 def _forward(means, quats, sizes, view, intrinsics, near, eps2d, means2d, conics, depths, compensations, radii):
     fx, fy, cx, cy, width, height = intrinsics
@@ -96,6 +103,7 @@ def _forward(means, quats, sizes, view, intrinsics, near, eps2d, means2d, conics
         compensations[i] = math.sqrt(ratio) if ratio > MIN_COMPENSATION * MIN_COMPENSATION else 0.0
 
 
+@no_type_check
 @numba.njit(error_model="numpy")
 def _covariance_gradients(u, v, eps2d, grad_conic, grad_compensation):
     """Returns gradients of the covariance's xx, xy, yy from those of its inverse and of the compensation."""
@@ -114,6 +122,7 @@ def _covariance_gradients(u, v, eps2d, grad_conic, grad_compensation):
     return g_xx, -g1 / det - 2.0 * (g_det + g_before) * uv, g_yy
 
 
+@no_type_check
 @numba.njit(error_model="numpy")
 def _quat_gradients(w, x, y, z, norm, c0, c1, c2):
     """Returns the gradient of a quaternion of any length from those of the columns of its rotation matrix."""
@@ -128,12 +137,14 @@ def _quat_gradients(w, x, y, z, norm, c0, c1, c2):
     return (gw - w * along) / norm, (gx - x * along) / norm, (gy - y * along) / norm, (gz - z * along) / norm
 
 
+@no_type_check
 @numba.njit(error_model="numpy")
 def _add_row(total, row, p, a, q, b):
     for axis in range(3):
         total[row, axis] += p * a[axis] + q * b[axis]
 
 
+@no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
 def _backward(
     means, quats, sizes, view, intrinsics, eps2d, radii, g_means2d, g_conics, g_depths, g_compensations, g_means,

@@ -3,6 +3,8 @@
 The definition is :func:`f3rm_ext.splat.rasterize.spherical_harmonics.sh_bases`.
 """
 
+from typing import no_type_check
+
 import numba
 import numpy as np
 
@@ -12,6 +14,7 @@ CHUNK = 2048
 """Gaussians per task."""
 
 
+@no_type_check
 @numba.njit(error_model="numpy")
 def _fill_bases(degree, x, y, z, bases):
     """Evaluates harmonics of degrees 1 to 3 in a direction of length 1."""
@@ -27,6 +30,7 @@ def _fill_bases(degree, x, y, z, bases):
             bases[14] = -C3_3 * x * (xx - 3.0 * yy)
 
 
+@no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
 def evaluate(degree, count, directions, rest, colors):
     """Writes the harmonics up to a degree in directions of length 1; `rest` has `count` coefficients of each colour."""
@@ -44,6 +48,7 @@ def evaluate(degree, count, directions, rest, colors):
             colors[i, 0], colors[i, 1], colors[i, 2] = red, green, blue
 
 
+@no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
 def update(value, first, second, seen, directions, colors, degree, count, step, rate, root, eps, beta1, beta2):
     """Takes a step of :class:`~f3rm_ext.splat.memory.adam.PackedAdam`, whose gradients it unpacks on the way.

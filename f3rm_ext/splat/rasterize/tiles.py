@@ -1,6 +1,7 @@
 """Lists the Gaussians of each tile of the image, front to back."""
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import numba
 import numpy as np
@@ -41,6 +42,7 @@ class Bins:
         return np.concatenate([heavy_first[thread::threads] for thread in range(threads)])
 
 
+@no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True, error_model="numpy")
 def _measure(order, means2d, conics, alphas, radii, columns, rows, geometry, rectangles, counts):
     tile = np.float32(TILE_PX)
@@ -72,6 +74,7 @@ def _measure(order, means2d, conics, alphas, radii, columns, rows, geometry, rec
         geometry[rank, 8], geometry[rank, 9], geometry[rank, 10] = slope, rise, lean
 
 
+@no_type_check
 @numba.njit(cache=True, nogil=True)
 def _count(rectangles, columns, starts):
     for rank in range(rectangles.shape[0]):
@@ -82,6 +85,7 @@ def _count(rectangles, columns, starts):
         starts[tile + 1] += starts[tile]
 
 
+@no_type_check
 @numba.njit(cache=True, nogil=True)
 def _fill(rectangles, columns, cursor, ranks, slots):
     # Ranks go from front to back, so a counting sort by tile leaves every tile sorted by depth.

@@ -4,6 +4,7 @@ They must agree with the definition, :func:`f3rm_ext.splat.regularization.field.
 """
 
 from functools import partial
+from typing import no_type_check
 
 import numba
 import numpy as np
@@ -21,6 +22,7 @@ ZERO, HALF, ONE = np.float32(0.0), np.float32(0.5), np.float32(1.0)
 LEAST = np.float32(MIN_WEIGHT)
 
 
+@no_type_check
 @numba.njit(inline="always")
 def _share(table, j, px, py, pz):
     """Returns offset, whitened offset and G of one Gaussian at one point."""
@@ -33,6 +35,7 @@ def _share(table, j, px, py, pz):
     return dx, dy, dz, mx, my, mz, falloff
 
 
+@no_type_check
 @numba.njit(inline="always")
 def _signed_weight(table, j, g, dx, dy, dz, share):
     height = table[j, 14] * dx + table[j, 15] * dy + table[j, 16] * dz
@@ -41,6 +44,7 @@ def _signed_weight(table, j, g, dx, dy, dz, share):
     return weight, -weight if along < ZERO else weight
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
 def _forward(points, owners, table, neighbours, density, beta, direction, totals):
     count = neighbours.shape[1]
@@ -73,6 +77,7 @@ def _forward(points, owners, table, neighbours, density, beta, direction, totals
                 direction[i, a] = table[g, 14 + a]
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
 def _backward(
     points, owners, table, neighbours, totals, grad_density, grad_beta, grad_direction, grad_points, grad_tables

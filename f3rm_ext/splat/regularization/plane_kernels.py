@@ -8,6 +8,7 @@ allocate.
 
 import math
 from functools import partial
+from typing import no_type_check
 
 import numba
 import numpy as np
@@ -24,6 +25,7 @@ ZERO, ONE = np.float32(0.0), np.float32(1.0)
 LEAST_SQUARED = np.float32(1e-12)
 
 
+@no_type_check
 @numba.njit(inline="always")
 def rotate(matrix, x, y, z):
     """Multiplies a vector by a matrix."""
@@ -34,6 +36,7 @@ def rotate(matrix, x, y, z):
     )
 
 
+@no_type_check
 @numba.njit(inline="always")
 def rotate_back(matrix, x, y, z):
     """Multiplies a vector by a transposed matrix."""
@@ -47,6 +50,7 @@ def rotate_back(matrix, x, y, z):
 # --- planes of Gaussians ---------------------------------------------------------------------------------------------
 
 
+@no_type_check
 @numba.njit(inline="always")
 def _axis(quats, scales, i):
     """Returns the unit quaternion of a Gaussian, its length, the column of the smallest scale, and its number."""
@@ -66,6 +70,7 @@ def _axis(quats, scales, i):
     return w, x, y, z, length, a, b, c, k
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
 def _facing_planes(means, quats, scales, viewmat, planes):
     for i in numba.prange(means.shape[0]):
@@ -77,6 +82,7 @@ def _facing_planes(means, quats, scales, viewmat, planes):
         planes[i, 0], planes[i, 1], planes[i, 2], planes[i, 3] = sign * a, sign * b, sign * c, sign * distance
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
 def _facing_planes_backward(means, quats, scales, viewmat, grads, grad_means, grad_quats):
     for i in numba.prange(means.shape[0]):
@@ -113,6 +119,7 @@ facing_planes_backward = partial(run_kernel, _facing_planes_backward)
 """Writes the gradients of :func:`facing_planes` by means and quaternions."""
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
 def _plane_depth(normals, distances, x, y, least_cosine, depth, slopes):
     h, w = distances.shape
@@ -128,6 +135,7 @@ def _plane_depth(normals, distances, x, y, least_cosine, depth, slopes):
                 depth[i, j] = distance / towards
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
 def _plane_depth_backward(depth, slopes, x, y, grads, grad_normals, grad_distances):
     h, w = depth.shape
@@ -156,6 +164,7 @@ def plane_depth_backward(
 # --- normals against depth -------------------------------------------------------------------------------------------
 
 
+@no_type_check
 @numba.njit(inline="always")
 def _dense_depth(depth, alpha, i, j, divide, least):
     """Returns the depth of a pixel, divided or not; 0 where there is none."""
@@ -165,6 +174,7 @@ def _dense_depth(depth, alpha, i, j, divide, least):
     return ZERO
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
 def _dn_consistency(
     depth, alpha, normals, weights, x, y, divide, least, grad_depth, grad_alpha, grad_normals, parts
@@ -237,6 +247,7 @@ def dn_consistency(
     return parts
 
 
+@no_type_check
 @numba.njit(parallel=True, cache=True, nogil=True)
 def _edge_weights(photo, weights, tops):
     h, w = weights.shape

@@ -5,6 +5,7 @@ They must agree with the definition, :func:`f3rm_ext.splat.regularization.field.
 
 import math
 import sys
+from typing import no_type_check
 
 import torch
 import triton
@@ -24,6 +25,7 @@ LEAST = tl.constexpr(MIN_WEIGHT)
 ROW = tl.constexpr(WIDTH)
 
 
+@no_type_check
 @triton.jit
 def _load_point(points, owners, i, there):
     """Returns the owners and the coordinates of points."""
@@ -31,6 +33,7 @@ def _load_point(points, owners, i, there):
     return tl.load(owners + i, mask=there, other=0), px, py, pz
 
 
+@no_type_check
 @triton.jit
 def _load_whiten(row, there):
     """Returns S⁻¹ Rᵀ by rows."""
@@ -40,6 +43,7 @@ def _load_whiten(row, there):
     return a, b, c, d, e, f, g, h, i
 
 
+@no_type_check
 @triton.jit
 def _falloff(mx, my, mz):
     """Returns G at whitened offsets."""
@@ -47,6 +51,7 @@ def _falloff(mx, my, mz):
     return tl.where(squared > FAR, 0.0, tl.exp(-0.5 * squared))
 
 
+@no_type_check
 @triton.jit
 def _signed_weight(nx, ny, nz, ox, oy, oz, dx, dy, dz, size, share):
     """Returns w before its division by the sum, without and with its sign."""
@@ -55,6 +60,7 @@ def _signed_weight(nx, ny, nz, ox, oy, oz, dx, dy, dz, size, share):
     return weight, tl.where(nx * ox + ny * oy + nz * oz < 0.0, -weight, weight)
 
 
+@no_type_check
 @triton.jit
 def _forward(
     points, owners, table, neighbours, density, beta, direction, totals, count, K: tl.constexpr, SIZE: tl.constexpr
@@ -99,6 +105,7 @@ def _forward(
     store3(direction, i, tl.where(weighed, sx, ox), tl.where(weighed, sy, oy), tl.where(weighed, sz, oz), there)
 
 
+@no_type_check
 @triton.jit
 def _add3(target, x, y, z, there):
     """Adds vectors to rows that other threads may be adding to."""
@@ -107,6 +114,7 @@ def _add3(target, x, y, z, there):
     tl.atomic_add(target + 2, z, mask=there, sem="relaxed")
 
 
+@no_type_check
 @triton.jit
 def _backward(
     points, owners, table, neighbours, totals, grad_density, grad_beta, grad_direction, grad_points, grad_table, count,

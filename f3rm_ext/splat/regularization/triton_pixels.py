@@ -1,5 +1,7 @@
 """Pixels, rays and cameras in Triton kernels. Cameras are read by the GPU, for which the host need not wait."""
 
+from typing import no_type_check
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -8,6 +10,7 @@ LEAST_SQUARED = tl.constexpr(1e-12)
 """Least squared length of a normal."""
 
 
+@no_type_check
 @triton.jit
 def load3(table, row, there):
     """Returns three columns of a table of three."""
@@ -17,6 +20,7 @@ def load3(table, row, there):
     return x, y, z
 
 
+@no_type_check
 @triton.jit
 def store3(table, row, x, y, z, there):
     """Writes three columns of a table of three."""
@@ -25,6 +29,7 @@ def store3(table, row, x, y, z, there):
     tl.store(table + 3 * row + 2, z, mask=there)
 
 
+@no_type_check
 @triton.jit
 def load_rotation(viewmat):
     """Returns the rotation of a view matrix by rows."""
@@ -34,24 +39,28 @@ def load_rotation(viewmat):
     return a, b, c, d, e, f, g, h, i
 
 
+@no_type_check
 @triton.jit
 def load_shift(viewmat):
     """Returns the shift of a view matrix."""
     return tl.load(viewmat + 3), tl.load(viewmat + 7), tl.load(viewmat + 11)
 
 
+@no_type_check
 @triton.jit
 def load_intrinsics(K):
     """Returns the focal lengths and the middle of a camera, pixels."""
     return tl.load(K), tl.load(K + 4), tl.load(K + 2), tl.load(K + 5)
 
 
+@no_type_check
 @triton.jit
 def multiply(x, y, z, a, b, c, d, e, f, g, h, i):
     """Multiplies a vector by a matrix given by rows."""
     return a * x + b * y + c * z, d * x + e * y + f * z, g * x + h * y + i * z
 
 
+@no_type_check
 @triton.jit
 def find_pixel(count, w, SIZE: tl.constexpr):
     """Returns the pixels of a program as indices, rows and columns, and which of them are in the picture."""
@@ -59,6 +68,7 @@ def find_pixel(count, w, SIZE: tl.constexpr):
     return at, at // w, at % w, at < count
 
 
+@no_type_check
 @triton.jit
 def find_ray(K, i, j):
     """Returns x / z and y / z of rays through the centres of pixels."""

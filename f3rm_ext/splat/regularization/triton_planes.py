@@ -7,6 +7,7 @@ results are the same in each run.
 
 import math
 import sys
+from typing import no_type_check
 
 import torch
 import triton
@@ -36,6 +37,7 @@ INFINITE = tl.constexpr(float("inf"))
 # --- planes of Gaussians ---------------------------------------------------------------------------------------------
 
 
+@no_type_check
 @triton.jit
 def _load_axis(quats, scales, i, there):
     """Returns the unit quaternion of Gaussians, its length, the column of the smallest scale, and its number."""
@@ -54,6 +56,7 @@ def _load_axis(quats, scales, i, there):
     return w, x, y, z, length, a, b, c, k
 
 
+@no_type_check
 @triton.jit
 def _load_place(means, viewmat, i, there):
     """Returns the centres of Gaussians in the frame of the camera."""
@@ -64,6 +67,7 @@ def _load_place(means, viewmat, i, there):
     return px + sx, py + sy, pz + sz
 
 
+@no_type_check
 @triton.jit
 def _facing_planes(means, quats, scales, viewmat, planes, count, SIZE: tl.constexpr):
     i = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
@@ -80,6 +84,7 @@ def _facing_planes(means, quats, scales, viewmat, planes, count, SIZE: tl.conste
     tl.store(planes + 4 * i + 3, sign * distance, mask=there)
 
 
+@no_type_check
 @triton.jit
 def _facing_planes_backward(
     means, quats, scales, viewmat, grads, grad_means, grad_quats, count, SIZE: tl.constexpr
@@ -142,6 +147,7 @@ def _grid(rows: Tensor) -> tuple[int]:
 # --- depth of planes -------------------------------------------------------------------------------------------------
 
 
+@no_type_check
 @triton.jit
 def _plane_depth(normals, distances, K, depth, slopes, count, w, least_cosine, SIZE: tl.constexpr):
     at, i, j, there = find_pixel(count, w, SIZE)
@@ -156,6 +162,7 @@ def _plane_depth(normals, distances, K, depth, slopes, count, w, least_cosine, S
     tl.store(depth + at, slope * tl.where(seen, distance, 0.0), mask=there)
 
 
+@no_type_check
 @triton.jit
 def _plane_depth_backward(depth, slopes, K, grads, grad_normals, grad_distances, count, w, SIZE: tl.constexpr):
     at, i, j, there = find_pixel(count, w, SIZE)
@@ -188,6 +195,7 @@ def plane_depth_backward(
 # --- normals against depth -------------------------------------------------------------------------------------------
 
 
+@no_type_check
 @triton.jit
 def _dense_depth(depth, alpha, i, j, h, w, least, DIVIDE: tl.constexpr):
     """Returns the depth of pixels, divided or not; 0 where there is none."""
@@ -201,6 +209,7 @@ def _dense_depth(depth, alpha, i, j, h, w, least, DIVIDE: tl.constexpr):
     return tl.where(dense, d, 0.0)
 
 
+@no_type_check
 @triton.jit
 def _disagree(
     normals, weights, at, centre, left, right, above, below, x, x_left, x_right, y, y_above, y_below
@@ -237,6 +246,7 @@ def _disagree(
     return weight * (1 - cosine), ga, gb, gc, ux, uy, uz, vx, vy, vz
 
 
+@no_type_check
 @triton.jit
 def _dn_consistency(
     depth, alpha, normals, weights, K, grad_depth, grad_alpha, grad_normals, parts, count, w, least, scale,
@@ -297,6 +307,7 @@ def dn_consistency(
 # --- edges of photos -------------------------------------------------------------------------------------------------
 
 
+@no_type_check
 @triton.jit
 def _steepness(photo, steepness, tops, count, w, SIZE: tl.constexpr):
     at, i, j, there = find_pixel(count, w, SIZE)
@@ -312,6 +323,7 @@ def _steepness(photo, steepness, tops, count, w, SIZE: tl.constexpr):
     tl.store(tops + tl.program_id(0), tl.max(steep))
 
 
+@no_type_check
 @triton.jit
 def _flatness(weights, top, count, w, SIZE: tl.constexpr):
     """Replaces lengths of gradients by weights."""

@@ -6,7 +6,7 @@ They must agree with the definitions in :mod:`~f3rm_ext.splat.regularization.mul
 
 import math
 import sys
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import triton
@@ -35,6 +35,7 @@ FAR = tl.constexpr(1e-3)
 """A point counts if its depth in the one view is more than this share of that in the other."""
 
 
+@no_type_check
 @triton.jit
 def _between(viewmat, other):
     """Returns rotation, by rows, and shift from the frame of one camera to that of another."""
@@ -49,6 +50,7 @@ def _between(viewmat, other):
     return xx, xy, xz, yx, yy, yz, zx, zy, zz, sx - x, sy - y, sz - z
 
 
+@no_type_check
 @triton.jit
 def _corners(u, v, w, h):
     """Returns columns, rows and distances of the pixels around places, whose centres lie at whole numbers."""
@@ -56,6 +58,7 @@ def _corners(u, v, w, h):
     return j, tl.minimum(j + 1, w - 1), i, tl.minimum(i + 1, h - 1), u - j, v - i
 
 
+@no_type_check
 @triton.jit
 def _inverse_depth(depth, at, there):
     """Returns the inverse of depths and which of them are known; else 1."""
@@ -63,6 +66,7 @@ def _inverse_depth(depth, at, there):
     return 1 / tl.where(d > 0, d, 1.0), tl.where(d > 0, 1.0, 0.0)
 
 
+@no_type_check
 @triton.jit
 def _multiview_consistency(
     depth, other, K, K_other, viewmat, viewmat_other, trust, gradient, parts, count, w, h2, w2, most, scale,
@@ -122,6 +126,7 @@ def multiview_consistency(depth: Tensor, view: Any, other: Any, most: float, tru
     return parts
 
 
+@no_type_check
 @triton.jit
 def _grey(picture, at, there):
     """Returns the brightness of pixels, after ITU-R BT.601."""
@@ -129,6 +134,7 @@ def _grey(picture, at, there):
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
+@no_type_check
 @triton.jit
 def _patch_disagreement(
     depth, normals, photo, picture, trust, places, K, K_other, viewmat, viewmat_other, grad_depth, grad_normals, losses,

@@ -6,7 +6,7 @@ allocate.
 """
 
 import math
-from typing import Any
+from typing import Any, no_type_check
 
 import numba
 import numpy as np
@@ -30,6 +30,7 @@ def _intrinsics(K: Tensor) -> np.ndarray:
     return K.detach().numpy()[[0, 1, 0, 1], [0, 1, 2, 2]].astype(np.float32)
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
 def _multiview_consistency(seen, other, x, y, focal, camera, turn, shift, most, trust, gradient, parts):
     h, w = seen.shape
@@ -103,6 +104,7 @@ def multiview_consistency(depth: Tensor, seen: Any, other: Any, most: float, tru
     return parts
 
 
+@no_type_check
 @numba.njit(inline="always")
 def _grey(picture, i, j):
     """Returns the brightness of a pixel, after ITU-R BT.601."""
@@ -113,6 +115,7 @@ def _grey(picture, i, j):
     )
 
 
+@no_type_check
 @numba.njit(inline="always")
 def _centered_moments(ours, theirs):
     """Subtracts the mean of each patch in place, and returns their variances and their covariance."""
@@ -132,6 +135,7 @@ def _centered_moments(ours, theirs):
     return power / size, power_there / size, common / size
 
 
+@no_type_check
 @numba.njit(parallel=True, fastmath=FLAGS, cache=True, nogil=True)
 def _patch_disagreement(
     depth, normals, photo, picture, trust, places, x, y, camera, turn, shift, radius, least, most,
