@@ -51,8 +51,10 @@ def make_exposures(option: ExposureOption, num_images: int, metadata: Mapping[st
             markup=False,
         )
     elif not known:
+        explains = f"varies by {range_stops:.1f} stops, but explains less than half of how they differ"
         CONSOLE.log(
-            f"Exposure by {source} is constant. With --pipeline.model.exposure on each photo has gains of its own.",
+            f"Exposure by {source} {'is constant' if range_stops < MIN_RANGE_STOPS else explains}. With "
+            "--pipeline.model.exposure on each photo has gains of its own.",
             markup=False,
         )
     return exposures if vary else None

@@ -118,6 +118,13 @@ def test_auto_goes_by_exif_and_without_by_the_photos(option: Any, stops: Any, fo
         torch.testing.assert_close(model.stops.detach(), torch.from_numpy(found.stops))
 
 
+def test_exposures_that_differ_are_not_called_constant(capsys: pytest.CaptureFixture[str]) -> None:
+    """Photos of many days differ by their light more than by their exposure."""
+    assert make_exposures("auto", 2, {"measure_stops": lambda: measured(0.7, -0.7)._replace(vary=False)}) is None
+    text = " ".join(capsys.readouterr().out.split())
+    assert "2.0 stops" in text and "constant" not in text
+
+
 def test_without_exif_the_photos_are_the_start_unless_it_resumes() -> None:
     model = exposures(None, None)
     model.start(None)
