@@ -41,7 +41,7 @@ MAX_QUESTIONS = 16
 """The page's shader has as many colours."""
 
 _LONG = -1 / 3e5
-"""As JSON it has 23 characters, the most."""
+"""Stands for a number of unknown length: in JSON it has 23 characters, as many as any."""
 _LONGEST_PLACE = Place((_LONG, _LONG, _LONG), _LONG, MAX_CAMERAS, "0.00012 wide, 100% of the matches")
 
 

@@ -56,7 +56,7 @@ class Content:
     """Axis of the file that its reader has turned into z already."""
     path: Path = Path()
     record: Mapping[str, Any] = field(default_factory=dict)
-    """What the file says of its origin."""
+    """The record of its origin that the file holds, such as its command and its frame; empty without one."""
     remarks: tuple[str, ...] = ()
     """Sentences on what is not shown as the file has it."""
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from f3rm_ext import compat
 from f3rm_ext.engine import checkpoint
-from f3rm_ext.engine.ranks import largest_over_ranks, world_size
+from f3rm_ext.engine.ranks import largest_over_ranks
 from f3rm_ext.errors import CaptureError, CheckpointError, ConfigError, MemoryShortageError
 from f3rm_ext.features.extractors.dino import Dinov2Config, Dinov2Extractor
 from f3rm_ext.features.extractors.vit import VisionTransformer
@@ -273,19 +273,14 @@ class Training:
             yield range(start, start + batch)
 
     def _largest_over_ranks(self, number: int) -> int:
-        if world_size() == 1:
-            return number
         largest = torch.tensor(number, device=self.device)
         largest_over_ranks(largest)
         return int(largest)
 
     def _shortage(self) -> MemoryShortageError:
         """Returns the error for a step in which memory ran out."""
-        training, batch, count = (
-            self.settings.training,
-            self.settings.training.batch_size,
-            self.settings.model.num_images,
-        )
+        training, model = self.settings.training, self.settings.model
+        batch, count = training.batch_size, model.num_images
         options = [MemoryOption(QualityImpact.NOISE, "training.batch_size", batch, batch // 2)] * (batch > 1)
         options += [MemoryOption(QualityImpact.DETAIL, "model.num_images", count, count // 2)] * (count > 3)
         if not training.mixed_precision:  # it halves the memory of activations

@@ -205,7 +205,7 @@ class QueryableSplats(Model):
                     if head.groups is not None:  # the scene is whole
                         clusters = view_clusters(self, head, dataset.cameras)
                         head.clusters = torch.from_numpy(clusters).to(self.device)
-        except (UserError, OSError, RuntimeError, MemoryError) as error:
+        except Exception as error:
             self.lifted.clear()
             if required or not (isinstance(error, UserError | OSError) or is_out_of_memory(error)):
                 raise
