@@ -1,5 +1,7 @@
 """open_clip's ViT models: reads their configs, finds their weights and loads them."""
 
+import importlib.util
+import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +38,10 @@ class ClipModel:
         Raises:
             ExtractorError: There is no such model, or its image tower has no value path.
         """
-        import open_clip
-
-        config = open_clip.get_model_config(name)
+        config = _read_config(name)
         if config is None:
+            import open_clip
+
             known = [model for model in open_clip.list_models() if model.startswith("ViT")]
             raise ExtractorError(
                 f"open_clip has no model '{name}'{close_match(name, known)}: choose for instance "
@@ -99,6 +101,19 @@ class ClipModel:
         tag = open_clip.get_pretrained_cfg(self.name, pretrained)
         mean, std = tag.get("mean", open_clip.OPENAI_DATASET_MEAN), tag.get("std", open_clip.OPENAI_DATASET_STD)
         return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])
+
+
+def _read_config(name: str) -> dict[str, Any] | None:
+    """Returns open_clip's config of a model, from its file if it comes with open_clip, which then is not imported: that
+    takes seconds, and plans need no more of it. None if there is no such model."""
+    spec = importlib.util.find_spec("open_clip")
+    if spec is not None and spec.origin is not None:
+        path = Path(spec.origin).with_name("model_configs") / f"{name}.json"
+        if path.is_file():
+            return json.loads(path.read_text("utf-8"))
+    import open_clip
+
+    return open_clip.get_model_config(name)
 
 
 def load_clip(architecture: ClipModel, pretrained: str, path: Path | None) -> Any:

@@ -254,6 +254,14 @@ class TestWeights:
             same = [torch.allclose(file.model.encode_image(pixels), expected, atol=1e-5) for file in files]
             assert same == [True, False]
 
+    def test_sizes_are_read_without_importing_open_clip(self, monkeypatch) -> None:
+        """Which would double the time of a plan; what is read is the config that open_clip gives."""
+        configs = {name: open_clip.get_model_config(name) for name in ("ViT-B-16", "ViT-L-14-336", "ViT-H-14")}
+        monkeypatch.delattr(open_clip, "get_model_config")
+        for name, config in configs.items():
+            model = ClipModel.from_name(name)
+            assert (model.dim, model.patch_px) == (config["embed_dim"], config["vision_cfg"]["patch_size"])
+
     def test_places_of_published_weights(self) -> None:
         weights = ClipModel.from_name("ViT-L-14-336").weights("openai")
         assert weights is not None
