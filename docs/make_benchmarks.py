@@ -378,11 +378,11 @@ def _kept_pixels(stride: int) -> str:
 
 
 def _viewer_time(report: Report) -> str:
-    times = ["first_s", *(f"rows_{share}_s" for share in ("0.125", "0.25", "0.5", "1"))]
+    times = ["page_s", "first_s", *(f"rows_{share}_s" for share in ("0.125", "0.25", "0.5", "1"))]
     rows = [
         [row["run"], row["way"], str(row["rows"]), *(f"{row[name]:.1f}" for name in times)] for row in report["rows"]
     ]
-    head = ["run", "pictures", "rows", "first, s", "⅛ of the rows, s", "¼, s", "½, s", "whole, s"]
+    head = ["run", "pictures", "rows", "page, s", "first, s", "⅛ of the rows, s", "¼, s", "½, s", "whole, s"]
     return table(head, rows)
 
 
