@@ -9,7 +9,8 @@ EXTRAS ?= dev,docs,e2e
 JOBS ?= 2
 OUT ?= demo
 SYSTEM = build-essential python3-dev python3-venv libegl1 libgl1 libglib2.0-0 libopengl0
-PYTEST = OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+# Compiled code is kept, whatever the environment says: each process would compile all of it again.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install same-python system demo check test release lint format docs bench clean

@@ -232,6 +232,8 @@ def cluster_centres(unit: Float32[np.ndarray, "points feat"], count: int) -> Flo
 
     Spherical k-means (Dhillon and Modha 2001), begun as k-means++ (Arthur and Vassilvitskii 2007).
     """
+    from scipy.sparse import csr_matrix
+
     chances = np.random.default_rng(_KMEANS_SEED)
     if len(unit) > _CLUSTERED:
         unit = unit[chances.choice(len(unit), _CLUSTERED, replace=False)]
@@ -241,9 +243,13 @@ def cluster_centres(unit: Float32[np.ndarray, "points feat"], count: int) -> Flo
         far = np.where(away > _SAME, away, 0.0).astype(np.float64)
         centre = unit[chances.choice(len(unit), p=far / far.sum())]
         centres, away = np.concatenate([centres, centre[None]]), np.minimum(away, 1.0 - unit @ centre)
+    ones, ends, before = np.ones(len(unit), dtype=np.float32), np.arange(len(unit) + 1), np.zeros(0)
     for _ in range(_KMEANS_ROUNDS if len(centres) else 0):
         own = (unit @ centres.T).argmax(axis=1)
-        sums = np.eye(len(centres), dtype=np.float32)[own].T @ unit
+        if np.array_equal(own, before):  # further rounds would change nothing
+            break
+        before = own
+        sums = csr_matrix((ones, own, ends), shape=(len(unit), len(centres))).T @ unit
         lengths = np.linalg.norm(sums, axis=1)
         centres = sums[lengths > MIN_NORM] / lengths[lengths > MIN_NORM, None]
     return centres

@@ -1,12 +1,15 @@
 """Without any optional part, every command of nerfstudio still starts, with our methods and with others."""
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from nerfstudio.configs import external_methods
 
+from f3rm_ext.compat import register_quickly
 from f3rm_ext.utils.libusb import provide_libusb
 
 pytestmark = pytest.mark.integration
@@ -52,3 +55,13 @@ def test_the_exporter_starts_without_libusb(run_command: Callable[..., Any]) -> 
     """ns-export imports Open3D before anything of ours; a training has been run before it."""
     assert provide_libusb() is not None
     run_command("ns-export", "--help", fresh=True).succeeds()
+
+
+def test_methods_to_install_are_listed_without_reading_source_and_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    register_quickly()
+    monkeypatch.setattr(inspect, "getmodule", lambda *_: pytest.fail("source is looked for"))
+    monkeypatch.setattr(external_methods.Confirm, "ask", lambda *_, **__: False)
+    configs, _ = external_methods.get_external_methods()
+    assert len(configs) > 20
+    with pytest.raises(SystemExit):
+        external_methods.ExternalMethodDummyTrainerConfig("nerfgs", external_methods.external_methods[0])
