@@ -75,6 +75,17 @@ def rename_extractor() -> Callable[[str], Callable[[dict[str, Any]], None]]:
 
 
 @pytest.fixture(scope="session")
+def evaluated(trained: Any, run_command: Callable[..., Any], make_once: Callable[..., Path]) -> Path:
+    """A folder with what ``ns-eval`` finds of the trained run (``eval.json``) and says (``said.txt``)."""
+
+    def fill(out: Path) -> None:
+        done = run_command("ns-eval", "--load-config", trained.config, "--output-path", out / "eval.json").succeeds()
+        (out / "said.txt").write_text(done.text)
+
+    return make_once("evaluated", fill)
+
+
+@pytest.fixture(scope="session")
 def no_features(make_run: Callable[..., Path]) -> Path:
     """config.yml of a run without features."""
     return make_run(())

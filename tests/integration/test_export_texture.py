@@ -26,7 +26,7 @@ def room(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     truth = read_mesh(tiny_capture / "gt_mesh.npz")
     truth.merge_vertices()
     path = tmp_path_factory.mktemp("mesh") / "room.ply"
-    simplify(clean(truth), 6000).export(path)
+    simplify(clean(truth), 3000).export(path)
     return path
 
 

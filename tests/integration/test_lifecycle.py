@@ -12,25 +12,12 @@ from typing import Any
 
 import av
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
 
-@pytest.fixture(scope="module")
-def results(trained: Any, run_command: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("eval")
-    run_command(
-        "ns-eval",
-        *("--load-config", trained.config, "--output-path", out / "eval.json"),
-        *("--render-output-path", out / "images"),
-    ).succeeds()
-    content = json.loads((out / "eval.json").read_text())
-    content["images"] = sorted(path.name for path in (out / "images").glob("*.png"))
-    return content
-
-
-def test_eval_reports_images_features_memory_and_speed(results: dict[str, Any]) -> None:
+def test_eval_reports_images_features_memory_and_speed(evaluated: Path) -> None:
+    results = json.loads((evaluated / "eval.json").read_text())
     assert results["method_name"] == "f3rm-ext-lite"
     metrics = results["results"]
     for key in ("psnr", "ssim", "l1", "feature_cosine_dense-daisy", "feature_mse_dense-daisy", "num_rays_per_sec"):
@@ -42,12 +29,12 @@ def test_eval_reports_images_features_memory_and_speed(results: dict[str, Any]) 
 
 
 def test_eval_without_lpips_weights_says_so_in_one_line(
-    trained: Any, run_command: Callable[..., Any], tmp_path: Path
+    untrained: Any, run_command: Callable[..., Any], tmp_path: Path
 ) -> None:
     done = run_command(
         "ns-eval",
         "--load-config",
-        trained.config,
+        untrained.config,
         "--output-path",
         tmp_path / "e.json",
         TORCH_HOME=str(tmp_path / "none"),

@@ -59,13 +59,12 @@ def camera_path(folder: Path, frames: int = 4) -> Path:
 def results(
     trained: Any, tmp_path_factory: pytest.TempPathFactory, run_command: Callable[..., Any]
 ) -> tuple[Path, str]:
-    """The folder of one call, and what was printed; typed in a process of its own as the installed script."""
+    """The folder of one call, and what was printed."""
     folder = tmp_path_factory.mktemp("results")
     done = run_command(
         *("f3rm-ext", "query", "--load-config", trained.config, "--out", folder),
         *("--exemplar", f"middle={EXAMPLE}:20,14,16,12", f"corner={EXAMPLE}:60,44"),
         *("--save-depth", "--threshold", "0.55"),
-        fresh=True,
     ).succeeds()
     return folder, done.stdout
 
