@@ -49,6 +49,7 @@ def test_training_is_shown_while_it_goes_on_and_ends_when_asked(
         *("--data", tiny_capture, "--output-dir", tmp_path, "--experiment-name", "e", "--timestamp", "t"),
         *("--vis", "viewer", "--viewer.websocket-port", port, "--max-num-iterations", 100_000),
         *("--pipeline.datamanager.train-num-rays-per-batch", 256, "--logging.local-writer.enable", False),
+        *(f"--pipeline.model.{name}.log2-hashmap-size=13" for name in ("grid", "feature-grid", "proposals.0.grid")),
     )
     wait_until(lambda: not process.is_running() or bool(listening_hosts(process.pid, port)), WAIT_S, "listening")
     assert process.is_running(), process.said()[-3000:]

@@ -60,7 +60,7 @@ def test_the_exporter_starts_without_libusb(run_command: Callable[..., Any]) -> 
 def test_methods_to_install_are_listed_without_reading_source_and_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     register_quickly()
     monkeypatch.setattr(inspect, "getmodule", lambda *_: pytest.fail("source is looked for"))
-    monkeypatch.setattr(external_methods.Confirm, "ask", lambda *_, **__: False)
+    monkeypatch.setattr("nerfstudio.configs.external_methods.Confirm.ask", lambda *_, **__: False)
     configs, _ = external_methods.get_external_methods()
     assert len(configs) > 20
     with pytest.raises(SystemExit):
