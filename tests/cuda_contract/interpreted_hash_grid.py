@@ -10,6 +10,7 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import pretend.interpreter  # noqa: F401 - which it makes quick
 import torch
 
 from f3rm_ext.nerf.hash_grid import hash_grid_reference

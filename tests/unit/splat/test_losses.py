@@ -21,7 +21,7 @@ def pair(side: int = 24) -> tuple[torch.Tensor, torch.Tensor]:
     return one, (one + 0.2 * torch.randn(side, side, 3, generator=generator)).clamp(0, 1)
 
 
-@pytest.mark.parametrize("side", [8, 24])
+@pytest.mark.parametrize("side", [8, 13])
 def test_the_formula(side: int) -> None:
     """Images smaller than the window are compared by differences alone."""
     one, two = pair(side)
@@ -31,9 +31,16 @@ def test_the_formula(side: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "weight"), [((30, 23), 0.2), ((11, 40), 1.0), ((8, 20), 0.2), ((5, 5), 1.0), ((16, 16), 0.0)]
+    ("size", "weight", "masked"),
+    [
+        ((30, 23), 0.2, True),
+        ((11, 40), 1.0, False),
+        ((8, 20), 0.2, True),
+        ((5, 5), 1.0, False),
+        ((5, 5), 1.0, True),
+        ((16, 16), 0.0, False),
+    ],
 )
-@pytest.mark.parametrize("masked", [False, True])
 def test_the_kernels_agree_with_torch(size: tuple[int, int], weight: float, masked: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     one, two = (torch.rand(*size, 3, generator=generator) for _ in range(2))
