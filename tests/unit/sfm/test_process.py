@@ -55,7 +55,7 @@ def two_places(monkeypatch: pytest.MonkeyPatch) -> None:
             return
         pycolmap.set_random_seed(0)
         settings = pycolmap.SyntheticDatasetOptions(
-            num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=len(NAMES), num_points3D=200
+            num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=len(NAMES), num_points3D=100
         )
         with pycolmap.Database.open(self.path) as opened:
             pycolmap.synthesize_dataset(settings, opened)
@@ -80,7 +80,7 @@ def two_places(monkeypatch: pytest.MonkeyPatch) -> None:
         with self.open() as opened:
             for number, geometry in zip(*opened.read_two_view_geometries(), strict=True):
                 wrong = geometry.inlier_matches[::5] + np.array([[0, 7]], np.uint32)
-                geometry.inlier_matches = np.concatenate([geometry.inlier_matches, wrong % 200])
+                geometry.inlier_matches = np.concatenate([geometry.inlier_matches, wrong % 100])
                 opened.update_two_view_geometry(*pycolmap.pair_id_to_image_pair(number), geometry)
 
     monkeypatch.setattr(FeatureDatabase, "add_photos", add_photos)
