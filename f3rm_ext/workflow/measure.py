@@ -112,16 +112,16 @@ class Measure:
             "eval_images": 0 if self.split == "train" else len(self.run.files("test")),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
         }
-        self.head = next(iter(heads), "")
-        examples = self._example_queries() if self.head else []
-        if examples:
-            self._show_exemplar(examples[0])
         indices = pictures.pick_evenly(len(self.run.files(self.split)), self.max_views)
         record["views"], views = [], []
         masks = {index: self.run.photo_mask(self.split, index) for index in indices}
         indices = [index for index in indices if (mask := masks[index]) is None or mask.any()]
         if not indices:
             raise CaptureError(NOTHING_KEPT)
+        self.head = next(iter(heads), "")
+        examples = self._example_queries() if self.head else []
+        if examples:
+            self._show_exemplar(examples[0])
         for number, index in enumerate(indices):
             events.progress("Views", number, len(indices))
             view, entry = self._view(index, number, [example.query for example in examples], masks[index])
@@ -196,10 +196,14 @@ class Measure:
 
     def _example_queries(self) -> list[ExampleQuery]:
         """Returns the query that the report shows, followed by one query for each labelled object."""
-        objects = [self._example_query(index, region, thing) for thing, index, region in self._objects()]
+        found = self._objects()
+        names = [thing.name for thing, _, _ in found]
+        # First, so that what is refused is not waited for.
+        chosen = [self._chosen_query(names)] if self.exemplar and self.exemplar not in names else []
+        objects = [self._example_query(index, region, thing) for thing, index, region in found]
+        if chosen:
+            return [*chosen, *objects]
         by_name = {example.query.name: example for example in objects}
-        if self.exemplar and self.exemplar not in by_name:
-            return [self._chosen_query(list(by_name)), *objects]
         if by_name:
             order = (self.exemplar, *FAVOURITES, *by_name)
             return [next(by_name[name] for name in order if name in by_name), *objects]
