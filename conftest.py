@@ -1,13 +1,11 @@
 """Has shapes and types checked while tests run; keeps the time limits; says what failed and what was left out."""
 
-import importlib
 import re
 import signal
 import sys
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +87,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Watches where the results come together."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Watch(config, float(config.getini("run_limit_s"))))
-
-
-def pytest_collection(session: pytest.Session) -> None:
-    """Imports wandb, as timm does, before much else: it looks for its own source in all modules of its callers."""
-    config, asking = session.config, Path(__file__).parent / "tests/unit/features"
-    is_wanted = asking.is_dir() and any(asking.is_relative_to(Path(given).absolute()) for given in config.args)
-    if is_wanted and not config.pluginmanager.hasplugin("dsession"):  # xdist's workers collect
-        with suppress(ImportError):
-            importlib.import_module("wandb")
 
 
 LONGEST_FIRST = (

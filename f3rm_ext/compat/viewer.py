@@ -117,7 +117,7 @@ def render_in_passes(next_divisor: Callable[[int | None, float], int]) -> None:
         next_divisor: returns by what the sides of the next pass are divided, given that of the last one (None before
             the first) and the seconds it took; 1 is the whole picture.
     """
-    from nerfstudio.viewer.render_state_machine import RenderStateMachine
+    from nerfstudio.viewer.render_state_machine import RenderAction, RenderStateMachine
 
     render, size = RenderStateMachine._render_img, RenderStateMachine._calculate_image_res
 
@@ -129,7 +129,10 @@ def render_in_passes(next_divisor: Callable[[int | None, float], int]) -> None:
 
     def render_passes(self: Any, camera_state: Any) -> Any:
         if self.state != "high":
-            return draw(self, camera_state)
+            outputs = draw(self, camera_state)
+            if self.state == "low_static":  # the camera stands: nerfstudio would wait for 0.2 s once more
+                self.action(RenderAction("static", camera_state))
+            return outputs
         height, divisor = size(self, camera_state.aspect)[0], next_divisor(None, 0.0)
         try:
             while divisor > 1:

@@ -230,6 +230,8 @@ class TestViewer:
         monkeypatch.setattr(
             RenderStateMachine, "_send_output_to_viewer", lambda self, outputs: sizes.append((outputs,))
         )
+        actions: list[str] = []
+        monkeypatch.setattr(RenderStateMachine, "action", lambda self, action: actions.append(action.action))
         for _ in range(2):
             compat.render_in_passes(lambda divisor, seconds: 8 if divisor is None else divisor // 4 or 1)
         camera = SimpleNamespace(aspect=1.5)
@@ -238,6 +240,7 @@ class TestViewer:
             assert machine._render_img(camera) == "outputs"
         shown = [("high", 40, 60), ("outputs",), ("high", 160, 240), ("outputs",), ("high", 320, 481)]
         assert sizes == [("low_static", 30, 45), *shown, ("high", 320, 481), ("low_move", 30, 45)]
+        assert actions == ["static"], "passes follow at once where the camera stands"
         machine.state = "high"
         interrupted.set()
         with pytest.raises(IOChangeException):
