@@ -3,10 +3,19 @@
 import numpy as np
 import pytest
 import torch
+from skimage.color import rgb2lab
 
 from f3rm_ext.errors import ExtractorError
 from f3rm_ext.features.base import Extractor, TextExtractor
-from f3rm_ext.features.extractors.daisy import COLOR_DIM, TEXTURE_DIM, DaisyConfig, DaisyExtractor
+from f3rm_ext.features.extractors.daisy import (
+    COLOR_DIM,
+    HISTOGRAMS,
+    ORIENTATIONS,
+    RINGS,
+    TEXTURE_DIM,
+    DaisyConfig,
+    DaisyExtractor,
+)
 
 CPU = torch.device("cpu")
 
@@ -61,6 +70,20 @@ def test_features_lie_where_the_grid_says(step: int, scale: int) -> None:
         (features,) = daisy.extract([image])
         strength = features[..., :8].norm(dim=-1)  # the histogram at the descriptor's own place
         assert divmod(int(strength.argmax()), grid.cols) == (row, col)
+
+
+@pytest.mark.parametrize("step", [7, 8])
+def test_texture_is_that_around_the_middle_pixels_of_the_cells(step: int) -> None:
+    from skimage.feature import daisy
+
+    image = np.random.default_rng(1).integers(0, 256, (6 * step, 9 * step, 1), dtype=np.uint8).repeat(3, axis=-1)
+    config = DaisyConfig(short_side_px=6 * step, step_px=step, radius_px=11)
+    (features,) = DaisyExtractor(config, device=CPU).extract([image])
+    padded = np.pad(rgb2lab(image / 255)[..., 0] / 100, 11, mode="symmetric")
+    options = {"rings": RINGS, "histograms": HISTOGRAMS, "orientations": ORIENTATIONS, "normalization": "off"}
+    dense = torch.from_numpy(daisy(padded, step=1, radius=11, **options)[step // 2 :: step, step // 2 :: step])
+    alike = torch.cosine_similarity(features[..., :TEXTURE_DIM].double(), dense, dim=-1)
+    assert alike.shape == (6, 9) and alike.min() > 0.999
 
 
 def test_halves_are_balanced(daisy: DaisyExtractor) -> None:
