@@ -107,8 +107,8 @@ class Measure:
                 for share, times in ((0.0, firsts), *waits.items()):
                     times.append(min(at for at, rows, _ in shown if at > told and rows >= int(share * most)) - told)
         medians = {f"rows_{share:g}_s": round(statistics.median(times), 2) for share, times in waits.items()}
-        page, first = (round(statistics.median(times), 2) for times in (pages, firsts))
-        return {"rows": most, "page_s": page, "first_s": first, **medians}
+        told_s, first_s = (round(statistics.median(times), 2) for times in (pages, firsts))
+        return {"rows": most, "page_s": told_s, "first_s": first_s, **medians}
 
     def _wait(self, page: Any, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.patience_s
