@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from nerfstudio.engine.trainer import TrainerConfig
 from nerfstudio.plugins.types import MethodSpecification
 
-from f3rm_ext.compat import join_help_lines, quiet_known_warnings, register_quickly
+from f3rm_ext.compat import join_help_lines, quiet_known_warnings, shorten_registration
 from f3rm_ext.errors import ConfigError, install_excepthook
 from f3rm_ext.utils.ffmpeg import provide_ffmpeg
 from f3rm_ext.utils.libusb import provide_libusb
@@ -44,7 +44,7 @@ def prepare_command() -> None:
     install_excepthook()
     quiet_known_warnings()
     join_help_lines()
-    register_quickly()
+    shorten_registration()
     provide_ffmpeg()
     provide_libusb()
 

@@ -20,7 +20,7 @@ from f3rm_ext.compat.gsplat import (
     has_gsplat_kernels,
     tolerate_missing_gsplat,
 )
-from f3rm_ext.compat.later import register_quickly, shorten_imports
+from f3rm_ext.compat.later import shorten_imports, shorten_registration
 from f3rm_ext.compat.viewer import (
     LOCAL_HOST,
     end_viewer_threads_at_exit,

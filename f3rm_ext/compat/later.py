@@ -70,7 +70,7 @@ def shorten_imports() -> None:
     import_later("torch._dynamo", names={"disable": lambda fn, *_, **__: fn, "graph_break": lambda *_, **__: None})
 
 
-def register_quickly() -> None:
+def shorten_registration() -> None:
     """Spares every command of nerfstudio 2 to 3 s of reading source while its methods are registered.
 
     For each of the 26 methods that it can install it asks for the names of its callers by ``inspect.stack``, which
@@ -84,11 +84,11 @@ def register_quickly() -> None:
 
 def _callers() -> list[SimpleNamespace]:
     """The names of the caller's function and those around it, as ``inspect.stack`` has them, without their source."""
-    frame, found = sys._getframe(1), []
+    frame, callers = sys._getframe(1), []
     while frame is not None:
-        found.append(SimpleNamespace(function=frame.f_code.co_name))
+        callers.append(SimpleNamespace(function=frame.f_code.co_name))
         frame = frame.f_back
-    return found
+    return callers
 
 
 def _defer(module: str, name: str) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from nerfstudio.configs import external_methods
 
-from f3rm_ext.compat import register_quickly
+from f3rm_ext.compat import shorten_registration
 from f3rm_ext.utils.libusb import provide_libusb
 
 pytestmark = pytest.mark.integration
@@ -58,7 +58,7 @@ def test_the_exporter_starts_without_libusb(run_command: Callable[..., Any]) -> 
 
 
 def test_methods_to_install_are_listed_without_reading_source_and_are_offered(monkeypatch: pytest.MonkeyPatch) -> None:
-    register_quickly()
+    shorten_registration()
     monkeypatch.setattr(inspect, "getmodule", lambda *_: pytest.fail("source is looked for"))
     monkeypatch.setattr("nerfstudio.configs.external_methods.Confirm.ask", lambda *_, **__: False)
     configs, _ = external_methods.get_external_methods()

@@ -30,11 +30,11 @@ class _Once:
         return scope
 
     def _forget(self, restore: Any) -> Any:
-        def restored() -> None:
+        def restore_and_forget() -> None:
             self.seen.clear()
             restore()
 
-        return restored
+        return restore_and_forget
 
 
 interpreter._patch_lang = _Once()
