@@ -196,11 +196,11 @@ class Measure:
 
     def _example_queries(self) -> list[ExampleQuery]:
         """Returns the query that the report shows, followed by one query for each labelled object."""
-        found = self._objects()
-        names = [thing.name for thing, _, _ in found]
+        regions = self._objects()
+        names = [thing.name for thing, _, _ in regions]
         # First, so that what is refused is not waited for.
         chosen = [self._chosen_query(names)] if self.exemplar and self.exemplar not in names else []
-        objects = [self._example_query(index, region, thing) for thing, index, region in found]
+        objects = [self._example_query(index, region, thing) for thing, index, region in regions]
         if chosen:
             return [*chosen, *objects]
         by_name = {example.query.name: example for example in objects}
