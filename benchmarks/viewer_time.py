@@ -28,6 +28,7 @@ from f3rm_ext import compat
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "viewer_time.json"
 NERFSTUDIOS = {name: vars(RenderStateMachine)[name] for name in ("_render_img", "_calculate_image_res")}
+"""Methods of nerfstudio that passes replace, as they are before."""
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Of the rows of the whole picture."""
 STILL_S = 1.0

@@ -48,19 +48,7 @@ def test_interpreted(checks: list[Any], least: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", minversion=least, reason="Triton is not installed")
     paths = os.pathsep.join([str(TESTS / "cuda_contract"), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            "-p",
-            "pretend.interpreter",
-            *checks,
-        ],
+        [sys.executable, *"-m pytest -q -p no:cacheprovider -p no:xdist -p pretend.interpreter".split(), *checks],
         env={**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": paths},
         cwd=TESTS.parent,
         capture_output=True,
