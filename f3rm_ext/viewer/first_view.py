@@ -24,7 +24,7 @@ _PER_DOUBLING_RAD = 0.05
 """Cost of a camera at twice or half the median distance, as an angle by which it would look past the centre."""
 _FOV_RANGE_RAD = (radians(20.0), radians(100.0))
 """Vertical fields of view that look natural on a page."""
-FIRST_DIVISOR = 8
+_FIRST_DIVISOR = 8
 _PATIENCE_S = 0.5
 """A page gets the whole picture at once if that takes no longer."""
 
@@ -91,8 +91,8 @@ def next_divisor(divisor: int | None, seconds: float) -> int:
     (8, 1, 2, 4)
     """
     if divisor is None:
-        return FIRST_DIVISOR
-    sizes = (2**power for power in range(FIRST_DIVISOR.bit_length()))
+        return _FIRST_DIVISOR
+    sizes = (2**power for power in range(_FIRST_DIVISOR.bit_length()))
     # A picture takes time in proportion to its pixels, at most.
     quick = (size for size in sizes if seconds * (divisor / size) ** 2 <= _PATIENCE_S)
     return min(next(quick, divisor), divisor // 2)
