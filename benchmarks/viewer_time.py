@@ -27,8 +27,8 @@ from f3rm_ext import compat
 
 HERE = Path(__file__).parent
 RESULT = HERE / "results" / "viewer_time.json"
-NERFSTUDIOS = {name: vars(RenderStateMachine)[name] for name in ("_render_img", "_calculate_image_res")}
-"""Methods of nerfstudio that passes replace, as they are before."""
+NERFSTUDIOS = vars(RenderStateMachine)["_render_img"]
+"""What passes replace, as it is before."""
 SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
 """Of the rows of the whole picture."""
 STILL_S = 1.0
@@ -54,8 +54,8 @@ class Measure:
         for given in self.runs:
             name, _, config = given.partition("=")
             with (
-                mock.patch.object(compat, "render_in_passes", lambda _: None),
-                mock.patch.multiple(RenderStateMachine, **NERFSTUDIOS),
+                mock.patch.object(compat, "render_in_passes", lambda *_: None),
+                mock.patch.object(RenderStateMachine, "_render_img", NERFSTUDIOS),
             ):
                 rows.append({"run": name, "way": "at once", **self._measure(Path(config))})
             rows.append({"run": name, "way": "in passes", **self._measure(Path(config))})

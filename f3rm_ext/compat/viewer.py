@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -107,53 +108,72 @@ def end_viewer_threads_at_exit(viewer: "Viewer") -> None:
     atexit.register(end)
 
 
-def render_in_passes(next_divisor: Callable[[int | None, float], int]) -> None:
+class PicturePasses(Protocol):
+    """The passes of one picture."""
+
+    def camera(self, whole: "Cameras", divisor: int) -> "Cameras":
+        """Returns the camera of the next pass, whose sides are divided."""
+        ...
+
+
+_next_pass: ContextVar[tuple[PicturePasses, int] | None] = ContextVar("next_pass", default=None)
+
+
+def render_in_passes(
+    new_picture: Callable[[], PicturePasses], next_divisor: Callable[[int | None, float], int]
+) -> None:
     """Makes still pictures appear in passes of growing size, where nerfstudio goes from the smallest to the whole.
 
     A pass that is no larger than what the page shows of the view is left out, so a training that goes on does not blur
-    its page. Safe to call twice.
+    its page. Passes keep nothing of those before a step of the training. Safe to call twice.
 
     Args:
+        new_picture: returns what the passes of a picture share.
         next_divisor: returns by what the sides of the next pass are divided, given that of the last one (None before
             the first) and the seconds it took; 1 is the whole picture.
     """
-    from nerfstudio.viewer.render_state_machine import RenderAction, RenderStateMachine
+    from nerfstudio.viewer import render_state_machine
+    from nerfstudio.viewer.render_state_machine import RenderAction
 
-    render, size = RenderStateMachine._render_img, RenderStateMachine._calculate_image_res
+    module: Any = render_state_machine
+    machine, get_camera = module.RenderStateMachine, module.get_camera
+    render = machine._render_img
 
-    def draw(self: Any, camera_state: Any) -> Any:
+    def get_camera_of_pass(*args: Any) -> "Cameras":
+        current, camera = _next_pass.get(), get_camera(*args)
+        return camera if current is None else current[0].camera(camera, current[1])
+
+    def draw(self: Any, camera_state: Any, rows: int) -> Any:
         begin = time.perf_counter()
         outputs = render(self, camera_state)
-        self.drawn = self._calculate_image_res(camera_state.aspect)[0], time.perf_counter() - begin
+        self.drawn = rows, time.perf_counter() - begin
         return outputs
 
     def render_passes(self: Any, camera_state: Any) -> Any:
+        height = self._calculate_image_res(camera_state.aspect)[0]
         if self.state != "high":
-            outputs = draw(self, camera_state)
+            outputs = draw(self, camera_state, height)
             if self.state == "low_static":  # the camera stands: nerfstudio would wait for 0.2 s once more
                 self.action(RenderAction("static", camera_state))
             return outputs
-        height, divisor = size(self, camera_state.aspect)[0], next_divisor(None, 0.0)
+        picture, step, divisor = new_picture(), self.viewer.step, next_divisor(None, 0.0)
         try:
             while divisor > 1:
                 rows, (drawn_rows, seconds) = height // divisor, self.drawn
                 if rows > drawn_rows:
-                    self.divisor = divisor
-                    self._send_output_to_viewer(draw(self, camera_state))
+                    _next_pass.set((picture, divisor))
+                    self._send_output_to_viewer(draw(self, camera_state, rows))
                     drawn_rows, seconds = self.drawn
                 divisor = next_divisor(divisor, seconds * (rows / drawn_rows) ** 2)
+                if self.viewer.step != step:
+                    picture, step = new_picture(), self.viewer.step
+            _next_pass.set((picture, divisor))
+            return draw(self, camera_state, height)
         finally:
-            self.divisor = 1
-        return draw(self, camera_state)
-
-    def divided_size(self: Any, aspect_ratio: float) -> tuple[int, int]:
-        height, width = size(self, aspect_ratio)
-        return max(1, height // self.divisor), max(1, width // self.divisor)
+            _next_pass.set(None)
 
     if render.__name__ != render_passes.__name__:
-        machine: Any = RenderStateMachine
-        machine.divisor, machine.drawn = 1, (1, 0.0)
-        machine._render_img, machine._calculate_image_res = render_passes, divided_size
+        machine.drawn, machine._render_img, module.get_camera = (1, 0.0), render_passes, get_camera_of_pass
 
 
 def _get_viewer(control: "ViewerControl") -> "Viewer | None":

@@ -21,6 +21,7 @@ from f3rm_ext.model_components.output_guard import OutputGuard
 from f3rm_ext.nerf.feature_field import FeatureField, FeatureHead
 from f3rm_ext.nerf.fields import SceneField
 from f3rm_ext.viewer.panel import QueryPanel
+from f3rm_ext.viewer.passes import picture_passes
 
 
 class QueryableField(Model, ABC):
@@ -49,8 +50,11 @@ class QueryableField(Model, ABC):
         reset_peak(self.device)
 
         def render() -> dict[str, Tensor]:
-            rays = picture_rays(camera, camera.device, obb_box)
-            return self.get_outputs_for_camera_ray_bundle(rays, self.queries.extra_outputs(camera, obb_box))
+            rays, extra = picture_rays(camera, camera.device, obb_box), self.queries.extra_outputs(camera, obb_box)
+            passes = picture_passes(camera)
+            if passes is None:
+                return self.get_outputs_for_camera_ray_bundle(rays, extra)
+            return passes.render(rays, lambda rest: self.get_outputs_for_camera_ray_bundle(rest, extra))
 
         return self.guard.picture(camera, self.device, render)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from f3rm_ext import compat
 from f3rm_ext.data.pinhole_cameras import PinholeCameras
 from f3rm_ext.query.queryable import Editable
+from f3rm_ext.viewer.passes import PicturePasses, next_divisor
 
 if TYPE_CHECKING:
     from nerfstudio.viewer.viewer import Viewer
@@ -24,9 +25,6 @@ _PER_DOUBLING_RAD = 0.05
 """Cost of a camera at twice or half the median distance, as an angle by which it would look past the centre."""
 _FOV_RANGE_RAD = (radians(20.0), radians(100.0))
 """Vertical fields of view that look natural on a page."""
-_FIRST_DIVISOR = 8
-_PATIENCE_S = 0.5
-"""A page gets the whole picture at once if that takes no longer."""
 
 
 @dataclass(frozen=True)
@@ -78,26 +76,6 @@ def _meeting_point(
     return np.linalg.solve(total, (projections @ centers[:, :, None]).mean(axis=0)[:, 0])
 
 
-def next_divisor(divisor: int | None, seconds: float) -> int:
-    """Returns by what the sides of the next pass of a page's picture are divided; 1 is the whole picture.
-
-    The picture grows in passes, so that there is something to see long before a slow one is whole.
-
-    Args:
-        divisor: of the last pass; None before the first.
-        seconds: that it took.
-
-    >>> next_divisor(None, 0.0), next_divisor(8, 0.005), next_divisor(8, 0.03), next_divisor(8, 0.2)
-    (8, 1, 2, 4)
-    """
-    if divisor is None:
-        return _FIRST_DIVISOR
-    sizes = (2**power for power in range(_FIRST_DIVISOR.bit_length()))
-    # A picture takes time in proportion to its pixels, at most.
-    quick = (size for size in sizes if seconds * (divisor / size) ** 2 <= _PATIENCE_S)
-    return min(next(quick, divisor), divisor // 2)
-
-
 class FirstViewControl(ViewerControl):
     """Makes the pages of a viewer open on a training view and get slow pictures in passes, lets one close or move
     without freezing the others, and lets the process end while pages are open."""
@@ -106,7 +84,7 @@ class FirstViewControl(ViewerControl):
         super()._setup(viewer)
         compat.release_viewer_locks()
         compat.interrupt_at_calls()
-        compat.render_in_passes(next_divisor)
+        compat.render_in_passes(PicturePasses, next_divisor)
         compat.end_viewer_threads_at_exit(viewer)
         cameras = compat.viewer_cameras(viewer)
         if cameras is not None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from f3rm_ext.viewer import first_view
+from f3rm_ext.viewer import passes
 
 WAIT_S = 180
 LEAST_CONTRAST = 0.05
@@ -136,7 +136,7 @@ def test_a_page_opens_on_a_training_view_and_shows_it(
 def test_a_slow_picture_grows(
     viewer: Any, open_alone: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(first_view, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(passes, "_PATIENCE_S", 0.0)
     page, client = open_alone(viewer, viewer.config.websocket_port)
     before, heights = max(page.resolution()), []
     show = client.scene.set_background_image

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from nerfstudio.configs.base_config import ViewerConfig
+from nerfstudio.viewer import render_state_machine
 from nerfstudio.viewer.render_state_machine import RenderStateMachine
 from nerfstudio.viewer_legacy.server.viewer_utils import IOChangeException
 
@@ -211,15 +212,25 @@ class TestViewer:
         assert compat.viewer_interrupts() == (IOChangeException,)
 
     def test_a_still_picture_grows_in_passes_and_a_moved_camera_ends_them(self, monkeypatch) -> None:
-        sizes: list[tuple[str, int, int]] = []
+        sizes: list[tuple[Any, ...]] = []
         machine = RenderStateMachine.__new__(RenderStateMachine)
         threading.Thread.__init__(machine)
-        interrupted = threading.Event()
+        machine.viewer = SimpleNamespace(step=0)  # type: ignore[assignment]
+        interrupted, trained = threading.Event(), threading.Event()
+
+        class Picture:
+            def __init__(self) -> None:
+                sizes.append(("begun",))
+
+            def camera(self, whole: str, divisor: int) -> str:
+                return f"{whole} / {divisor}"
 
         def render(self: Any, camera_state: Any) -> str:
             if interrupted.is_set():
                 raise IOChangeException
-            sizes.append((self.state, *self._calculate_image_res(camera_state.aspect)))
+            size = self._calculate_image_res(camera_state.aspect)
+            sizes.append((self.state, render_state_machine.get_camera(camera_state, *size)))
+            self.viewer.step += trained.is_set()
             return "outputs"
 
         def size(self: Any, aspect: float) -> tuple[int, int]:
@@ -227,25 +238,33 @@ class TestViewer:
 
         for name, function in (("_render_img", render), ("_calculate_image_res", size)):
             monkeypatch.setattr(RenderStateMachine, name, function)
+        monkeypatch.setattr(render_state_machine, "get_camera", lambda state, height, width: f"{height} x {width}")
         monkeypatch.setattr(
             RenderStateMachine, "_send_output_to_viewer", lambda self, outputs: sizes.append((outputs,))
         )
         actions: list[str] = []
         monkeypatch.setattr(RenderStateMachine, "action", lambda self, action: actions.append(action.action))
         for _ in range(2):
-            compat.render_in_passes(lambda divisor, seconds: 8 if divisor is None else divisor // 4 or 1)
+            compat.render_in_passes(Picture, lambda divisor, seconds: 8 if divisor is None else divisor // 4 or 1)  # type: ignore[arg-type]
         camera = SimpleNamespace(aspect=1.5)
         for state in ("low_static", "high", "high", "low_move"):
             machine.state = state
-            assert machine._render_img(camera) == "outputs"
-        shown = [("high", 40, 60), ("outputs",), ("high", 160, 240), ("outputs",), ("high", 320, 481)]
-        assert sizes == [("low_static", 30, 45), *shown, ("high", 320, 481), ("low_move", 30, 45)]
+            assert machine._render_img(camera) == "outputs"  # type: ignore[arg-type]
+        passes = [("high", f"320 x 481 / {divisor}") for divisor in (8, 2, 1)]
+        shown = [("begun",), passes[0], ("outputs",), passes[1], ("outputs",), passes[2]]
+        assert sizes == [("low_static", "30 x 45"), *shown, ("begun",), passes[2], ("low_move", "30 x 45")]
         assert actions == ["static"], "passes follow at once where the camera stands"
+
+        trained.set()
+        sizes.clear()
+        machine._render_img(camera)  # type: ignore[arg-type]
         machine.state = "high"
+        machine._render_img(camera)  # type: ignore[arg-type]
+        assert sizes.count(("begun",)) == 3, "passes of different steps are different pictures"
         interrupted.set()
         with pytest.raises(IOChangeException):
-            machine._render_img(camera)
-        assert machine._calculate_image_res(1.5) == (320, 481)
+            machine._render_img(camera)  # type: ignore[arg-type]
+        assert render_state_machine.get_camera(camera, 320, 481) == "320 x 481"
 
     def test_a_moved_camera_leaves_no_lock_of_a_library_behind(self, monkeypatch) -> None:
         """Wherever the camera moves amid a render, the lock is free afterwards: the next render does not wait."""
