@@ -21,6 +21,7 @@ from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.query.options import QueryInputs, parse_queries
 from f3rm_ext.query.run import Photos, Run, load_run, photo_views, read_camera_path
 from f3rm_ext.utils.console import StageProgress
+from f3rm_ext.utils.ranges import Range
 
 if TYPE_CHECKING:
     import trimesh
@@ -102,7 +103,7 @@ class Scene:
             temperature: Temperature of the relevancy, above 0.
             views: ``test``, ``train`` or ``all`` photos, the name of one photo, or a camera path of the viewer (.json);
                 ``auto`` takes the test photos, or those of training where none is held out.
-            scale: Factor of the image size.
+            scale: Factor of the image size, above 0.
 
         Returns:
             One match for each view, the best first. Each holds 7 bytes per pixel.
@@ -116,6 +117,7 @@ class Scene:
 
         if sum(given is not None for given in (text, example, vector)) != 1:
             raise ConfigError("A query looks for one thing: give either a text, an example or a vector.")
+        _check_positive(scale=scale)
         inputs = QueryInputs(
             text=() if text is None else (text,),
             exemplar=() if example is None else (example,),
@@ -179,7 +181,7 @@ class Scene:
         Args:
             frame: Coordinates of the vertices: ``capture`` for those of transforms.json, or ``scene`` for those of the
                 model.
-            resolution_scale: Factor on the size of the rendered views, above 0.
+            resolution_scale: Factor on the size of the rendered views of a run, above 0.
             on_progress: Called with each stage and how far it is.
             options: Fields of :class:`~f3rm_ext.mesh.options.ExtractionOptions`, such as ``vertices=50_000``.
 
@@ -194,6 +196,7 @@ class Scene:
 
         if frame not in ("capture", "scene"):
             raise ConfigError(f"There is no frame {frame!r}: give capture or scene.")
+        _check_positive(resolution_scale=resolution_scale)
         if isinstance(self.photos, Run):
             surface = run_scene(self.photos, resolution_scale)
             mesh = extract_mesh(surface, _make_options(ExtractionOptions, **options), on_progress).mesh
@@ -204,6 +207,12 @@ class Scene:
         if frame == "capture":
             mesh.vertices = self.frame.to_capture(np.asarray(mesh.vertices))
         return mesh
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if number not in Range(0, above=True):
+            raise ConfigError(f"{name} is {number}: give a number {Range(0, above=True)}.")
 
 
 def _make_options(kind: type[T], **options: Any) -> T:

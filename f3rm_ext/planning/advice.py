@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -180,8 +181,9 @@ class _Search:
         # Of an option that was lowered twice, the lower value goes first: without it the higher one is left.
         for option in sorted(reversed(self.chosen), key=lambda option: -option.quality_impact):
             rest = [other for other in self.chosen if other is not option]
-            if self.fits(rest, "training"):
-                self.chosen = rest
+            with suppress(UserError):  # another option may need it
+                if self.fits(rest, "training"):
+                    self.chosen = rest
 
     def advice(self) -> Advice:
         """The options in the order in which they were taken, with what each saves after those before it."""

@@ -120,8 +120,14 @@ def _swap(partial: Path, out: Path) -> None:
     made = sorted(partial.iterdir(), key=lambda path: path.name == "transforms.json")
     old = partial / "replaced"
     old.mkdir()
-    for name in reversed(_OUR_NAMES):
-        if (out / name).exists():
-            (out / name).rename(old / name)
-    for path in made:  # what makes them a capture comes last
-        path.rename(out / path.name)
+    moves = [(out / name, old / name) for name in reversed(_OUR_NAMES) if (out / name).exists()]
+    moves += [(path, out / path.name) for path in made]  # what makes them a capture comes last
+    done: list[tuple[Path, Path]] = []
+    try:
+        for source, target in moves:
+            source.rename(target)
+            done.append((source, target))
+    except OSError:
+        for source, target in reversed(done):
+            target.rename(source)
+        raise

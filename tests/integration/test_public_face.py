@@ -103,6 +103,8 @@ def test_readme_on_a_run(run_folder: Path, tiny_capture: Path, tmp_path: Path, m
         lambda: run.render(run.cameras("test")),
         lambda: run.cameras("val"),
         lambda: run.mesh(frame="world"),
+        lambda: run.mesh(resolution_scale=float("nan")),
+        lambda: run.query("mug", scale=0.0),
         lambda: f3rm_ext.load(run_folder),
         lambda: f3rm_ext.load(run_folder / "config.yml", data=tiny_capture),
     ):

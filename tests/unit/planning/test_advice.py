@@ -88,6 +88,20 @@ def test_an_option_that_cannot_be_planned_is_passed_over(estimate: Estimate) -> 
     assert advice.savings and "model.optimize-memory" not in named(advice)
 
 
+def test_an_option_that_others_need_is_kept(estimate: Estimate) -> None:
+    """A run that cannot do without an option makes no trouble when one looks whether it can."""
+    question, tried = Question("sugar-ext", (), vram_gib=2.3, gaussians=6_000_000), []
+
+    def request_with(options: Options) -> PlanRequest:
+        words = [name for name, _ in options]
+        if tried and "pipeline.model.optimize-memory" in tried[-1] and "pipeline.model.optimize-memory" not in words:
+            raise ConfigError("It does not go without.")
+        tried.append(words)
+        return question.request(options)
+
+    assert "model.optimize-memory" in named(advise(request_with, estimate))
+
+
 def test_nothing_is_advised_for_pictures_that_do_not_fit_anyway(estimate: Estimate) -> None:
     def large_pictures(request: PlanRequest) -> MemoryEstimate:
         found = estimate(request)

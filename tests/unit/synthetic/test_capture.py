@@ -12,7 +12,7 @@ import trimesh
 
 from f3rm_ext.errors import CaptureError
 from f3rm_ext.synthetic import SynthConfig, synthesize
-from f3rm_ext.synthetic.capture_files import encode_depth, encode_normals
+from f3rm_ext.synthetic.capture_files import GENERATOR, encode_depth, encode_normals, replace_capture
 from f3rm_ext.synthetic.world import LOOK_AT
 
 
@@ -136,6 +136,32 @@ def test_overwrite_replaces_a_capture_and_keeps_other_files(
     with pytest.raises(CaptureError, match=r"photo\.jpg"):
         synthesize(out, tiny_config(num_images=3, overwrite=True))
     assert [p.name for p in tmp_path.iterdir()] == ["room"]
+
+
+@pytest.mark.parametrize("last", [1, 3, 5])
+def test_a_replacement_that_fails_leaves_the_capture_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
+) -> None:
+    def fill(folder: Path, content: str) -> None:
+        for name in ("classes.txt", "scene.json", "transforms.json"):
+            (folder / name).write_text(content)
+
+    out, moves, rename = tmp_path / "room", 0, Path.rename
+    with replace_capture(out, overwrite=False) as folder:
+        fill(folder, json.dumps({"generator": GENERATOR}))
+    before = {path.name: path.read_text() for path in out.iterdir()}
+
+    def fail(path: Path, target: Path) -> Path:
+        nonlocal moves
+        moves += 1
+        if moves == last:
+            raise OSError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(CaptureError, match="Permission denied"), replace_capture(out, overwrite=True) as folder:
+        fill(folder, "new")
+    assert {path.name: path.read_text() for path in out.iterdir()} == before
 
 
 @pytest.mark.usefixtures("ready_scene")
