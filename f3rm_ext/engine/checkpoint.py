@@ -5,7 +5,6 @@ folder, so temporary files are put in its parent, the run folder.
 """
 
 import contextlib
-import itertools
 import os
 import re
 import zipfile
@@ -19,6 +18,7 @@ import torch
 
 from f3rm_ext.errors import CheckpointError, reason_of
 from f3rm_ext.utils.atomic_files import sync_folder
+from f3rm_ext.utils.output_folder import new_folder
 
 SPARES = 1
 """Checkpoints kept besides the newest with ``save_only_latest_checkpoint``, in case the newest is damaged."""
@@ -138,16 +138,11 @@ def set_aside(folder: Path, start_step: int) -> Path | None:
     others = [path for step, path in newest_first(folder) if step >= start_step]
     if not others:
         return None
-    number = next(number for number in itertools.count(1) if not _earlier(folder, number).exists())
-    target = _earlier(folder, number)
+    target = new_folder(folder.with_name(f"{folder.name}-earlier"))
     target.mkdir()
     for path in others:
         path.rename(target / path.name)
     return target
-
-
-def _earlier(folder: Path, number: int) -> Path:
-    return folder.with_name(f"{folder.name}-earlier-{number}")
 
 
 def newest_intact(folder: Path, warn: Callable[[str], None]) -> Path:

@@ -82,7 +82,7 @@ class TestResume:
 
         again = train(6)
         assert again.checkpoint_dir == whole.checkpoint_dir and steps(again) == [5, 4]
-        earlier = again.checkpoint_dir.with_name(f"{again.checkpoint_dir.name}-earlier-1")
+        earlier = again.checkpoint_dir.with_name(f"{again.checkpoint_dir.name}-earlier")
         assert [step for step, _ in checkpoint.newest_first(earlier)] == [10, 8, 4]
         assert earlier.name in "".join(capsys.readouterr().out.split())
         assert steps(train(8, load_dir=again.checkpoint_dir, load_step=4)) == [7, 4]
