@@ -175,30 +175,36 @@ def _run(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         keywords["device"] = META
     if "generator" in keywords:
         keywords["generator"] = None
-    if not _makes_one(function):
+    if not _makes_new(function):
         return _wrap(function(*placed, **keywords), wrapped)
     # Many of torch's shape functions are in Python, and a step calls them with the same shapes as the step before.
     key = (function, _key(placed), _key(list(keywords.items())))
     if key not in _results:
         result = function(*placed, **keywords)
-        storage = result.untyped_storage()._cdata
-        if any(tensor.untyped_storage()._cdata == storage for tensor in wrapped.values()):
+        made = result if isinstance(result, tuple) else (result,)
+        given, found = ({_storage(one) for one in some if one is not None} for some in (wrapped.values(), made))
+        if given & found or len(found) < sum(one is not None for one in made):
             return _wrap(result, wrapped)  # some operators share memory, and their schema does not say so
-        _results[key] = result.shape, result.stride(), result.dtype
-    shape, stride, dtype = _results[key]
-    return ShapeTensor.of(torch.empty_strided(shape, stride, dtype=dtype, device=META))
+        _results[key] = [one if one is None else (one.shape, one.stride(), one.dtype) for one in made]
+    layouts = _results[key]
+    results = [layout and ShapeTensor.of(_empty_strided(*layout)) for layout in layouts]
+    return tuple(results) if len(layouts) > 1 else results[0]
 
 
-_results: dict[Any, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
-"""Shape, strides and type of results, by operator and arguments."""
+_results: dict[Any, list[tuple[torch.Size, tuple[int, ...], torch.dtype] | None]] = {}
+"""Shape, strides and type of results, by operator and arguments; None for a gradient that nobody wants."""
 
 
 @functools.cache
-def _makes_one(function: Any) -> bool:
-    """Whether the result of an operator is one new tensor."""
+def _makes_new(function: Any) -> bool:
+    """Whether the results of an operator are new tensors."""
     schema = function._schema
-    types = [str(result.type) for result in schema.returns if result.alias_info is None]
-    return types == ["Tensor"] and not schema.is_mutable
+    types = {str(result.type) if result.alias_info is None else "shared" for result in schema.returns}
+    return types == {"Tensor"} and not schema.is_mutable
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _key(value: Any) -> Any:
@@ -229,7 +235,11 @@ def _wrap(value: Any, wrapped: dict[int, Tensor]) -> Any:
 
 
 def _meta(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+    return _empty_strided(tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _empty_strided(shape: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=META)
 
 
 def _empty(shape: Any, dtype: torch.dtype) -> ShapeTensor:

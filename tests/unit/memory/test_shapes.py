@@ -71,3 +71,16 @@ def test_memory_is_shared_where_the_schema_does_not_say_so() -> None:
         for _ in range(2):
             found = torch.ops.aten._unsafe_view(values, [5000, 2])
             assert found.untyped_storage()._cdata == values.untyped_storage()._cdata
+
+
+def test_several_results_are_remembered_each_with_its_layout() -> None:
+    with shapes_only():
+        images, kernel = torch.rand(2, 3, 40, 50), torch.rand(4, 3, 3, 3)
+        for _ in range(2):
+            values, places = images.transpose(2, 3).max(dim=1)
+            assert values.shape == (2, 50, 40) and values.dtype == torch.float32 and places.dtype == torch.int64
+            by_images, by_kernel, by_bias = torch.ops.aten.convolution_backward(
+                images, images, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
+            )
+            assert by_images.shape == images.shape and by_kernel.shape == kernel.shape and by_bias is None
+            assert by_images.untyped_storage()._cdata != images.untyped_storage()._cdata
