@@ -23,6 +23,7 @@ from f3rm_ext.capture.ground_truth import CaptureGroundTruth, LabelledObject
 from f3rm_ext.capture.images import image_size
 from f3rm_ext.data.eval_dataloaders import NOTHING_KEPT
 from f3rm_ext.errors import CaptureError, ConfigError, install_excepthook
+from f3rm_ext.features.base import FeatureMap
 from f3rm_ext.model_components.masks import grey_out_bytes
 from f3rm_ext.model_components.visualization import display_map
 from f3rm_ext.query.builders import query_example
@@ -119,6 +120,7 @@ class Measure:
         if not indices:
             raise CaptureError(NOTHING_KEPT)
         self.head = next(iter(heads), "")
+        self._rendered: tuple[int, FeatureMap] | None = None
         examples = self._example_queries() if self.head else []
         if examples:
             self._show_exemplar(examples[0])
@@ -200,7 +202,10 @@ class Measure:
         names = [thing.name for thing, _, _ in regions]
         # First, so that what is refused is not waited for.
         chosen = [self._chosen_query(names)] if self.exemplar and self.exemplar not in names else []
-        objects = [self._example_query(index, region, thing) for thing, index, region in regions]
+        # Photo by photo, so that each is rendered once.
+        by_photo = sorted(regions, key=lambda region: region[1])
+        objects = [self._example_query(index, region, thing) for thing, index, region in by_photo]
+        objects.sort(key=lambda example: names.index(example.query.name))
         if chosen:
             return [*chosen, *objects]
         by_name = {example.query.name: example for example in objects}
@@ -215,7 +220,9 @@ class Measure:
         return [self._example_query(index, Region(files[index].name, x_px, y_px), None)]
 
     def _example_query(self, index: int, region: Region, thing: LabelledObject | None) -> ExampleQuery:
-        features, scene = self.run.scene_map("train", index, self.head), self.run.scene_clusters(self.head)
+        if self._rendered is None or self._rendered[0] != index:
+            self._rendered = index, self.run.scene_map("train", index, self.head)
+        features, scene = self._rendered[1], self.run.scene_clusters(self.head)
         name = str(region) if thing is None else thing.name
         query = query_example(name, self.run.model.query_heads()[self.head], take_example(features, region, scene))
         height_px, width_px = self.run.photo("train", index).shape[:2]

@@ -24,7 +24,11 @@ Mask = Callable[[Callable[[int], np.ndarray]], None]
 
 @pytest.fixture(scope="module")
 def run(untrained: Any) -> Run:
-    return load_run(untrained.config)
+    loaded = load_run(untrained.config)
+    # A field that was not trained is as empty with few samples.
+    loaded.model.proposal_sampler.num_proposal_samples_per_ray = (16, 12)
+    loaded.model.proposal_sampler.num_nerf_samples_per_ray = 8
+    return loaded
 
 
 @pytest.fixture
@@ -85,6 +89,18 @@ def test_a_favourite_object_is_queried_first_and_then_all(measured: QuerySpec, r
         assert truth.names[labels[int(entry["y"]), int(entry["x"])]] == name
     (shown,) = query["views"]
     assert {"inside", "visible"} < set(shown) and query["low"] <= shown["score"] == pytest.approx(query["high"])
+
+
+def test_each_photo_with_examples_is_rendered_once(measured: QuerySpec, run: Run, watch_calls: Callable) -> None:
+    rendered, taken = watch_calls(Run, "scene_map"), watch_calls(module, "take_example")
+    names = [entry["name"] for entry in measured()["query"]["objects"]]
+    things = CaptureGroundTruth(run.data).things
+    assert names == [thing.name for thing in things if thing.name in names], "in the order of the capture"
+    maps = {call.args[2]: call.result for call in rendered}
+    assert len(rendered) == len(maps) < len(taken)
+    for call in taken:
+        _, index = run.find_photo(call.args[1].image) or ("", -1)
+        assert call.args[0] is maps[index]
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
