@@ -19,18 +19,26 @@ from f3rm_ext.query.pipeline import FeaturePipeline
 KEYS = {f"query_{key}_labels" for key in ("localisation", "miou", "macc")}
 
 
-@pytest.fixture
-def make(tiny_capture: Path, tmp_path: Path) -> Callable[..., FeaturePipeline]:
+@pytest.fixture(scope="module")
+def make(tiny_capture: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., FeaturePipeline]:
     """Untrained pipelines on the tiny capture, with its labels as features."""
+
+    cache = tmp_path_factory.mktemp("features")
 
     def build(data: Path = tiny_capture, *, features: bool = True) -> FeaturePipeline:
         config = make_config("f3rm-ext-lite").pipeline
         config.datamanager.data = data
-        config.datamanager.features.cache_dir = tmp_path / "features"
+        config.datamanager.features.cache_dir = cache
         config.datamanager.features.extractors = (f"labels:data={tiny_capture}",) if features else ()
         return config.setup(device="cpu", test_mode="val")
 
     return build
+
+
+@pytest.fixture(scope="module")
+def pipeline(make: Callable[..., FeaturePipeline]) -> FeaturePipeline:
+    """One with features, whose tests leave it as it was."""
+    return make()
 
 
 def answers(pipeline: FeaturePipeline, sign: float, asked: list[list[str]]) -> Callable[..., Any]:
@@ -50,8 +58,7 @@ def answers(pipeline: FeaturePipeline, sign: float, asked: list[list[str]]) -> C
 
 
 @pytest.mark.parametrize(("sign", "least", "most"), [(1.0, 1.0, 1.0), (-1.0, 0.0, 0.3)])
-def test_figures_follow_the_answers(make, monkeypatch, sign, least, most) -> None:
-    pipeline = make()
+def test_figures_follow_the_answers(pipeline, monkeypatch, sign, least, most) -> None:
     asked: list[list[str]] = []
     monkeypatch.setattr("f3rm_ext.query.pipeline.score_image", answers(pipeline, sign, asked))
     pipeline.train()
@@ -61,9 +68,8 @@ def test_figures_follow_the_answers(make, monkeypatch, sign, least, most) -> Non
     assert pipeline.training, "the mode is as it was"
 
 
-def test_masked_pixels_do_not_count(make, monkeypatch) -> None:
+def test_masked_pixels_do_not_count(pipeline, monkeypatch) -> None:
     """What a mask leaves out is neither looked for nor found, so that all answers are right again."""
-    pipeline = make()
     right, wrong = (answers(pipeline, sign, []) for sign in (1.0, -1.0))
 
     def half_right(*arguments: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -78,26 +84,24 @@ def test_masked_pixels_do_not_count(make, monkeypatch) -> None:
     assert pipeline.query_metrics(views)["query_miou_labels"] == 1.0
 
 
-def test_where_no_class_is_visible_nothing_is_measured(make) -> None:
-    pipeline = make()
+def test_where_no_class_is_visible_nothing_is_measured(pipeline) -> None:
     left_out = torch.zeros(48, 64, 1, dtype=torch.bool)
     views = pipeline.datamanager.fixed_indices_eval_dataloader
     assert pipeline.query_metrics((camera, {**batch, "mask": left_out}) for camera, batch in views) == {}
 
 
-def test_only_tests_query(make, monkeypatch) -> None:
-    pipeline = make()
+def test_only_tests_query(pipeline, monkeypatch) -> None:
     monkeypatch.setattr(VanillaPipeline, "get_average_image_metrics", lambda *_, **__: {"psnr": 20.0})
     monkeypatch.setattr(FeaturePipeline, "query_metrics", lambda *_: {"query_miou_labels": 0.5})
     assert pipeline.get_average_image_metrics([], "eval") == {"psnr": 20.0}
-    pipeline.test_mode = "test"
+    monkeypatch.setattr(pipeline, "test_mode", "test")
     assert pipeline.get_average_image_metrics([], "eval") == {"psnr": 20.0, "query_miou_labels": 0.5}
 
 
-def test_a_single_photo_has_no_deviation(make, monkeypatch) -> None:
+def test_a_single_photo_has_no_deviation(pipeline, monkeypatch) -> None:
     metrics = {"psnr": 20.0, "psnr_std": float("nan"), "ssim": 0.5, "ssim_std": 0.1}
     monkeypatch.setattr(VanillaPipeline, "get_average_image_metrics", lambda *_, **__: metrics)
-    assert make().get_average_image_metrics([], "eval") == {"psnr": 20.0, "ssim": 0.5, "ssim_std": 0.1}
+    assert pipeline.get_average_image_metrics([], "eval") == {"psnr": 20.0, "ssim": 0.5, "ssim_std": 0.1}
 
 
 def test_nothing_is_queried_without_features_or_labels(make, tiny_capture, tmp_path) -> None:

@@ -116,7 +116,8 @@ WALL = ((WALL - WALL.min()) / np.ptp(WALL) * 255).astype(np.uint8)
 
 def frames_at(places_px: list[float]) -> list[np.ndarray]:
     """What a camera of 320 x 180 px sees that moves along a wall."""
-    return [shift(WALL, (0, -place), order=1, mode="nearest")[:, :320] for place in places_px]
+    parts = ((WALL[:, int(place) : int(place) + 330], place % 1) for place in places_px)
+    return [shift(part, (0, -rest), order=1, mode="nearest")[:, :320] for part, rest in parts]
 
 
 def test_motion_is_a_share_of_the_longer_side() -> None:
