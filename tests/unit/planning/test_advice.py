@@ -1,5 +1,6 @@
 """Options that make a run fit."""
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from f3rm_ext.planning.request import Options, PlanRequest
 Estimate = Callable[[PlanRequest], MemoryEstimate]
 
 
+@functools.cache  # advice is not changed, and takes seconds
 def advice_for(estimate: Estimate, gib: float | int, method: str = "sugar-ext", *arguments: str) -> Advice:
     gaussians = 6_000_000 if method.startswith("sugar") else None
     return advise(Question(method, arguments, vram_gib=gib, gaussians=gaussians).request, estimate)
