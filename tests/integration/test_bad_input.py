@@ -17,6 +17,14 @@ pytestmark = [
 ]
 
 
+SMALL_TABLES = [
+    word
+    for grid in ("grid", "feature-grid", "proposals.0.grid")
+    for word in (f"--pipeline.model.{grid}.log2-hashmap-size", 13)
+]
+"""The optimiser's pass over tables of the usual size takes most of a step of few rays."""
+
+
 class Shell:
     """Runs commands in the folder of a test."""
 
@@ -41,6 +49,7 @@ class Shell:
             *("ns-train", "f3rm-ext-lite", "--data", "capture", "--vis", "tensorboard"),
             *("--max-num-iterations", steps, "--pipeline.datamanager.train-num-rays-per-batch", 64),
             *("--pipeline.datamanager.features.cache-dir", self.cache, "--machine.device-type", "cpu"),
+            *SMALL_TABLES,
             *options,
             *dataparser,
         )
