@@ -14,6 +14,8 @@ import pytest
 from f3rm_ext.engine.trainer import F3rmTrainer, F3rmTrainerConfig
 
 TOY = Path(__file__).with_name("toy_run.py")
+PROGRAM = "from f3rm_ext.compat import shorten_imports; shorten_imports(); import toy_run; toy_run.main()"
+"""Without the viewer and torch's compiler, whose imports take most of the time."""
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +68,7 @@ def start_toy() -> Callable[..., subprocess.Popen]:
 
     def start(*arguments: object) -> subprocess.Popen:
         return subprocess.Popen(
-            [sys.executable, "-u", "-c", "import toy_run; toy_run.main()", *map(str, arguments)],
+            [sys.executable, "-u", "-c", PROGRAM, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
