@@ -50,6 +50,20 @@ def test_nothing_is_advised_that_the_run_fits_without(estimate: Estimate) -> Non
             assert estimate(question.request(rest)).peak("train") > question.request().device.usable_bytes
 
 
+def test_what_a_later_option_makes_unnecessary_is_left_out() -> None:
+    tried = []
+
+    def estimate(request: PlanRequest) -> MemoryEstimate:
+        pipeline = request.config.pipeline
+        on_cpu, optimized = pipeline.datamanager.cache_images == "cpu", pipeline.model.memory.optimize_memory  # type: ignore[attr-defined]
+        tried.append((on_cpu, optimized))
+        return MemoryEstimate({"train": {"images": (1 - on_cpu) << 30, "activations": (1 if optimized else 4) << 30}})
+
+    advice = advice_for(estimate, 4)
+    assert advice.fits and named(advice) == {"model.optimize-memory": "True"}
+    assert (True, False) in tried, "images in main memory were tried first"
+
+
 def test_the_present_value_is_that_of_the_run_as_it_is() -> None:
     def estimate(request: PlanRequest) -> MemoryEstimate:
         rays: int = request.config.pipeline.datamanager.train_num_rays_per_batch  # type: ignore[attr-defined]
