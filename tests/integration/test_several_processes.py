@@ -1,5 +1,6 @@
 """Several processes train together as torchrun starts them: two on the CPU, which talk through gloo."""
 
+import functools
 import json
 import os
 import re
@@ -28,14 +29,17 @@ SPLATS = (
     ),
     *("--pipeline.model.surface.samples", 300, "--pipeline.model.surface.neighbours", 8, "--dense-points", "never"),
 )
+OPTIONS = {"f3rm-ext-lite": FIELD, "sugar-ext-lite": SPLATS}
+WHOLE_STEPS = 12
 FIELD_GROUPS = ("fields", "feature-field", "proposal-networks")
 
 
-@pytest.fixture
-def train_ranks(command_server: Any, tiny_capture: Path, tmp_path: Path) -> Callable[..., list[Any]]:
+@pytest.fixture(scope="module")
+def start_ranks(shared_command_server: Any, tiny_capture: Path) -> Callable[..., list[Any]]:
     """Starts ``ns-train`` as so many processes; ends when they end, unless they are to be disturbed."""
 
     def train(
+        out: Path,
         ranks: int,
         stamp: str,
         steps: int,
@@ -45,18 +49,37 @@ def train_ranks(command_server: Any, tiny_capture: Path, tmp_path: Path) -> Call
         disturb: Any = None,
     ) -> list[Any]:
         code = f"import runpy; runpy.run_path({str(PROGRAM)!r}, run_name='__main__')"
-        processes = command_server.start_ranks(
+        processes = shared_command_server.start_ranks(
             ranks,
             *("python", "-c", code, method, "--data", data),
-            *("--output-dir", tmp_path, "--experiment-name", "e", "--timestamp", stamp),
+            *("--output-dir", out, "--experiment-name", "e", "--timestamp", stamp),
             *("--max-num-iterations", steps, "--vis", "tensorboard", "--logging.local-writer.enable", "False"),
             *options,
         )
         if disturb is not None:
             disturb(processes)
-        return command_server.finish_ranks(150)
+        return shared_command_server.finish_ranks(150)
 
     return train
+
+
+@pytest.fixture
+def train_ranks(start_ranks: Any, command_server: Any, tmp_path: Path) -> Callable[..., list[Any]]:
+    """The same into the folder of a test."""
+    return functools.partial(start_ranks, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(start_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Trains two processes for twelve steps that nobody disturbs; gives the folder, once for each method."""
+
+    def train(method: str) -> Path:
+        out = tmp_path_factory.mktemp("whole")
+        options = OPTIONS[method]
+        succeeded(start_ranks(out, 2, "whole", WHOLE_STEPS, *options, "--steps-per-save", 4, method=method))
+        return out
+
+    return functools.cache(train)
 
 
 @pytest.fixture
@@ -88,20 +111,18 @@ def test_two_halves_of_a_batch_are_as_good_as_the_whole(train_ranks: Any, tmp_pa
     # of density has larger ones.
     eps = [word for group in FIELD_GROUPS for word in (f"--optimizers.{group}.optimizer.eps", "1e-3")]
     for ranks, stamp in ((1, "one"), (2, "two")):
-        succeeded(train_ranks(ranks, stamp, 20, *FIELD, *eps, "--pipeline.model.init-density", 0.01))
-    one, two = (parameters(checkpoint(tmp_path, stamp, 19)) for stamp in ("one", "two"))
+        succeeded(train_ranks(ranks, stamp, 10, *FIELD, *eps, "--pipeline.model.init-density", 0.01))
+    one, two = (parameters(checkpoint(tmp_path, stamp, 9)) for stamp in ("one", "two"))
     assert one.keys() == two.keys()
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize(
-    ("method", "options"), [("f3rm-ext-lite", FIELD), pytest.param("sugar-ext-lite", SPLATS, marks=pytest.mark.release)]
-)
+@pytest.mark.parametrize("method", ["f3rm-ext-lite", pytest.param("sugar-ext-lite", marks=pytest.mark.release)])
 def test_all_ranks_stop_together_and_go_on_as_if_they_had_not(
-    train_ranks: Any, tmp_path: Path, wait_until: Any, method: str, options: tuple[object, ...]
+    train_ranks: Any, whole: Callable[[str], Path], tmp_path: Path, wait_until: Any, method: str
 ) -> None:
-    succeeded(train_ranks(2, "whole", 12, *options, "--steps-per-save", 4, method=method))
+    options = OPTIONS[method]
 
     def interrupt(processes: list[int]) -> None:
         saved = tmp_path / "e" / method / "part" / "nerfstudio_models" / "step-000000004.ckpt"
@@ -114,22 +135,25 @@ def test_all_ranks_stop_together_and_go_on_as_if_they_had_not(
     assert [one.code for one in stopped] == [130, 130], stopped[0].text[-3000:] + stopped[1].text[-3000:]
     assert "torchrun --nproc-per-node 2 --no-python" in stopped[0].stderr and "Stopped" not in stopped[1].stderr
     assert "Traceback" not in stopped[0].text + stopped[1].text
-    folder = tmp_path / "e" / method / "whole" / "nerfstudio_models"
-    succeeded(train_ranks(2, "rest", 12, *options, "--load-dir", folder, "--load-step", 8, method=method))
-    whole, rest = (checkpoint(tmp_path, stamp, 11, method) for stamp in ("whole", "rest"))
-    for name, value in parameters(whole).items():
+    folder = whole(method) / "e" / method / "whole" / "nerfstudio_models"
+    succeeded(train_ranks(2, "rest", WHOLE_STEPS, *options, "--load-dir", folder, "--load-step", 8, method=method))
+    through = checkpoint(whole(method), "whole", WHOLE_STEPS - 1, method)
+    rest = checkpoint(tmp_path, "rest", WHOLE_STEPS - 1, method)
+    for name, value in parameters(through).items():
         assert torch.equal(parameters(rest)[name], value), name
-    first, second = whole["f3rm_ext"]["ranks"]
+    first, second = through["f3rm_ext"]["ranks"]
     assert (first["rank"], second["rank"]) == (0, 1)
     assert not torch.equal(first["random"]["torch"], second["random"]["torch"])
-    for mine, other in zip(whole["f3rm_ext"]["ranks"], rest["f3rm_ext"]["ranks"], strict=True):
+    for mine, other in zip(through["f3rm_ext"]["ranks"], rest["f3rm_ext"]["ranks"], strict=True):
         assert torch.equal(mine["random"]["torch"], other["random"]["torch"])
 
 
-def test_nerfstudio_and_torchrun_start_the_same_run(train_ranks: Any, tmp_path: Path) -> None:
-    for stamp in ("by_nerfstudio", "is_torchrun"):
-        succeeded(train_ranks(2, stamp, 4, *FIELD))
-    one, two = (checkpoint(tmp_path, stamp, 3) for stamp in ("by_nerfstudio", "is_torchrun"))
+def test_nerfstudio_and_torchrun_start_the_same_run(
+    train_ranks: Any, whole: Callable[[str], Path], tmp_path: Path
+) -> None:
+    succeeded(train_ranks(2, "by_nerfstudio", WHOLE_STEPS, *FIELD))
+    one = checkpoint(tmp_path, "by_nerfstudio", WHOLE_STEPS - 1)
+    two = checkpoint(whole("f3rm-ext-lite"), "whole", WHOLE_STEPS - 1)
     assert len(one["f3rm_ext"]["ranks"]) == 2
     for name, value in parameters(one).items():
         assert torch.equal(parameters(two)[name], value), name
