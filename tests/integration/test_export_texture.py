@@ -73,10 +73,10 @@ def test_pictures_are_grey_where_a_mask_leaves_out(
 
 def test_other_formats_from_a_run(f3rm_ext: Typed, untrained: Any, room: Path, tmp_path: Path) -> None:
     base = ("export", "texture", "--load-config", untrained.config, "--mesh", room)
-    f3rm_ext(*base, "--out", tmp_path / "two words.obj", "--texture-size", 512, "--padding", 1).succeeds()
+    f3rm_ext(*base, "--out", tmp_path / "two words.obj", "--texture-size", 256, "--padding", 1).succeeds()
     names = {"two words.obj", "two words.mtl", "two_words.png"}
     assert {path.name for path in tmp_path.iterdir()} == names
-    assert Image.open(tmp_path / "two_words.png").size == (512, 512)
+    assert Image.open(tmp_path / "two_words.png").size == (256, 256)
     material = (tmp_path / "two words.mtl").read_text().splitlines()
     assert "map_Kd two_words.png" in material and "Kd 1 1 1" in material
     f3rm_ext(*base, "--out", tmp_path / "room.ply", "--no-balance-exposure").succeeds()
@@ -88,7 +88,7 @@ def test_disk_full_keeps_the_old_files(
     f3rm_ext: Typed, room: Path, tiny_capture: Path, tmp_path: Path, fill_disk: Callable[[], None]
 ) -> None:
     base = ("export", "texture", "--data", tiny_capture, "--mesh", room, "--out", tmp_path / "room.obj")
-    base = (*base, "--texture-size", 512, "--padding", 1)
+    base = (*base, "--texture-size", 256, "--padding", 1)
     f3rm_ext(*base).succeeds()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 

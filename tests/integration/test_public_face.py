@@ -40,9 +40,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pycolmap.set_random_seed(0)
     truth = pycolmap.synthesize_dataset(
         pycolmap.SyntheticDatasetOptions(
-            num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=8, num_points3D=150, camera_width=1024,
-            camera_height=768, camera_model_id=pycolmap.CameraModelId.PINHOLE,
-            camera_params=[1280.0, 1280.0, 512.0, 384.0],
+            num_rigs=1, num_cameras_per_rig=1, num_frames_per_rig=8, num_points3D=150, camera_width=640,
+            camera_height=480, camera_model_id=pycolmap.CameraModelId.PINHOLE,
+            camera_params=[800.0, 800.0, 320.0, 240.0],
         )
     )  # fmt: skip
     for image in truth.images.values():
