@@ -108,20 +108,18 @@ def end_viewer_threads_at_exit(viewer: "Viewer") -> None:
     atexit.register(end)
 
 
-class PicturePasses(Protocol):
-    """The passes of one picture."""
+class PassCameras(Protocol):
+    """The cameras of the passes of one picture."""
 
     def camera(self, whole: "Cameras", divisor: int) -> "Cameras":
         """Returns the camera of the next pass, whose sides are divided."""
         ...
 
 
-_next_pass: ContextVar[tuple[PicturePasses, int] | None] = ContextVar("next_pass", default=None)
+_next_pass: ContextVar[tuple[PassCameras, int] | None] = ContextVar("next_pass", default=None)
 
 
-def render_in_passes(
-    new_picture: Callable[[], PicturePasses], next_divisor: Callable[[int | None, float], int]
-) -> None:
+def render_in_passes(new_picture: Callable[[], PassCameras], next_divisor: Callable[[int | None, float], int]) -> None:
     """Makes still pictures appear in passes of growing size, where nerfstudio goes from the smallest to the whole.
 
     A pass that is no larger than what the page shows of the view is left out, so a training that goes on does not blur

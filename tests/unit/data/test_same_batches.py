@@ -44,10 +44,7 @@ def same(one: Any, other: Any) -> bool:
     return one == other
 
 
-CAPTURES = ("plain", "masks", "background", "alpha")
-
-
-@pytest.fixture(params=CAPTURES)
+@pytest.fixture(params=["plain", "masks", "background", "alpha"])
 def capture(make_outputs, request) -> dict[str, Any]:
     """Images of two sizes; some with masks or alpha."""
     options: dict[str, Any] = {"sizes": ((12, 16), (16, 12))}
@@ -125,20 +122,10 @@ def test_pictures(make_pictures, window, repeat, where):
     assert same(today.state(), other.state())
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "capture"),
-    [
-        (*places, capture)
-        for places, capture in zip(
-            [*itertools.permutations([None, *PLACES], 2), ("device", "device")], itertools.cycle(CAPTURES)
-        )
-    ],
-    indirect=["capture"],
-)
+@pytest.mark.parametrize(("before", "after"), [*itertools.permutations([None, *PLACES], 2), ("device", "device")])
 @pytest.mark.parametrize("kind", ["rays", "pictures"])
 def test_both_go_on_after_a_resume(make_rays, make_pictures, kind, before, after):
-    """The place may be another one, as on a GPU whose memory is taken by others. Where the images are does not depend
-    on what they show, and test_rays and test_pictures have all of both: each place and each capture comes here, too."""
+    """The place may be another one, as on a GPU whose memory is taken by others."""
     make, repeat, take = (
         (make_rays, 4, PixelStream.next) if kind == "rays" else (make_pictures, 7, partial(picture, halvings=1))
     )

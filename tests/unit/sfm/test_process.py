@@ -119,30 +119,23 @@ def test_a_capture_stays_where_other_options_or_photos_find_none(
     assert (out / "images" / NAMES[0]).is_file()
 
 
-def content(out: Path) -> list[bytes]:
-    return [(out / name).read_bytes() for name in ("transforms.json", "sparse_pc.ply")]
-
-
 @pytest.mark.usefixtures("two_places")
-def test_a_doubtful_capture_does_not_replace_a_good_one_unless_asked(photos: Path, make: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"feature_size": 500}, {"matching": "sequential"}])
+def test_a_doubtful_capture_does_not_replace_a_good_one_unless_asked(
+    photos: Path, make: Make, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    def content() -> list[bytes]:
+        return [(tmp_path / "out" / name).read_bytes() for name in ("transforms.json", "sparse_pc.ply")]
+
     first = make(photos)
-    before = content(tmp_path / "out")
+    before = content()
     assert not first["doubt"]
     for _ in range(2):
         with pytest.raises(CaptureError, match=r"doubtful.*--start-over"):
-            make(photos, feature_size=500)
-    assert content(tmp_path / "out") == before and make(photos) == first
-    assert make(photos, feature_size=500, start_over=True)["doubt"] and content(tmp_path / "out") != before
-    assert make(photos, feature_size=500, max_features=600)["doubt"], "one doubtful capture replaces another"
-
-
-@pytest.mark.usefixtures("two_places")
-def test_other_pairs_do_not_replace_a_good_capture_either(photos: Path, make: Make, tmp_path: Path) -> None:
-    first = make(photos)
-    before = content(tmp_path / "out")
-    with pytest.raises(CaptureError, match=r"doubtful.*--start-over"):
-        make(photos, matching="sequential")
-    assert content(tmp_path / "out") == before and make(photos) == first
+            make(photos, **options)
+    assert content() == before and make(photos) == first
+    assert make(photos, **options, start_over=True)["doubt"] and content() != before
+    assert make(photos, **options, max_features=600)["doubt"], "one doubtful capture replaces another"
 
 
 def test_photos_that_make_no_scene(photos: Path, make: Make) -> None:
